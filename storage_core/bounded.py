@@ -1,0 +1,41 @@
+"""msgpack with bounds: ten megabytes of empty arrays would become seven hundred, so nothing is unpacked unbounded.
+
+Only what a checksum or digest has vouched for comes here; the bounds are the second line.
+"""
+
+from typing import Any
+
+import msgpack
+
+from storage_core.errors import CorruptionError
+
+UNPACKED_PER_BYTE_MAX = 1  # an element is at least one byte, so a container cannot declare more than the input holds
+
+
+def pack(value: Any) -> bytes:
+    """Return `value` as msgpack: bytes stay bytes, str is UTF-8."""
+    return msgpack.packb(value, use_bin_type=True)
+
+
+def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:
+    """Return the one value that `data` holds; lists come back as lists.
+
+    Raises CorruptionError naming `what` if there are more than `size_max` bytes, or if they are not exactly one
+    msgpack value with containers no longer than the input.
+    """
+    size = len(data)
+    if size > size_max:
+        raise CorruptionError(f"{what} has {size} bytes, at most {size_max} are allowed")
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=size * UNPACKED_PER_BYTE_MAX,
+            max_map_len=size * UNPACKED_PER_BYTE_MAX,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise CorruptionError(f"{what} is not valid msgpack: {error}") from error

@@ -1,0 +1,103 @@
+"""Errors that storage_core raises on purpose, all below StorageError.
+
+A class is here because a caller acts differently on it; the message carries the numbers (file, offset_bytes,
+what was expected, what was found). Every argument goes to `super().__init__` unchanged, so that an error crosses
+the boundary between Spark's processes as it is. Bad options and bad configuration are `ValueError`.
+"""
+
+
+class StorageError(Exception):
+    """Whatever jstream's storage refuses or cannot do."""
+
+
+# --- the bytes are not what they should be ----------------------------------------------------------------------
+
+
+class CorruptionError(StorageError):
+    """Bytes fail their checksum, digest or identity. The caller repairs from another replica or reports."""
+
+
+class CorruptFrameError(CorruptionError):
+    """One frame of a block is damaged; the frames around it may be whole."""
+
+
+class CorruptRecordError(CorruptionError):
+    """One record of a metadata log or journal is damaged."""
+
+
+class TruncatedRecordError(StorageError):
+    """The file ends inside a record. Recovery decides whether that is a torn tail or damage."""
+
+
+class UnsupportedVersionError(StorageError):
+    """A newer writer was here: its file is left alone, not guessed at."""
+
+
+class NotAStoreError(StorageError):
+    """The path holds no volume of a jstream store, or one that belongs to another store."""
+
+
+# --- the state is not what the caller believed --------------------------------------------------------------------
+
+
+class NotFoundError(StorageError):
+    """No stream, consumer, message or block of that name or number."""
+
+
+class AlreadyExistsError(StorageError):
+    """The name is taken (names are unique without regard to case)."""
+
+
+class StaleIncarnationError(StorageError):
+    """The stream was deleted, or deleted and made again, since the caller looked."""
+
+
+class RequirementError(StorageError):
+    """A precondition of the command does not hold (sealed stream, denied delete, unexpected last sequence)."""
+
+
+class InvalidMessageError(StorageError):
+    """A message that the stream does not take: subject, size, type or column."""
+
+
+class DataLossError(StorageError):
+    """Messages that should be there are lost or damaged; the text names stream, sequences, file and offset."""
+
+
+class StalePlanError(StorageError):
+    """A plan so old that its blocks are gone: read again. Never answered with fewer rows."""
+
+
+# --- the caller may not, or not now -----------------------------------------------------------------------------
+
+
+class FencedError(StorageError):
+    """A newer run of the same writer has taken over."""
+
+
+class TransactionAbortedError(StorageError):
+    """The transaction was aborted, or is older than the store remembers; its blocks may be gone."""
+
+
+class StoreBusyError(StorageError):
+    """Another process (or, without --take-over, another host) holds the store."""
+
+
+class NotLeaderError(StorageError):
+    """Asked a voter that does not lead; carries the leader if it is known."""
+
+
+class NoQuorumError(StorageError):
+    """Too few volumes to decide anything."""
+
+
+class VolumeFailedError(StorageError):
+    """A volume gave an I/O error and is retired until it was verified again."""
+
+
+class ReadOnlyError(StorageError):
+    """The store was opened for reading only, or lies on a medium that cannot be written."""
+
+
+class OutcomeUnknownError(StorageError):
+    """The commit may or may not have happened. Send the same (writer, batch) again; never another one."""

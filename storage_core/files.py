@@ -1,0 +1,232 @@
+"""The file interface: every byte that storage_core reads or writes passes through a `Files`.
+
+`OsFiles` is the real one. Tests put wrappers and simulations in its place (a write that fails, an fsync that lies, a
+power loss that drops what was not synced), so production code has no switches for faults.
+
+Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW and made with mode 0600,
+directories 0700; nothing is made visible by renaming; `sync_directory` follows the creation or removal of a name that
+must survive. Errors of the operating system come out as OSError: the caller knows what they mean.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+
+class File(Protocol):
+    """One open file. Offsets are given with every call: there is no position to share."""
+
+    path: Path
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        """Return up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        """Fill `buffer` from the file; return the number of bytes read, fewer only at the end of the file."""
+        ...
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        """Write all of `data`."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Make the file's content durable (fdatasync). A failure is final: it is never tried again."""
+        ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """An exclusive lock on one file, shared by the threads of a process through the mutex of its owner."""
+
+    def try_acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """A file system, or what a test makes of one."""
+
+    def create(self, path: Path) -> File:
+        """Create and open a new file for reading and writing; FileExistsError if the name is taken."""
+        ...
+
+    def open(self, path: Path, writable: bool = False) -> File:
+        """Open a regular file that exists; a link, directory, FIFO or device is refused with OSError."""
+        ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def make_directory(self, path: Path) -> None:
+        """Create one directory; one that exists already is fine."""
+        ...
+
+    def remove_directory(self, path: Path) -> None: ...
+
+    def list_directory(self, path: Path) -> list[str]: ...
+
+    def sync_directory(self, path: Path) -> None: ...
+
+    def file_size(self, path: Path) -> int:
+        """Return the size in bytes of a regular file; FileNotFoundError if there is none."""
+        ...
+
+    def is_directory(self, path: Path) -> bool: ...
+
+    def lock(self, path: Path) -> Lock:
+        """Return an exclusive lock, not yet acquired, on a file that is created if it is missing."""
+        ...
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("path", "_descriptor")
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        parts, want = [], size
+        while want > 0:
+            part = os.pread(self._descriptor, want, offset_bytes + size - want)
+            if not part:
+                break
+            parts.append(part)
+            want -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptor, [buffer[done:]], offset_bytes + done)
+            if not count:
+                break
+            done += count
+        return done
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            count = os.pwrite(self._descriptor, rest, offset_bytes)
+            if not count:
+                raise OSError(errno.EIO, "nothing was written", str(self.path))
+            offset_bytes, rest = offset_bytes + count, rest[count:]
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "OsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OsLock:
+    """`flock` on a file: the kernel lets go when the last descriptor closes, also when the process is killed.
+
+    A POSIX record lock would be dropped by any close of the file in the process; a forked child would keep a flock
+    alive after its parent was killed, so whoever owns this closes it in forked children.
+    """
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+
+    def try_acquire(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class OsFiles:
+    """The file system of this machine."""
+
+    def create(self, path: Path) -> OsFile:
+        return OsFile(path, _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+    def open(self, path: Path, writable: bool = False) -> OsFile:
+        return OsFile(path, _open(path, os.O_RDWR if writable else os.O_RDONLY))
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: Path) -> None:
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise
+
+    def remove_directory(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def list_directory(self, path: Path) -> list[str]:
+        return os.listdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def file_size(self, path: Path) -> int:
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return status.st_size
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def lock(self, path: Path) -> OsLock:
+        return OsLock(path)
+
+
+def _open(path: Path, flags: int) -> int:
+    # O_NONBLOCK: opening a FIFO must not hang; it has no effect on regular files, which is all that gets through.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+OS_FILES = OsFiles()

@@ -1,0 +1,190 @@
+"""SequenceSet: an immutable set of sequences, kept as sorted disjoint runs in two int64 arrays.
+
+Removed messages, lost ranges and the sequences inside a block are such sets. They are small when removals come in
+runs, and their encoded form (docs/formats/sequence-set.md) is deflated, so that a set of a million scattered
+sequences is about a bitmap's size. Set operations are vectorised: their cost follows the number of runs.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from struct import Struct
+
+import numpy as np
+
+from storage_core.errors import CorruptionError
+
+_HEADER = Struct("<I")  # run count
+RUN_COUNT_MAX = 1 << 26  # bounds what a damaged count can make us allocate: 1 GiB of runs
+
+
+class SequenceSet:
+    """Sequences in `[starts[i], ends[i])`; runs are sorted, not empty and do not touch."""
+
+    __slots__ = ("starts", "ends")
+
+    def __init__(self, starts: np.ndarray, ends: np.ndarray) -> None:
+        self.starts, self.ends = starts, ends
+
+    @classmethod
+    def empty(cls) -> "SequenceSet":
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    @classmethod
+    def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> "SequenceSet":
+        """Return the union of half-open ranges, in any order, overlapping or not."""
+        table = np.array([(first, end) for first, end in ranges if end > first], np.int64).reshape(-1, 2)
+        return _normal(table[:, 0], table[:, 1])
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[int] | np.ndarray) -> "SequenceSet":
+        """Return the set of these sequences, in any order, repeated or not."""
+        listed = sequences if isinstance(sequences, np.ndarray) else list(sequences)
+        values = np.unique(np.asarray(listed, np.int64))
+        if not len(values):
+            return cls.empty()
+        breaks = np.flatnonzero(np.diff(values) != 1) + 1
+        starts = values[np.concatenate(([0], breaks))]
+        ends = values[np.concatenate((breaks - 1, [len(values) - 1]))] + 1
+        return cls(starts, ends)
+
+    # --- questions
+
+    def __len__(self) -> int:
+        """Return the number of sequences (not of runs)."""
+        return int((self.ends - self.starts).sum())
+
+    def __bool__(self) -> bool:
+        return len(self.starts) > 0
+
+    def __contains__(self, sequence: int) -> bool:
+        at = int(np.searchsorted(self.starts, sequence, side="right")) - 1
+        return at >= 0 and sequence < int(self.ends[at])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceSet):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"[{first}, {end})" for first, end in self.ranges_head(5))
+        return f"SequenceSet({len(self)} in {len(self.starts)} runs: {shown}{', ...' if len(self.starts) > 5 else ''})"
+
+    @property
+    def run_count(self) -> int:
+        return len(self.starts)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the half-open runs in order."""
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    def ranges_head(self, count: int) -> list[tuple[int, int]]:
+        return list(zip(self.starts[:count].tolist(), self.ends[:count].tolist(), strict=True))
+
+    def mask(self, sequences: np.ndarray) -> np.ndarray:
+        """Return, element by element, whether the sequence is in the set."""
+        at = np.searchsorted(self.starts, sequences, side="right") - 1
+        if not len(self.starts):
+            return np.zeros(len(sequences), bool)
+        return (at >= 0) & (sequences < self.ends[np.maximum(at, 0)])
+
+    def count_in(self, first: int, end: int) -> int:
+        """Return how many sequences of the set lie in `[first, end)`."""
+        return len(self.clip(first, end))
+
+    def expand(self) -> np.ndarray:
+        """Return every sequence, ascending."""
+        lengths = self.ends - self.starts
+        total = int(lengths.sum())
+        if not total:
+            return np.empty(0, np.int64)
+        step = np.ones(total, np.int64)
+        step[0] = self.starts[0]
+        heads = np.cumsum(lengths)[:-1]
+        step[heads] = self.starts[1:] - self.ends[:-1] + 1
+        return np.cumsum(step)
+
+    # --- operations
+
+    def clip(self, first: int, end: int) -> "SequenceSet":
+        """Return the part inside `[first, end)`."""
+        lo = int(np.searchsorted(self.ends, first, side="right"))
+        hi = int(np.searchsorted(self.starts, end, side="left"))
+        if lo >= hi or first >= end:
+            return SequenceSet.empty()
+        return SequenceSet(np.maximum(self.starts[lo:hi], first), np.minimum(self.ends[lo:hi], end))
+
+    def union(self, other: "SequenceSet") -> "SequenceSet":
+        if not other:
+            return self
+        if not self:
+            return other
+        return _normal(np.concatenate((self.starts, other.starts)), np.concatenate((self.ends, other.ends)))
+
+    def difference(self, other: "SequenceSet") -> "SequenceSet":
+        """Return the sequences that are here and not in `other`."""
+        return self.intersection(other.complement())
+
+    def intersection(self, other: "SequenceSet") -> "SequenceSet":
+        # Sweep over both sets' edges: a run of the result starts where the depth reaches 2.
+        if not self or not other:
+            return SequenceSet.empty()
+        edges = np.concatenate((self.starts, other.starts, self.ends, other.ends))
+        delta = np.ones(len(edges), np.int64)
+        delta[len(self.starts) + len(other.starts) :] = -1
+        order = np.lexsort((delta, edges))  # at one place, ends before starts: half-open runs do not meet
+        depth = np.cumsum(delta[order])
+        inside = depth == 2
+        starts, ends = edges[order][inside], edges[order][np.flatnonzero(inside) + 1]
+        return _normal(starts, ends)
+
+    def complement(self) -> "SequenceSet":
+        """Return every int64 sequence that is not in the set."""
+        low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        starts = np.concatenate(([low], self.ends))
+        ends = np.concatenate((self.starts, [high]))
+        keep = ends > starts
+        return SequenceSet(starts[keep], ends[keep])
+
+    # --- bytes
+
+    def encode(self) -> bytes:
+        """Return run count (u32), then deflated int64 pairs: distance to the last end, length."""
+        gaps = self.starts - np.concatenate(([0], self.ends[:-1])) if self else self.starts
+        pairs = np.stack((gaps, self.ends - self.starts), axis=1).astype("<i8") if self else self.starts
+        return _HEADER.pack(len(self.starts)) + zlib.compress(pairs.tobytes(), 1)
+
+    @classmethod
+    def decode(cls, encoded: bytes | memoryview) -> "SequenceSet":
+        """Return the set; raises CorruptionError if the bytes are not one. Never inflates beyond what it declares."""
+        if len(encoded) < _HEADER.size:
+            raise CorruptionError(f"sequence set of {len(encoded)} bytes is too short")
+        (run_count,) = _HEADER.unpack_from(encoded)
+        if run_count > RUN_COUNT_MAX:
+            raise CorruptionError(f"sequence set declares {run_count} runs, at most {RUN_COUNT_MAX} are allowed")
+        inflate = zlib.decompressobj()
+        try:
+            raw = inflate.decompress(bytes(encoded[_HEADER.size :]), run_count * 16 + 1)
+        except zlib.error as error:
+            raise CorruptionError(f"sequence set does not inflate: {error}") from error
+        if len(raw) != run_count * 16 or not inflate.eof:
+            raise CorruptionError(f"sequence set of {run_count} runs inflates to {len(raw)} bytes")
+        pairs = np.frombuffer(raw, "<i8").reshape(-1, 2)
+        if run_count and ((pairs[:, 1] <= 0).any() or (pairs[1:, 0] <= 0).any()):
+            raise CorruptionError("sequence set has runs that are empty, overlap or touch")
+        ends = np.cumsum(pairs.sum(axis=1))
+        if run_count and ((ends <= 0).any() or (np.diff(ends) <= 0).any() or pairs[0, 0] < 0):
+            raise CorruptionError("sequence set overflows")
+        return cls((ends - pairs[:, 1]).astype(np.int64), ends.astype(np.int64))
+
+
+def _normal(starts: np.ndarray, ends: np.ndarray) -> SequenceSet:
+    """Return the union of non-empty runs given in any order."""
+    if not len(starts):
+        return SequenceSet.empty()
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    heads = np.concatenate(([True], starts[1:] > reach[:-1]))
+    lasts = np.concatenate((np.flatnonzero(heads)[1:] - 1, [len(starts) - 1]))
+    return SequenceSet(starts[heads], reach[lasts])

@@ -1,0 +1,97 @@
+"""Subjects: the dotted address of a message, and filters over it with `*` (one token) and `>` (the rest).
+
+A subject is 1 to SUBJECT_SIZE_MAX bytes of UTF-8: tokens joined by dots, no token empty, no white space and no
+control characters; a token that is exactly `*` or `>` makes it a filter, and such a subject cannot be published.
+
+Source: the rules of NATS subjects (docs.nats.io, "Subject-Based Messaging"), with the bound added.
+"""
+
+import re
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SUBJECT_SIZE_MAX = 4096  # bytes of UTF-8; bounds summaries and what a damaged length can claim
+_TOKEN = r"[^.\s\x00-\x1f\x7f]+"
+LITERAL_PATTERN = rf"^{_TOKEN}(\.{_TOKEN})*$"
+_WILDCARD_TOKEN = r"(^|\.)[*>](\.|$)"
+_SUBJECT = re.compile(LITERAL_PATTERN)
+
+
+def is_literal(subject: str) -> bool:
+    """Return whether a message may carry this subject: well formed and without wildcards."""
+    return is_filter(subject) and not {"*", ">"} & set(subject.split("."))
+
+
+def is_filter(subject: str) -> bool:
+    """Return whether this is a well-formed filter; every literal subject is one. `>` may only come last."""
+    if not _SUBJECT.fullmatch(subject) or len(subject.encode("utf-8", "surrogatepass")) > SUBJECT_SIZE_MAX:
+        return False
+    return ">" not in subject.split(".")[:-1]
+
+
+@lru_cache(maxsize=1024)
+def filter_regex(subject_filter: str) -> str:
+    """Return the filter as a regular expression that RE2 and Python both take, anchored at both ends."""
+    parts = []
+    for token in subject_filter.split("."):
+        if token == "*":
+            parts.append(r"[^.]+")
+        elif token == ">":
+            parts.append(r".+")
+        else:
+            parts.append(re.escape(token))
+    return r"\A" + r"\.".join(parts) + r"\z"
+
+
+def matches(subject_filter: str, subject: str) -> bool:
+    """Return whether the filter takes the literal subject."""
+    want, have = subject_filter.split("."), subject.split(".")
+    for position, token in enumerate(want):
+        if token == ">":
+            return len(have) > position
+        if position >= len(have) or token not in ("*", have[position]):
+            return False
+    return len(want) == len(have)
+
+
+def match_mask(subject_filters: tuple[str, ...], subjects: pa.Array) -> pa.BooleanArray:
+    """Return, row by row, whether any filter takes the subject (StringArray without nulls)."""
+    if ">" in subject_filters:
+        return pa.repeat(pa.scalar(True), len(subjects))
+    encoded = subjects.dictionary_encode()
+    taken = pa.repeat(pa.scalar(False), len(encoded.dictionary))
+    for one in subject_filters:
+        if is_literal(one):
+            hit = pc.equal(encoded.dictionary, one)
+        else:
+            hit = pc.match_substring_regex(encoded.dictionary, filter_regex(one))
+        taken = pc.or_(taken, hit)
+    return taken.take(encoded.indices)
+
+
+def first_invalid(subjects: pa.Array) -> str | None:
+    """Return the first subject that no message may carry, None if all are good (StringArray without nulls)."""
+    distinct = subjects.unique()
+    good = pc.match_substring_regex(distinct, LITERAL_PATTERN)
+    good = pc.and_(good, pc.invert(pc.match_substring_regex(distinct, _WILDCARD_TOKEN)))
+    good = pc.and_(good, pc.less_equal(pc.binary_length(distinct), SUBJECT_SIZE_MAX))
+    if pc.all(good).as_py() is not False:
+        return None
+    return distinct.filter(pc.invert(good))[0].as_py()
+
+
+def filters_overlap(one: str, other: str) -> bool:
+    """Return whether some literal subject is taken by both filters."""
+    left, right = one.split("."), other.split(".")
+    for position in range(max(len(left), len(right))):
+        a = left[position] if position < len(left) else None
+        b = right[position] if position < len(right) else None
+        if a == ">" or b == ">":
+            return a is not None and b is not None
+        if a is None or b is None:
+            return False
+        if a != b and "*" not in (a, b):
+            return False
+    return True
