@@ -1,0 +1,43 @@
+# jstream. The two commands to know: make demo, make test. Every target first makes what it needs in .venv, once.
+# Paths are relative throughout, so that the project's folder may have spaces in its name.
+
+PYTHON ?= python3
+SECONDS ?= 600
+ARGS ?=
+RUN = . .venv/environment.sh && .venv/bin/python
+
+.PHONY: help setup demo test lint soak bench clean
+
+help:
+	@echo 'make demo              the main job, whole: NATS JetStream to a stream of block files to a Delta table'
+	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
+	@echo 'make lint              style, types and who may import whom'
+	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
+	@echo 'make bench             measure against Parquet, Delta and the ceiling; results in benchmarks/results'
+	@echo 'make setup             only make .venv; the other targets do it themselves'
+	@echo 'make clean             remove .venv and what the tools left behind'
+
+setup:
+	@"$(PYTHON)" scripts/setup_environment.py
+
+demo: setup
+	@$(RUN) -m spark_stream.demo
+
+test: setup
+	@$(RUN) -m pytest $(ARGS)
+
+lint: setup
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@. .venv/environment.sh && .venv/bin/lint-imports
+
+soak: setup
+	@JSTREAM_SOAK_SECONDS="$(SECONDS)"; export JSTREAM_SOAK_SECONDS; $(RUN) -m pytest -m soak -s --timeout=0 $(ARGS)
+
+bench: setup
+	@mkdir -p benchmarks/results
+	@$(RUN) -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

