@@ -6,6 +6,7 @@ They come from Maven Central through Spark's own resolver. JSTREAM_DELTA_JARS na
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"  # the JARs of 4.4.1 are not there, although its wheel is
@@ -13,11 +14,12 @@ MAIN_JAR = "*delta-spark_4.2_2.13-4.4.0.jar"
 FETCH_TIMEOUT_S = 900
 CONNECT_TIMEOUT_MS = 15_000
 READ_TIMEOUT_MS = 60_000
+REASON_SIZE_MAX = 200  # characters
 
 
-def given_folder() -> Path | None:
+def given_folder(environment: Mapping[str, str]) -> Path | None:
     """Return the folder that JSTREAM_DELTA_JARS names, if it does. Raises ValueError if Delta is not in it."""
-    value = os.environ.get("JSTREAM_DELTA_JARS")
+    value = environment.get("JSTREAM_DELTA_JARS")
     if not value:
         return None
     folder = Path(value).absolute()
@@ -52,7 +54,7 @@ def fetch(python: Path, java_home: Path, folder: Path) -> str | None:
             check=False,
         )
         if done.returncode != 0 or not has_delta(cache / "jars"):
-            return _reason(done.stdout)
+            return failure_reason(done.stdout)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(cache / "jars", folder)
         return None
@@ -69,25 +71,26 @@ def _spark_submit(python: Path) -> list[str]:
 
 
 def _environment(python: Path, java_home: Path) -> dict[str, str]:
-    timeouts = (
-        f"-Dsun.net.client.defaultConnectTimeout={CONNECT_TIMEOUT_MS}"
-        f" -Dsun.net.client.defaultReadTimeout={READ_TIMEOUT_MS}"
-    )
+    options = [
+        os.environ.get("SPARK_SUBMIT_OPTS", ""),  # a proxy, say
+        f"-Dsun.net.client.defaultConnectTimeout={CONNECT_TIMEOUT_MS}",
+        f"-Dsun.net.client.defaultReadTimeout={READ_TIMEOUT_MS}",
+    ]
     return {
         **os.environ,
         "JAVA_HOME": str(java_home),
         "PYSPARK_PYTHON": str(python),
         "PYSPARK_DRIVER_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": timeouts,
+        "SPARK_SUBMIT_OPTS": " ".join(options),
     }
 
 
-def _reason(output: str) -> str:
+def failure_reason(output: str) -> str:
     """Return the line of Spark's output that says most about the failure."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for word in ("Server access error", "Host ", "UNRESOLVED DEPENDENCY", "Exception", "rror"):
         for line in lines:
             if word in line:
-                return line[:160]
-    return lines[-1][:160] if lines else "Spark said nothing"
+                return line[:REASON_SIZE_MAX]
+    return lines[-1][:REASON_SIZE_MAX] if lines else "Spark said nothing"

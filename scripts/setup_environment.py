@@ -85,7 +85,7 @@ def choose_java() -> Path:
     asked = os.environ.get("JAVA_HOME") or recorded
     if recorded and Path(recorded, "bin", "java").is_file() and Path(recorded).resolve() == Path(asked).resolve():
         return Path(recorded)
-    found = java_home.find_java_home()
+    found = java_home.find_java_home(os.environ)
     if found is not None:
         print(f"Java: {found}", flush=True)
         return found
@@ -95,7 +95,7 @@ def choose_java() -> Path:
 
 def choose_delta(java: Path) -> "Path | None":
     """Return the folder with Delta's JARs, fetched now if need be; None where they can't be had."""
-    given = delta_jars.given_folder()
+    given = delta_jars.given_folder(os.environ)
     if given is not None:
         return given
     if delta_jars.has_delta(DELTA_FOLDER):

@@ -1,0 +1,110 @@
+"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one Spark session, Delta.
+
+A JVM takes ten seconds until its first read, so tests use the session `spark` together. Tests that kill a driver, or
+need another master, start a process of their own with `spark_settings`.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
+NO_DELTA = "Delta's JARs are not here: see what `make setup` says, or set JSTREAM_DELTA_JARS"
+
+
+def set_environment() -> None:
+    """Take over what `make setup` recorded, unless the caller has set it, and make Spark's workers use this Python."""
+    if RECORDED_ENVIRONMENT.is_file():
+        words = shlex.split(RECORDED_ENVIRONMENT.read_text(), comments=True)
+        for name, value in (word.split("=", 1) for word in words if "=" in word):
+            os.environ.setdefault(name, value)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+
+
+def set_hypothesis_profile() -> None:
+    """`ci` finds the same on every run, so that a change is judged by what it changed; `soak` looks for news."""
+    slow_is_fine = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile(
+        "ci", derandomize=True, print_blob=True, deadline=None, suppress_health_check=slow_is_fine
+    )
+    settings.register_profile(
+        "soak", max_examples=5_000, print_blob=True, deadline=None, suppress_health_check=slow_is_fine
+    )
+    settings.load_profile("soak" if "JSTREAM_SOAK_SECONDS" in os.environ else "ci")
+
+
+set_environment()
+set_hypothesis_profile()
+
+
+def find_delta_jars() -> list[Path]:
+    """Return the JARs of the folder JSTREAM_DELTA_JARS, [] if Delta is not among them."""
+    folder = os.environ.get("JSTREAM_DELTA_JARS")
+    jars = sorted(Path(folder).glob("*.jar")) if folder else []
+    return jars if any("delta-spark" in jar.name for jar in jars) else []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("delta") is not None and not find_delta_jars():
+        if os.environ.get("JSTREAM_REQUIRE_DELTA") == "1":
+            pytest.fail(f"JSTREAM_REQUIRE_DELTA=1, but {NO_DELTA}", pytrace=False)
+        pytest.skip(NO_DELTA)
+
+
+@pytest.fixture(scope="session")
+def soak_seconds() -> float:
+    """How long a test marked soak goes on, in seconds."""
+    return float(os.environ.get("JSTREAM_SOAK_SECONDS", "60"))
+
+
+@pytest.fixture(scope="session")
+def delta_available() -> bool:
+    """Whether `spark` reads and writes Delta tables. A test that needs it is better marked `delta`."""
+    return bool(find_delta_jars())
+
+
+@pytest.fixture(scope="session")
+def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the configuration of `spark`, for tests that start a session in a process of their own, too."""
+    place = tmp_path_factory.mktemp("spark")
+    chosen = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if jars := find_delta_jars():
+        chosen |= {
+            "spark.databricks.delta.snapshotPartitions": "2",
+            "spark.jars": ",".join(str(jar) for jar in jars),
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        }
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def spark(spark_settings: dict[str, str]) -> Iterator["SparkSession"]:
+    """The Spark session that tests share: local[2], UTC, Delta if its JARs are here. Put back what you set."""
+    from pyspark.sql import SparkSession  # here, so that tests without Spark do not wait for its import
+
+    builder = SparkSession.builder.master("local[2]").appName("jstream tests")
+    session = builder.config(map=spark_settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,171 @@
+"""The wheel as a stranger meets it: what is in it, and whether Spark finds `jstream` from it in an empty directory."""
+
+import itertools
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTALLED = {"pyspark_jstream.py", "datasource", "storage_core", "spark_stream"}
+PROCESS_TIMEOUT_S = 300
+
+MAKE_STORE = """
+from pyspark_jstream import Store
+
+with Store.create("volume") as store:
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    for number in range(3):
+        stream.publish("orders.new", b"order %d" % number)
+"""
+
+READ_BY_LOOK_UP = """
+import sys
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[2]")
+for name, value in zip(sys.argv[1::2], sys.argv[2::2]):
+    builder = builder.config(name, value)
+rows = builder.getOrCreate().read.format("jstream").option("stream", "ORDERS").load("volume").collect()
+print(sorted((row.sequence, row.subject, bytes(row.data)) for row in rows))
+"""
+
+
+def run(python: Path, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python` in `folder` with no PYTHONPATH, so that nothing is found but what is installed or lies there."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
+    kept |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), **environment}
+    command = [str(python), *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=kept, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(place)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
+    (built,) = place.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of a new environment that holds the wheel, and sees what this one has installed.
+
+    A .pth file adds the other packages after the wheel is in: then pip does not meet the development installation, and
+    the .pth files in there, which lead to the repository, are not read.
+    """
+    place = tmp_path_factory.mktemp("environment with space")
+    venv.create(place, symlinks=True, with_pip=False)
+    interpreter = place / "bin" / "python"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(interpreter),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+    ]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "zz_dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return interpreter
+
+
+def test_wheel_installs_exactly_the_four_names(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == INSTALLED | {"pyspark_jstream-0.1.0.dist-info"}
+    assert "pyspark_jstream-0.1.0.dist-info/licenses/LICENSE" in names
+    assert not [name for name in names if name.endswith((".pyc", ".blk")) or "/tests/" in name]
+
+
+def test_wheel_carries_every_module_of_the_packages(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package in ("datasource", "storage_core", "spark_stream"):
+        modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+        assert modules <= names
+
+
+def test_command_of_the_wheel_tells_its_version(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-m", "spark_stream.cli", "--version", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0.1.0" in done.stdout
+
+
+def test_storage_core_imported_alone_leaves_spark_out(python: Path, tmp_path: Path) -> None:
+    code = "import sys, storage_core; storage_core.Store; print({'pyspark', 'py4j'} & set(sys.modules))"
+    done = run(python, "-c", code, folder=tmp_path)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_store_of_pyspark_jstream_leaves_spark_out(python: Path, tmp_path: Path) -> None:
+    code = "import sys; from pyspark_jstream import Store; print('pyspark' in sys.modules)"
+    done = run(python, "-c", code, folder=tmp_path)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_this_environment_offers_pyspark_jstream_to_the_look_up(tmp_path: Path) -> None:
+    """An editable installation, too, must be found as a top-level module: Spark goes by pkgutil."""
+    code = "import pkgutil; print('pyspark_jstream' in [module.name for module in pkgutil.iter_modules()])"
+    done = run(Path(sys.executable), "-c", code, folder=tmp_path)
+    assert done.stdout == "True\n", done.stderr
+
+
+def read_by_look_up(python: Path, folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the reading script in `folder`, from outside it: Python puts a script's own folder on its path."""
+    script = folder.with_name("read.py")
+    script.write_text(READ_BY_LOOK_UP)
+    return run(python, str(script), *itertools.chain(*settings.items()), folder=folder)
+
+
+@pytest.mark.spark
+def test_spark_finds_the_wheel_by_look_up_in_an_empty_directory(
+    python: Path, tmp_path: Path, spark_settings: dict[str, str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    made = run(python, "-c", MAKE_STORE, folder=empty)
+    assert made.returncode == 0, made.stderr
+    done = read_by_look_up(python, empty, spark_settings)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert str([(number + 1, "orders.new", b"order %d" % number) for number in range(3)]) in done.stdout
+
+
+@pytest.mark.spark
+def test_spark_names_a_users_folder_called_datasource_where_the_format_is_used(
+    python: Path, tmp_path: Path, spark_settings: dict[str, str]
+) -> None:
+    intruder = tmp_path / "work" / "datasource"
+    intruder.mkdir(parents=True)
+    (intruder / "__init__.py").write_text("")
+    done = read_by_look_up(python, intruder.parent, spark_settings)
+    assert done.returncode != 0
+    assert f"{intruder} is in the way" in done.stderr
+
+
+def test_a_users_folder_called_datasource_is_named_as_the_intruder(python: Path, tmp_path: Path) -> None:
+    intruder = tmp_path / "datasource"
+    intruder.mkdir()
+    (intruder / "__init__.py").write_text("")
+    done = run(python, "-c", "from pyspark_jstream import register", folder=tmp_path)
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert str(intruder) in done.stderr
+
+
+def test_a_users_module_called_storage_core_is_named_as_the_intruder(python: Path, tmp_path: Path) -> None:
+    intruder = tmp_path / "storage_core.py"
+    intruder.write_text("")
+    done = run(python, "-c", "from pyspark_jstream import Store", folder=tmp_path)
+    assert done.returncode == 1
+    assert str(intruder) in done.stderr
