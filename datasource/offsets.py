@@ -1,0 +1,163 @@
+"""Where a batch read starts and ends: offsets and times of the options, resolved to sequences of each stream.
+
+Starts are inclusive, ends exclusive. For each stream a time goes before an offset: `startingTimestamp`, then
+`startingOffsetsByTimestamp`, then `startingOffsets`, then the stream's first message; ends likewise.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from datasource.values import COUNT_MAX, nearest, parse_object, parse_time_ns
+from storage_core.errors import DataLossError
+
+log = logging.getLogger("jstream")
+
+EARLIEST, LATEST = "earliest", "latest"
+_EXAMPLE = '{"ORDERS": 1001}'
+_TIME_EXAMPLE = '{"ORDERS": "2026-11-21T12:00:00Z"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """One place for all streams, and places for some; a place is a sequence, EARLIEST or LATEST; None: not given."""
+
+    everywhere: str | None = None
+    by_stream: Mapping[str, int | str] | None = None
+
+    def of(self, stream: str) -> int | str | None:
+        return self.everywhere if self.by_stream is None else self.by_stream.get(stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Sequences that a stream holds, `[first, end)`; `end` is the one that the next message gets."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One side of a read, as asked for. `option` is the name that messages use."""
+
+    option: str
+    offsets: Offsets
+    time_ns: int | None = None
+    times_ns: Mapping[str, int] | None = None
+
+    def time_of(self, stream: str) -> int | None:
+        return self.time_ns if self.time_ns is not None else (self.times_ns or {}).get(stream)
+
+    def names(self, stream: str) -> bool:
+        return self.time_of(stream) is not None or self.offsets.of(stream) is not None
+
+    def streams(self) -> set[str]:
+        return {*(self.offsets.by_stream or {}), *(self.times_ns or {})}
+
+
+def parse_offsets(option: str, text: str) -> Offsets:
+    """Return `earliest`, `latest` or the JSON of offsets by stream."""
+    folded = text.strip().lower()
+    if folded == "consumer":
+        raise ValueError(
+            f"option {option!r}: 'consumer': durable consumers are not supported by this version of jstream"
+        )
+    if folded in (EARLIEST, LATEST):
+        nowhere = {"startingOffsets": LATEST, "endingOffsets": EARLIEST}.get(option)
+        if folded == nowhere:
+            raise ValueError(f"option {option!r}: {folded!r} would make every batch read empty")
+        return Offsets(everywhere=folded)
+    if not text.lstrip().startswith("{"):
+        taken = {"startingOffsets": EARLIEST, "endingOffsets": LATEST}.get(option, EARLIEST)
+        raise ValueError(f"option {option!r}: {text!r} is neither {taken!r} nor JSON such as {_EXAMPLE}")
+    places = parse_object(option, text, _EXAMPLE)
+    return Offsets(by_stream={stream: _place(option, stream, place) for stream, place in places.items()})
+
+
+def _place(option: str, stream: str, place: object) -> int | str:
+    if isinstance(place, str) and place.strip().lower() in (EARLIEST, LATEST):
+        return place.strip().lower()
+    if not isinstance(place, int) or isinstance(place, bool) or not 1 <= place <= COUNT_MAX:
+        raise ValueError(
+            f"option {option!r}: {place!r} for stream {stream!r} is neither a sequence (a whole number from 1 on) nor "
+            f"{EARLIEST!r} or {LATEST!r}"
+        )
+    return place
+
+
+def parse_times(option: str, text: str) -> dict[str, int]:
+    """Return nanoseconds since 1970 by stream."""
+    times = parse_object(option, text, _TIME_EXAMPLE)
+    return {stream: parse_time_ns(option, time) for stream, time in times.items()}
+
+
+# (stream, time_ns) -> the first sequence whose time is not before it; None: beyond the end
+FirstAtTime = Callable[[str, int], int | None]
+
+
+def resolve_ranges(
+    extents: Mapping[str, Extent],
+    starting: Bounds,
+    ending: Bounds,
+    first_at_time: FirstAtTime,
+    fail_on_data_loss: bool,
+) -> dict[str, tuple[int, int]]:
+    """Return the sequences `[first, end)` to read of each stream in `extents`.
+
+    Raises ValueError for a stream that is not read and for a range that ends before it starts, DataLossError for a
+    sequence beyond the end of its stream (with `fail_on_data_loss`; else it is logged, and cut to the end).
+    """
+    for bounds in (starting, ending):
+        for stream in sorted(bounds.streams() - set(extents)):
+            hint = nearest(stream, extents) or f"; read are {', '.join(sorted(extents)) or 'none'}"
+            raise ValueError(f"option {bounds.option!r}: stream {stream!r} is not among those that are read{hint}")
+    ranges = {}
+    for stream, extent in extents.items():
+        start_ns, end_ns = starting.time_of(stream), ending.time_of(stream)
+        if start_ns is not None and end_ns is not None and start_ns > end_ns:
+            raise ValueError(f"stream {stream!r}: {starting.option} is later than {ending.option}")
+        first = _resolve(stream, extent, starting, extent.first, first_at_time)
+        end = _resolve(stream, extent, ending, extent.end, first_at_time)
+        if first > end and not _by_default(stream, starting, ending):
+            raise ValueError(f"stream {stream!r}: the read would start at sequence {first} and end before {end}")
+        first = _inside(stream, extent, starting.option, first, fail_on_data_loss)
+        end = _inside(stream, extent, ending.option, end, fail_on_data_loss)
+        ranges[stream] = (min(first, end), end)
+    return ranges
+
+
+def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at_time: FirstAtTime) -> int:
+    time_ns = bounds.time_of(stream)
+    if time_ns is not None:
+        found = first_at_time(stream, time_ns)
+        if found is None:
+            log.warning(
+                "stream %s has no message from %d ns since 1970 on: %s is its end", stream, time_ns, bounds.option
+            )
+            return extent.end
+        return found
+    place = bounds.offsets.of(stream)
+    if place is None:
+        return default
+    if isinstance(place, int):
+        return place
+    return extent.first if place == EARLIEST else extent.end
+
+
+def _by_default(stream: str, starting: Bounds, ending: Bounds) -> bool:
+    """Return whether nobody named both sides: a start at the end of a stream is an empty read, not a wrong one."""
+    return not all(bounds.names(stream) for bounds in (starting, ending))
+
+
+def _inside(stream: str, extent: Extent, option: str, sequence: int, fail_on_data_loss: bool) -> int:
+    if sequence <= extent.end:
+        return sequence
+    message = (
+        f"option {option!r}: sequence {sequence} is beyond the end of stream {stream!r}, whose next message gets "
+        f"{extent.end}: the stream was made again or has lost messages, or the number is wrong"
+    )
+    if fail_on_data_loss:
+        raise DataLossError(f"{message}. Correct it, or set failOnDataLoss=false to read up to the end")
+    log.warning("%s; read up to the end", message)
+    return extent.end

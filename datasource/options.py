@@ -1,0 +1,193 @@
+"""The options of the data source: one table, from which they are checked and their documentation is made.
+
+Spark hands options over as text under lower-case names. What is unknown is refused with the nearest name; what means
+something elsewhere only (streaming, writing) is refused by name; so is what this version does not do yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from datasource.values import nearest
+
+
+class Use(Enum):
+    """What a user does with the data source; the value is how messages call it."""
+
+    READ = "batch reads"
+    STREAM_READ = "streaming reads"
+    WRITE = "writes"
+
+
+READ, STREAM_READ, WRITE = Use.READ, Use.STREAM_READ, Use.WRITE
+EVERYWHERE = (READ, STREAM_READ, WRITE)
+READS = (READ, STREAM_READ)
+SUPPORTED_USES = (READ, WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `uses` is where it means something, `kind` and `default` are for people."""
+
+    name: str
+    uses: tuple[Use, ...]
+    kind: str
+    default: str
+    meaning: str
+    alias: str = ""
+    missing: str = ""  # what this version lacks to carry it out; empty if it works
+
+
+_CONSUMERS = "durable consumers are not supported by this version of jstream"
+_FOREIGN_REPAIR = "reading damaged foreign stores is not supported by this version of jstream"
+
+OPTIONS = (
+    Option(
+        "path",
+        EVERYWHERE,
+        "paths",
+        "required",
+        "One or more volumes of the store, separated by commas: any of them leads to the rest. Relative paths are "
+        "resolved on the driver. Set by `load(p)` and `save(p)`.",
+    ),
+    Option("paths", EVERYWHERE, "paths", "", "The same as a list; set by `load([p, q])`.", alias="path"),
+    Option(
+        "stream",
+        EVERYWHERE,
+        "names",
+        "required for reading messages; for writing: the column `stream`",
+        "The stream. For reading also a list separated by commas, or globs (`ORDERS_*`).",
+    ),
+    Option(
+        "subject",
+        EVERYWHERE,
+        "subject",
+        "reading: every subject; writing: the stream's only literal subject",
+        "For reading a filter with `*` (one token) and `>` (the rest); for writing the subject of rows without one.",
+    ),
+    Option(
+        "startingOffsets",
+        READS,
+        "offsets",
+        "`earliest` (batch), `latest` (streaming)",
+        '`earliest`, `latest`, or JSON with the first sequence of each stream, inclusive: `{"ORDERS": 1001}`; streams '
+        "that are missing there start at the default.",
+    ),
+    Option(
+        "endingOffsets",
+        (READ,),
+        "offsets",
+        "`latest`",
+        '`latest`, or JSON with the end of each stream, exclusive: `{"ORDERS": 2001}`.',
+    ),
+    Option(
+        "startingTimestamp",
+        READS,
+        "time",
+        "",
+        "ISO 8601 (without a zone: UTC) or milliseconds since 1970: start at the first message whose time is not "
+        "before it; beyond the end: latest, and logged. Goes before the other starting options.",
+    ),
+    Option("endingTimestamp", (READ,), "time", "", "End before the first message whose time is not before it."),
+    Option(
+        "startingOffsetsByTimestamp",
+        READS,
+        "JSON of times",
+        "",
+        'The same stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
+    ),
+    Option("endingOffsetsByTimestamp", (READ,), "JSON of times", "", "The end, stream by stream, exclusive."),
+    Option("consumer", READS, "name", "", "Durable consumer: where to start.", missing=_CONSUMERS),
+    Option("consumerTakeover", (STREAM_READ,), "flag", "`false`", "Take a consumer from a live query."),
+    Option("maxOffsetsPerTrigger", (STREAM_READ,), "count", "", "Messages a batch, at most (soft)."),
+    Option("maxMessagesPerTrigger", (STREAM_READ,), "count", "", "", alias="maxOffsetsPerTrigger"),
+    Option("maxBytesPerTrigger", (STREAM_READ,), "size", "", "Bytes a batch, at most (soft)."),
+    Option("maxFilesPerTrigger", (STREAM_READ,), "count", "", "Blocks a batch, at most (soft)."),
+    Option("minOffsetsPerTrigger", (STREAM_READ,), "count", "", "Wait for so many messages."),
+    Option("maxTriggerDelay", (STREAM_READ,), "duration", "15m", "Wait no longer than this."),
+    Option(
+        "minPartitions",
+        READS,
+        "count",
+        "",
+        "Blocks are split to reach so many partitions. Without it a block file is a partition, and small ones share.",
+    ),
+    Option("maxRecordsPerPartition", READS, "count", "", "Blocks are split so that no partition has more messages."),
+    Option(
+        "failOnDataLoss",
+        READS,
+        "flag",
+        "`true`",
+        "`true`: lost or damaged messages, and offsets beyond the end of a stream, fail the read, with their "
+        "sequences; `false`: the read goes on without them, and logs it.",
+    ),
+    Option("verify", READS, "`crc`, `none`", "`crc`", "`none` leaves out the checksums of message data."),
+    Option(
+        "layout",
+        (READ,),
+        "`jstream`, `nats`",
+        "`jstream`",
+        "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing.",
+    ),
+    Option("account", (READ,), "name", "`$G`", "The NATS account of the streams; only with `layout=nats`."),
+    Option("truncateBadEof", (READ,), "flag", "`false`", "", missing=_FOREIGN_REPAIR),
+    Option("noCrc", (READ,), "flag", "`false`", "", missing=_FOREIGN_REPAIR),
+    Option(
+        "table",
+        (READ,),
+        "`messages`, `streams`",
+        "`messages`",
+        "`streams`: one row a stream, with its configuration and state, instead of its messages.",
+    ),
+    Option("compression", (WRITE,), "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
+    Option(
+        "writerId",
+        (WRITE,),
+        "text",
+        "",
+        "Who writes, for exactly-once: a rerun with the same `writerId` and `batchId` stores nothing "
+        "twice, and says so.",
+    ),
+    Option("batchId", (WRITE,), "text", "", "Which batch of `writerId` this is."),
+    Option(
+        "lockTimeout", EVERYWHERE, "duration", "`60s`", "How long to wait for another process that holds the store."
+    ),
+)
+
+_BY_NAME = {option.name.lower(): option for option in OPTIONS}
+NAMES = {option.name for option in OPTIONS}
+
+
+def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
+    """Return the options under the names of the table, aliases resolved.
+
+    Raises ValueError for a name that is unknown, means nothing for `use` or does not work yet, and for an option that
+    is given twice, by its name and by its alias.
+    """
+    given: dict[str, str] = {}
+    named: dict[str, str] = {}
+    for key, text in options.items():
+        option = _BY_NAME.get(key.lower())
+        if option is None:
+            raise ValueError(f"unknown option {key!r} of jstream{nearest(key, NAMES) or _known(use)}")
+        _check_use(option, use)
+        name = option.alias or option.name
+        if name in given:
+            raise ValueError(f"options {named[name]!r} and {option.name!r} mean the same: give one of them")
+        given[name], named[name] = text, option.name
+    return given
+
+
+def _check_use(option: Option, use: Use) -> None:
+    if option.missing:
+        raise ValueError(f"option {option.name!r}: {option.missing}")
+    if use in option.uses:
+        return
+    where = " and ".join(one.value for one in option.uses)
+    lacking = "" if set(option.uses) & set(SUPPORTED_USES) else ", which this version of jstream does not support"
+    raise ValueError(f"option {option.name!r} is for {where} only{lacking}; this is one of the {use.value}")
+
+
+def _known(use: Use) -> str:
+    names = [option.name for option in OPTIONS if use in option.uses and not option.missing]
+    return f"; {use.value} take {', '.join(names)}"

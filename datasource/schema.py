@@ -1,0 +1,129 @@
+"""Spark's schemas and ours: what a read offers, which columns a user schema picks, what a write takes.
+
+Spark does not prune columns for Python sources, so a user schema is how a read is told to decode and send fewer. Spark
+accepts any schema without a look, and checks the first batch at most: everything is checked here, on the driver.
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from datasource.values import nearest
+
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+MESSAGE_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "sequence": LongType(),
+    "subject": StringType(),
+    "timestamp": TimestampType(),
+    "headers": _HEADERS,
+    "data": BinaryType(),
+}
+BY_SCHEMA_ONLY: dict[str, DataType] = {"timestamp_ns": LongType()}  # offered to those who name it
+NEVER_NULL = ("stream", "sequence", "subject", "timestamp", "timestamp_ns")
+
+STREAM_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "subjects": ArrayType(StringType()),
+    "messages": LongType(),
+    "bytes": LongType(),
+    "first_sequence": LongType(),
+    "last_sequence": LongType(),
+    "first_timestamp": TimestampType(),
+    "last_timestamp": TimestampType(),
+    "num_deleted": LongType(),
+    "num_replicas": IntegerType(),
+    "compression": StringType(),
+    "incarnation": StringType(),
+    "description": StringType(),
+}
+
+WRITE_TYPES: dict[str, tuple[DataType, ...]] = {
+    "data": (BinaryType(), StringType()),
+    "subject": (StringType(),),
+    "headers": (_HEADERS,),
+    "msg_id": (StringType(),),
+    "timestamp": (TimestampType(),),
+    "timestamp_ns": (LongType(),),
+    "stream": (StringType(),),
+    "sequence": (LongType(), IntegerType()),
+}
+
+
+def spark_schema(types: Mapping[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def check_read_schema(schema: StructType, types: Mapping[str, DataType], extra: Mapping[str, DataType]) -> pa.Schema:
+    """Return the Arrow schema that batches must have, to the letter, for the columns that `schema` picks.
+
+    Raises ValueError naming a column that is unknown, given twice, or of another type than it has.
+    """
+    known = {**types, **extra}
+    if not schema.fields:
+        raise ValueError(f"schema: it picks no column; there are {', '.join(known)}")
+    seen: set[str] = set()
+    for field in schema.fields:
+        if field.name not in known:
+            raise ValueError(f"schema: unknown column {field.name!r}{_hint(field.name, known)}")
+        if field.name in seen:
+            raise ValueError(f"schema: column {field.name!r} is given twice")
+        seen.add(field.name)
+        if field.dataType != known[field.name]:
+            nulls = ", with nulls allowed inside" if _same_type(field.dataType, known[field.name]) else ""
+            kinds = f"{field.dataType.simpleString()}, messages have {known[field.name].simpleString()}{nulls}"
+            raise ValueError(f"schema: column {field.name!r} is {kinds}")
+        if not field.nullable and field.name not in NEVER_NULL:
+            raise ValueError(f"schema: column {field.name!r} can be null, declare it without NOT NULL")
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def check_write_schema(schema: StructType, routed: bool) -> None:
+    """Check what a DataFrame brings to be written; `routed` is whether the column `stream` names each row's stream.
+
+    Raises ValueError naming a column that is missing, unknown, given twice or of a type that is not taken.
+    """
+    names = [field.name for field in schema.fields]
+    for field in schema.fields:
+        if field.name not in WRITE_TYPES:
+            raise ValueError(f"unknown column {field.name!r}{_hint(field.name, WRITE_TYPES)}. Drop or rename it")
+        if names.count(field.name) > 1:
+            raise ValueError(f"column {field.name!r} is given twice")
+        taken = WRITE_TYPES[field.name]
+        # A column of nothing but NULL (`lit(None)`) has a type of its own, and stands for the column left out.
+        if not isinstance(field.dataType, NullType) and not any(_same_type(field.dataType, one) for one in taken):
+            kinds = " or ".join(one.simpleString() for one in taken)
+            raise ValueError(f"column {field.name!r} is {field.dataType.simpleString()}, taken is {kinds}")
+    if "data" not in names:
+        raise ValueError("column 'data' is missing: the message, binary or string")
+    if routed and "stream" not in names:
+        raise ValueError("option 'stream' is missing, and no column 'stream' names the stream of each row")
+
+
+def _same_type(one: DataType, other: DataType) -> bool:
+    """Return whether the types are equal, whatever may be null inside them."""
+    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
+        return _same_type(one.elementType, other.elementType)
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        return one.names == other.names and all(
+            _same_type(left.dataType, right.dataType) for left, right in zip(one.fields, other.fields, strict=True)
+        )
+    return one == other
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    return nearest(name, known) or f"; there are {', '.join(known)}"

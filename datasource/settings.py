@@ -1,0 +1,203 @@
+"""What a read and a write were asked to do: the options as values, checked against each other."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from datasource.offsets import Offsets, parse_offsets, parse_times
+from datasource.options import READ, WRITE, check_options
+from datasource.values import (
+    parse_choice,
+    parse_count,
+    parse_duration_s,
+    parse_flag,
+    parse_names,
+    parse_paths,
+    parse_time_ns,
+)
+from storage_core.subjects import is_filter, is_literal
+
+T = TypeVar("T")
+MESSAGES, STREAMS = "messages", "streams"
+JSTREAM, NATS = "jstream", "nats"
+COMPRESSIONS = ("none", "lz4", "zstd")
+LOCK_TIMEOUT_S = 60.0
+TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
+TABLES_NOT_YET = ("consumers", "damage", "events")
+LAYOUTS_NOT_YET = ("stan",)
+
+NO_PATH = (
+    "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
+    "Spark drops the OPTIONS of a table made by CREATE TABLE ... USING jstream: give them with each read, as in "
+    "SELECT * FROM t WITH (path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'), or make "
+    "a CREATE TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """A batch read. Times are nanoseconds since 1970; `None` means not given."""
+
+    paths: tuple[str, ...]
+    streams: tuple[str, ...] = ()  # names and globs
+    subject: str | None = None
+    starting: Offsets = Offsets()
+    ending: Offsets = Offsets()
+    starting_time_ns: int | None = None
+    ending_time_ns: int | None = None
+    starting_times_ns: Mapping[str, int] | None = None
+    ending_times_ns: Mapping[str, int] | None = None
+    min_partitions: int | None = None
+    partition_rows_max: int | None = None
+    fail_on_data_loss: bool = True
+    verify: bool = True
+    layout: str = JSTREAM
+    account: str | None = None
+    table: str = MESSAGES
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "ReadSettings":
+        """Return the settings of a batch read; raises ValueError naming the option at fault."""
+        given = check_options(options, READ)
+        take = _Taker(given)
+        paths = _paths(given)
+        table = take("table", _table, MESSAGES)
+        layout = take("layout", _layout, JSTREAM)
+        _check_together(given, table, layout)
+        return cls(
+            paths=paths,
+            streams=take("stream", parse_names, ()),
+            subject=take("subject", _subject_filter, None),
+            starting=take("startingOffsets", parse_offsets, Offsets()),
+            ending=take("endingOffsets", parse_offsets, Offsets()),
+            starting_time_ns=take("startingTimestamp", parse_time_ns, None),
+            ending_time_ns=take("endingTimestamp", parse_time_ns, None),
+            starting_times_ns=take("startingOffsetsByTimestamp", parse_times, None),
+            ending_times_ns=take("endingOffsetsByTimestamp", parse_times, None),
+            min_partitions=take("minPartitions", parse_count, None),
+            partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
+            fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
+            verify=take("verify", _verify, True),
+            layout=layout,
+            account=take("account", _text, None),
+            table=table,
+            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """A batch write. Without `stream` the column of that name routes the rows."""
+
+    paths: tuple[str, ...]
+    stream: str | None = None
+    subject: str | None = None
+    compression: str | None = None
+    writer_id: str | None = None
+    batch_id: str | None = None
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
+        """Return the settings of a batch write; raises ValueError naming the option at fault."""
+        given = check_options(options, WRITE)
+        take = _Taker(given)
+        if ("writerId" in given) != ("batchId" in given):
+            lacking = "batchId" if "writerId" in given else "writerId"
+            raise ValueError(
+                f"option {lacking!r} is missing: a batch write that may run twice needs both, 'writerId' and 'batchId'"
+            )
+        return cls(
+            paths=_paths(given),
+            stream=take("stream", _one_stream, None),
+            subject=take("subject", _literal_subject, None),
+            compression=take("compression", _compression, None),
+            writer_id=take("writerId", _text, None),
+            batch_id=take("batchId", _text, None),
+            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
+        )
+
+
+class _Taker:
+    """Reads one option after another, each with the parser of its kind."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def __call__(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
+        return parse(name, self._given[name]) if name in self._given else default
+
+
+def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+    if not given.get("path", "").strip():
+        raise ValueError(NO_PATH)
+    return parse_paths("path", given["path"])
+
+
+def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
+    if table != MESSAGES:
+        allowed = ("path", "stream", "table", "layout", "account", "lockTimeout")
+        unfit = [name for name in given if name not in allowed]
+        if unfit:
+            raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
+    if layout != NATS and "account" in given:
+        raise ValueError("option 'account' is for layout=nats only")
+    if table == MESSAGES and not given.get("stream", "").strip():
+        raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")
+
+
+def _table(option: str, text: str) -> str:
+    folded = text.strip().lower()
+    if folded in TABLES_NOT_YET:
+        raise ValueError(
+            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are messages, streams"
+        )
+    return parse_choice(option, text, (MESSAGES, STREAMS))
+
+
+def _layout(option: str, text: str) -> str:
+    folded = text.strip().lower()
+    if folded in LAYOUTS_NOT_YET:
+        raise ValueError(
+            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are jstream, nats"
+        )
+    return parse_choice(option, text, (JSTREAM, NATS))
+
+
+def _verify(option: str, text: str) -> bool:
+    return parse_choice(option, text, ("crc", "none")) == "crc"
+
+
+def _compression(option: str, text: str) -> str:
+    return parse_choice(option, text, COMPRESSIONS)
+
+
+def _text(option: str, text: str) -> str:
+    if not text.strip() or len(text) > TEXT_SIZE_MAX or not text.isprintable():
+        raise ValueError(f"option {option!r}: {text!r} is not 1 to {TEXT_SIZE_MAX} printable characters")
+    return text
+
+
+def _one_stream(option: str, text: str) -> str:
+    if not text.strip() or any(character in text for character in ",*?["):
+        raise ValueError(
+            f"option {option!r}: {text!r} is not the name of one stream; to write to several, leave the option out and "
+            "name the stream of each row in the column 'stream'"
+        )
+    return text.strip()
+
+
+def _subject_filter(option: str, text: str) -> str:
+    if not is_filter(text):
+        raise ValueError(f"option {option!r}: {text!r} is not a subject filter such as orders.* or orders.>")
+    return text
+
+
+def _literal_subject(option: str, text: str) -> str:
+    if not is_literal(text):
+        raise ValueError(
+            f"option {option!r}: {text!r} is not a subject that a message can carry: tokens joined by dots, without "
+            "blanks and wildcards"
+        )
+    return text

@@ -1,0 +1,131 @@
+"""Option values: every option reaches us as text; these functions read it, and name the option when they cannot."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_ISO_TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:[.,]([0-9]{1,9}))?\s*(Z|z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+_DURATION = re.compile(r"([0-9]+)\s*(ms|s|m|min|h)?")
+_DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+COUNT_MAX = 2**63 - 1
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the known name that is closest, or nothing if none is close."""
+    by_folded = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_folded, 1)
+    return f"; did you mean {by_folded[close[0]]!r}?" if close else ""
+
+
+def parse_flag(option: str, text: str) -> bool:
+    folded = text.strip().lower()
+    if folded not in ("true", "false"):
+        raise ValueError(f"option {option!r}: {text!r} is neither true nor false")
+    return folded == "true"
+
+
+def parse_choice(option: str, text: str, choices: tuple[str, ...]) -> str:
+    folded = text.strip().lower()
+    if folded not in choices:
+        raise ValueError(f"option {option!r}: {text!r} is not one of {', '.join(choices)}{nearest(folded, choices)}")
+    return folded
+
+
+def parse_count(option: str, text: str) -> int:
+    """Return a whole number from 1 on."""
+    if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or not 1 <= int(text) <= COUNT_MAX:
+        raise ValueError(f"option {option!r}: {text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def parse_duration_s(option: str, text: str) -> float:
+    """Return seconds for `60`, `60s`, `500 ms`, `2m`, `1h`."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if not found:
+        raise ValueError(f"option {option!r}: {text!r} is not a duration such as 60s, 500ms or 2m")
+    return int(found[1]) * _DURATION_MS[found[2]] / 1_000
+
+
+def parse_time_ns(option: str, value: object) -> int:
+    """Return nanoseconds since 1970 (UTC) for ISO 8601, without a zone UTC, or for milliseconds since 1970."""
+    text = str(value).strip()
+    if not isinstance(value, bool) and re.fullmatch(r"-?[0-9]{1,16}", text) and isinstance(value, int | str):
+        return int(text) * 1_000_000
+    found = _ISO_TIME.fullmatch(text) if isinstance(value, str) else None
+    if found:
+        date, clock, fraction, zone = found[1], found[2] or "00:00", found[3] or "", found[4] or "+00:00"
+        zone = "+00:00" if zone in "Zz" else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+        try:
+            moment = datetime.fromisoformat(f"{date}T{clock if len(clock) > 5 else clock + ':00'}{zone}")
+        except ValueError:
+            moment = None
+        if moment is not None:
+            return (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int(fraction.ljust(9, "0"))
+    raise ValueError(
+        f"option {option!r}: {value!r} is no time; taken are ISO 8601 (2026-11-21T12:00:00Z, without a zone UTC) "
+        "and milliseconds since 1970"
+    )
+
+
+def parse_object(option: str, text: str, example: str) -> dict[str, object]:
+    """Return a JSON object; raises ValueError with an example of what is taken."""
+    try:
+        value = json.loads(text, object_pairs_hook=_refuse_repeated)
+    except ValueError as error:
+        raise ValueError(f"option {option!r}: {text!r} is not JSON such as {example}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"option {option!r}: {text!r} is not a JSON object such as {example}")
+    return value
+
+
+def _refuse_repeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def parse_names(option: str, text: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list, without blanks around them."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if "" in names:
+        raise ValueError(f"option {option!r}: {text!r} holds an empty name")
+    return names
+
+
+def parse_paths(option: str, text: str) -> tuple[str, ...]:
+    """Return absolute paths. `load([p, q])` comes as a JSON list, whose elements may hold commas; other text is split.
+
+    Relative paths are resolved where this runs: on the driver.
+    """
+    listed: object = None
+    if text.lstrip().startswith("["):
+        try:
+            listed = json.loads(text)
+        except ValueError:
+            listed = None  # a path may begin with a bracket
+    if not isinstance(listed, list):
+        listed = [part.strip() for part in text.split(",")]
+    if not listed or not all(isinstance(one, str) and one for one in listed):
+        raise ValueError(f"option {option!r}: {text!r} holds an empty path")
+    return tuple(_local_path(option, one) for one in listed)
+
+
+def _local_path(option: str, path: str) -> str:
+    if "\0" in path:
+        raise ValueError(f"option {option!r}: {path!r} holds a NUL character")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
+    if scheme and scheme[1].lower() == "file":
+        path = re.sub(r"(?i)^file:(?://(?=/))?", "", path)
+    elif scheme:
+        raise ValueError(
+            f"option {option!r}: {path!r} is not a local path; a volume is a folder that the driver and every executor "
+            "see at the same path"
+        )
+    return os.path.abspath(path)

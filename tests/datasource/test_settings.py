@@ -1,0 +1,103 @@
+"""Settings of reads and writes: options that fit together, and those that do not."""
+
+import pytest
+
+from datasource.settings import ReadSettings, WriteSettings
+
+READ = {"path": "/store", "stream": "ORDERS"}
+WRITE = {"path": "/store", "stream": "ORDERS"}
+
+
+def test_read_defaults() -> None:
+    settings = ReadSettings.parse(READ)
+    assert settings == ReadSettings(paths=("/store",), streams=("ORDERS",))
+    assert settings.fail_on_data_loss
+    assert settings.verify
+
+
+def test_read_takes_every_option_of_batches() -> None:
+    settings = ReadSettings.parse(
+        {
+            **READ,
+            "subject": "orders.*",
+            "startingoffsets": '{"ORDERS": 5}',
+            "endingtimestamp": "2026-11-21T12:00:00Z",
+            "minpartitions": "4",
+            "maxrecordsperpartition": "1000",
+            "failondataloss": "false",
+            "verify": "none",
+            "locktimeout": "5s",
+        }
+    )
+    assert settings.starting.of("ORDERS") == 5
+    assert settings.ending_time_ns == 1_795_262_400_000_000_000
+    assert (settings.min_partitions, settings.partition_rows_max) == (4, 1000)
+    assert not settings.fail_on_data_loss
+    assert not settings.verify
+    assert settings.lock_timeout_s == 5
+
+
+def test_missing_path_says_how_to_give_it_and_what_spark_does_to_tables() -> None:
+    with pytest.raises(ValueError, match="option 'path' is missing.*CREATE TABLE.*CREATE TEMPORARY VIEW"):
+        ReadSettings.parse({})
+
+
+def test_missing_stream_is_refused_for_messages_only() -> None:
+    with pytest.raises(ValueError, match="option 'stream' is missing"):
+        ReadSettings.parse({"path": "/store"})
+    assert ReadSettings.parse({"path": "/store", "table": "streams"}).table == "streams"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"table": "consumers"}, "'consumers' is not supported by this version"),
+        ({"table": "damage"}, "'damage' is not supported by this version"),
+        ({"table": "events"}, "'events' is not supported by this version"),
+        ({"table": "stream"}, "did you mean 'streams'"),
+        ({"layout": "stan"}, "'stan' is not supported by this version"),
+        ({"layout": "kafka"}, "'kafka' is not one of jstream, nats"),
+        ({"table": "streams", "startingOffsets": "earliest"}, "'startingOffsets' is for reading messages"),
+        ({"account": "A"}, "'account' is for layout=nats only"),
+        ({"startingOffsets": "consumer"}, "durable consumers are not supported"),
+        ({"startingOffsets": "latest"}, "would make every batch read empty"),
+        ({"endingOffsets": "earliest"}, "would make every batch read empty"),
+        ({"startingOffsets": "beginning"}, "neither 'earliest' nor JSON"),
+        ({"startingOffsets": '{"ORDERS": 0}'}, "neither a sequence"),
+        ({"startingOffsets": '{"ORDERS": -1}'}, "neither a sequence"),
+        ({"startingOffsets": '{"ORDERS": true}'}, "neither a sequence"),
+        ({"startingOffsetsByTimestamp": '{"ORDERS": "soon"}'}, "is no time"),
+        ({"subject": "a..b"}, "not a subject filter"),
+        ({"subject": "a.>.b"}, "not a subject filter"),
+        ({"verify": "all"}, "not one of crc, none"),
+    ],
+)
+def test_wrong_reads_are_refused_with_the_reason(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ReadSettings.parse({**READ, **options})
+
+
+def test_write_takes_its_options() -> None:
+    settings = WriteSettings.parse(
+        {**WRITE, "subject": "orders.new", "compression": "zstd", "writerid": "etl", "batchid": "7"}
+    )
+    assert settings == WriteSettings(("/store",), "ORDERS", "orders.new", "zstd", "etl", "7")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stream": "A,B"}, "not the name of one stream"),
+        ({"stream": "A*"}, "not the name of one stream"),
+        ({"subject": "orders.*"}, "not a subject that a message can carry"),
+        ({"compression": "gzip"}, "not one of none, lz4, zstd"),
+        ({"writerId": "etl"}, "option 'batchId' is missing"),
+        ({"batchId": "7"}, "option 'writerId' is missing"),
+        ({"writerId": " ", "batchId": "7"}, "option 'writerId'"),
+        ({"writerId": "a\nb", "batchId": "7"}, "option 'writerId'"),
+        ({"startingOffsets": "earliest"}, "for batch reads and streaming reads only"),
+    ],
+)
+def test_wrong_writes_are_refused_with_the_reason(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        WriteSettings.parse({**WRITE, **options})
