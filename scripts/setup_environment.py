@@ -70,7 +70,7 @@ def install_packages() -> None:
     if stamp_is(PACKAGES_STAMP, stamp):
         return
     print("Installing jstream and what it needs into .venv (Spark is big: some minutes the first time)", flush=True)
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--use-pep517"]
     subprocess.run([*pip, "--editable", f".[{EXTRAS}]"], check=True)
     PACKAGES_STAMP.write_text(stamp)
 
