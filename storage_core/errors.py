@@ -95,6 +95,10 @@ class VolumeFailedError(StorageError):
     """A volume gave an I/O error and is retired until it was verified again."""
 
 
+class DiskFullError(StorageError):
+    """No space or quota left: nothing was stored, and the volume is as good as before."""
+
+
 class ReadOnlyError(StorageError):
     """The store was opened for reading only, or lies on a medium that cannot be written."""
 

@@ -52,9 +52,17 @@ class Lock(Protocol):
 
     def try_acquire(self) -> bool: ...
 
-    def release(self) -> None: ...
+    def write_note(self, note: bytes) -> None:
+        """Leave a note for others in the locked file: who holds it."""
+        ...
 
-    def close(self) -> None: ...
+    def read_note(self) -> bytes:
+        """Return the note of whoever held the lock last, at most a page."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the lock, if it was acquired, and of the file."""
+        ...
 
 
 class Files(Protocol):
@@ -166,8 +174,12 @@ class OsLock:
             return False
         return True
 
-    def release(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+    def write_note(self, note: bytes) -> None:
+        os.pwrite(self._descriptor, note, 0)
+        os.ftruncate(self._descriptor, len(note))
+
+    def read_note(self) -> bytes:
+        return os.pread(self._descriptor, 4096, 0)
 
     def close(self) -> None:
         if self._descriptor >= 0:

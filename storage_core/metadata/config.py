@@ -1,0 +1,180 @@
+"""Configuration of streams and of a store: the keys, their defaults, and what is refused.
+
+Names and meanings are those of JetStream where it has them. A key whose meaning this version does not carry out is
+refused by name unless it asks for what happens anyway (`max_age=0` keeps messages for ever, and so do we).
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
+from storage_core.durations import parse_duration_ns
+from storage_core.subjects import is_filter
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+COMPRESSIONS = ("none", "lz4", "zstd")
+BLOCK_MAX_BYTES = 64 * 1024 * 1024  # default block size; the slice size of NATS Streaming
+BLOCK_MAX_BYTES_LIMIT = 2 * 1024 * 1024 * 1024  # so that a block's file stays below its own limit
+BLOCK_MAX_MSGS = 4_000_000
+DESCRIPTION_SIZE_MAX = 4096
+METADATA_SIZE_MAX = 128 * 1024
+SUBJECT_COUNT_MAX = 1024
+MINUTE_NS = 60_000_000_000
+
+# Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
+_NOT_YET: dict[str, tuple[object, ...]] = {
+    "retention": ("limits",),
+    "discard": ("old",),
+    "max_msgs": (-1, 0),
+    "max_bytes": (-1, 0),
+    "max_age": (0,),
+    "max_msgs_per_subject": (-1, 0),
+    "max_consumers": (-1, 0),
+    "allow_rollup_hdrs": (False,),
+    "allow_msg_ttl": (False,),
+    "block_max_age": (0,),
+    "archive_command": ("",),
+    "storage": ("file",),
+}
+_COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes")
+_FLAGS = ("deny_delete", "deny_purge", "sealed")
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of a stream chose. Durations are nanoseconds, sizes bytes; -1 is no limit."""
+
+    name: str
+    subjects: tuple[str, ...]
+    num_replicas: int = 1
+    max_msg_size: int = -1
+    duplicate_window: int = 2 * MINUTE_NS
+    compression: str = "none"
+    deny_delete: bool = False
+    deny_purge: bool = False
+    sealed: bool = False
+    description: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    block_max_msgs: int = BLOCK_MAX_MSGS
+    block_max_bytes: int = BLOCK_MAX_BYTES
+
+    @classmethod
+    def from_mapping(cls, mapping: "Mapping[str, Any] | StreamConfig") -> "StreamConfig":
+        """Return a checked configuration; raises ValueError naming the key, what came and what is taken."""
+        if isinstance(mapping, StreamConfig):
+            mapping = mapping.to_json()
+        if not isinstance(mapping, Mapping):
+            raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(mapping).__name__}")
+        values = dict(mapping)
+        for key in values:
+            _check_key(key, values[key])
+        values = {key: value for key, value in values.items() if key not in _NOT_YET}
+        check_name(values.get("name"), "name of a stream")
+        values["subjects"] = _subjects(values.get("subjects"), values["name"])
+        for key in _COUNTS:
+            if key in values:
+                values[key] = _count(key, values[key])
+        for key in _FLAGS:
+            if key in values and not isinstance(values[key], bool):
+                raise ValueError(f"{key}: {values[key]!r} is not true or false")
+        if "duplicate_window" in values:
+            values["duplicate_window"] = parse_duration_ns(values["duplicate_window"], "duplicate_window")
+        config = cls(**values)
+        _check_values(config)
+        return config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the configuration with the keys of JetStream's API."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        shown["subjects"] = list(self.subjects)
+        return shown
+
+
+def _check_key(key: object, value: object) -> None:
+    if key in _NOT_YET:
+        if value not in _NOT_YET[str(key)] and value is not None:
+            raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
+        return
+    if key not in StreamConfig.__struct_fields__:
+        near = difflib.get_close_matches(str(key), [*StreamConfig.__struct_fields__, *_NOT_YET], 1)
+        raise ValueError(f"unknown key of a stream: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def check_name(name: object, what: str) -> str:
+    """Return the name; raises ValueError unless it is `[A-Za-z0-9_-]{1,128}`."""
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise ValueError(f"{what}: {name!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def _subjects(value: object, name: str) -> tuple[str, ...]:
+    if value is None or value == () or value == []:
+        return (name,)
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        raise ValueError(f"subjects: {value!r} is not a list of subjects")
+    subjects = tuple(one.strip() for one in listed)
+    for one in subjects:
+        if not is_filter(one):
+            raise ValueError(f"subjects: {one!r} is not a subject; tokens joined by dots, * for one and > for the rest")
+    if len(set(subjects)) < len(subjects):
+        raise ValueError(f"subjects: {', '.join(subjects)} names one twice")
+    if len(subjects) > SUBJECT_COUNT_MAX:
+        raise ValueError(f"subjects: {len(subjects)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")
+    return subjects
+
+
+def _count(key: str, value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{key}: {value!r} is not a whole number")
+    return value
+
+
+def _check_values(config: StreamConfig) -> None:
+    if config.num_replicas not in (1, 3, 5):
+        raise ValueError(f"num_replicas: {config.num_replicas} is not 1, 3 or 5")
+    if config.compression not in COMPRESSIONS:
+        raise ValueError(f"compression: {config.compression!r} is not one of {', '.join(COMPRESSIONS)}")
+    if config.max_msg_size != -1 and not 1 <= config.max_msg_size <= MESSAGE_SIZE_MAX:
+        raise ValueError(f"max_msg_size: {config.max_msg_size} is not -1 (no limit) or 1 to {MESSAGE_SIZE_MAX} bytes")
+    if not 1 <= config.block_max_msgs <= ROW_COUNT_MAX:
+        raise ValueError(f"block_max_msgs: {config.block_max_msgs} is not 1 to {ROW_COUNT_MAX}")
+    if not 1 <= config.block_max_bytes <= BLOCK_MAX_BYTES_LIMIT:
+        raise ValueError(f"block_max_bytes: {config.block_max_bytes} is not 1 to {BLOCK_MAX_BYTES_LIMIT}")
+    if not isinstance(config.description, str) or len(config.description.encode()) > DESCRIPTION_SIZE_MAX:
+        raise ValueError(f"description: must be text of at most {DESCRIPTION_SIZE_MAX} bytes")
+    metadata = config.metadata
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for pair in metadata.items() for x in pair):
+        raise ValueError(f"metadata: {metadata!r} is not a mapping of text to text")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_SIZE_MAX:
+        raise ValueError(f"metadata: more than {METADATA_SIZE_MAX} bytes")
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of a store chose."""
+
+    graveyard_keep: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
+    snapshot_every: int = 512  # entries between two snapshots of the metadata
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "StoreSettings":
+        """Return checked settings; raises ValueError naming the key, what came and what is taken."""
+        values = dict(mapping)
+        for key, value in values.items():
+            if key == "open_files_max":
+                raise ValueError(f"open_files_max: {value!r} is not supported by this version of jstream; leave it out")
+            if key not in cls.__struct_fields__:
+                near = difflib.get_close_matches(key, cls.__struct_fields__, 1)
+                raise ValueError(f"unknown setting: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if "graveyard_keep" in values:
+            values["graveyard_keep"] = parse_duration_ns(values["graveyard_keep"], "graveyard_keep")
+        if "snapshot_every" in values:
+            values["snapshot_every"] = _count("snapshot_every", values["snapshot_every"])
+            if not 1 <= values["snapshot_every"] <= 100_000:
+                raise ValueError(f"snapshot_every: {values['snapshot_every']} is not 1 to 100000 entries")
+        return cls(**values)

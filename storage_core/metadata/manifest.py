@@ -1,0 +1,104 @@
+"""The manifest of a stream: its live blocks in order, one row a block, in one numpy table.
+
+Tables are values: `append` returns a new one and the old one stays what it was, so readers keep theirs without a
+lock. An append at the end of the newest table shares its buffer, which makes a stream's life of n appends cost O(n).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from storage_core.errors import CorruptionError
+
+BLOCK_DTYPE = np.dtype(
+    [
+        ("block_id", "V16"),
+        ("digest", "V16"),  # of the footer, which covers the frames
+        ("first", "<i8"),  # sequence of relative 0
+        ("span", "<i8"),  # sequences used: [first, first + span)
+        ("row_count", "<i8"),
+        ("file_size", "<i8"),  # bytes
+        ("data_size", "<i8"),  # bytes of subjects, headers and data
+        ("time_min_ns", "<i8"),
+        ("time_max_ns", "<i8"),
+        ("committed_ns", "<i8"),  # time in the entry that named the block
+        ("msg_id_count", "<i4"),
+        ("subject_set", "<i4"),  # which of the stream's subject sets; 0: not summarised, ask the footer
+        ("holders", "<u4"),  # bit i: volume i of the placement took the block
+    ]
+)
+GRAVE_DTYPE = np.dtype(
+    [
+        ("incarnation", "V16"),
+        ("block_id", "V16"),
+        ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked graveyard_keep later
+    ]
+)
+ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate
+
+
+class Table:
+    """Rows `[start, stop)` of a growing buffer. Rows below `stop` are never written again."""
+
+    __slots__ = ("_buffer", "_start", "_stop", "_used")
+
+    def __init__(self, buffer: np.ndarray, start: int, stop: int, used: list[int]) -> None:
+        self._buffer, self._start, self._stop = buffer, start, stop
+        self._used = used  # one cell, shared by all tables on this buffer: rows written so far
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "Table":
+        return cls(rows, 0, len(rows), [len(rows)])
+
+    @classmethod
+    def empty(cls, dtype: np.dtype) -> "Table":
+        return cls.of(np.empty(0, dtype))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Return the rows as a read-only view."""
+        view = self._buffer[self._start : self._stop]
+        view.flags.writeable = False
+        return view
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def append(self, rows: np.ndarray) -> "Table":
+        """Return a table with these rows at its end."""
+        if not len(rows):
+            return self
+        stop = self._stop + len(rows)
+        if self._used[0] == self._stop and stop <= len(self._buffer):
+            self._buffer[self._stop : stop] = rows
+            self._used[0] = stop
+            return Table(self._buffer, self._start, stop, self._used)
+        count = len(self)
+        grown = np.empty(max(16, 2 * (count + len(rows))), self._buffer.dtype)
+        grown[:count] = self.rows
+        grown[count : count + len(rows)] = rows
+        return Table(grown, 0, count + len(rows), [count + len(rows)])
+
+    def drop_head(self, count: int) -> "Table":
+        """Return a table without its first `count` rows."""
+        assert 0 <= count <= len(self), (count, len(self))
+        return Table(self._buffer, self._start + count, self._stop, self._used)
+
+    def keep(self, mask: np.ndarray) -> "Table":
+        """Return a table with the rows where `mask` is true."""
+        return Table.of(self.rows[mask])
+
+    def encode(self) -> bytes:
+        return self.rows.tobytes()
+
+
+def decode_table(encoded: bytes, dtype: np.dtype, what: str) -> Table:
+    """Return the table; raises CorruptionError if the bytes are no whole number of rows."""
+    if len(encoded) % dtype.itemsize or len(encoded) > ROW_COUNT_MAX * dtype.itemsize:
+        raise CorruptionError(f"{what} has {len(encoded)} bytes, which are no rows of {dtype.itemsize}")
+    return Table.of(np.frombuffer(encoded, dtype))
+
+
+def ids(values: Sequence[bytes]) -> np.ndarray:
+    """Return 16-byte ids as a column."""
+    return np.frombuffer(b"".join(values), "V16")

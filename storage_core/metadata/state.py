@@ -1,0 +1,202 @@
+"""What the metadata log says is true: the state that commands act on.
+
+A state is a value. `machine.apply` makes the next one and leaves the old one alone, so a reader may keep the state it
+planned with, and a holder may try a command before it proposes it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.metadata.commands import Voter
+from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
+from storage_core.sequences import SequenceSet
+
+STATE_VERSION = 1
+TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")])
+COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
+STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
+SUBJECT_SET_COUNT_MAX = 1024  # sets a stream keeps; blocks beyond are not summarised in the manifest
+
+
+class BatchResult(msgspec.Struct, frozen=True, array_like=True):
+    """What an append of a named writer got in one stream."""
+
+    first: int
+    end: int
+    duplicate_count: int
+
+
+class WriterState(msgspec.Struct, frozen=True):
+    """One exactly-once writer of a stream."""
+
+    query: str  # Spark's query id; empty for batch writers
+    run: str  # the run that may write; older ones are fenced
+    superseded: tuple[str, ...]  # runs that may not write any more, newest last
+    batches: dict[str, BatchResult]
+    last_batch: int = -1  # streaming: highest batch id stored
+
+    def find(self, batch: str) -> BatchResult | None:
+        """Return what this batch got; a range of nothing for a streaming batch too old to be remembered."""
+        if batch in self.batches:
+            return self.batches[batch]
+        if self.query and batch.isdigit() and int(batch) <= self.last_batch:
+            return BatchResult(0, 0, 0)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """One incarnation of a stream."""
+
+    config: StreamConfig
+    incarnation: bytes
+    created_ns: int
+    placement: tuple[bytes, ...]
+    floor: int = 1  # nothing below it is shown, whatever the blocks hold
+    next_sequence: int = 1  # never falls
+    blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))  # Invariant: sorted, disjoint, end > floor
+    removed: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: within [floor, next_sequence)
+    lost: SequenceSet = field(default_factory=SequenceSet.empty)
+    message_count: int = 0  # messages that a read of everything yields
+    data_size: int = 0  # bytes of their subjects, headers and data
+    histories: tuple[tuple[bytes, int], ...] = ()  # (history id, first sequence of it), run-length
+    subject_sets: tuple[tuple[str, ...], ...] = ()  # block row's subject_set - 1 is a position in here
+    writers: Mapping[str, WriterState] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def first_sequence(self) -> int:
+        """Return the sequence of the first message that is shown; next_sequence if there is none."""
+        if self.removed and int(self.removed.starts[0]) == self.floor:
+            return int(self.removed.ends[0])
+        return self.floor
+
+    def shown(self) -> SequenceSet:
+        """Return the sequences of all messages that are shown."""
+        return SequenceSet.from_ranges([(self.floor, self.next_sequence)]).difference(self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """Everything below one store."""
+
+    store_id: bytes = b""
+    created_ns: int = 0
+    settings: StoreSettings = field(default_factory=StoreSettings)
+    voters: tuple[Voter, ...] = ()
+    lock_domain: str = ""
+    host: str = ""
+    streams: Mapping[str, StreamState] = field(default_factory=dict)  # by case-folded name
+    graveyard: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
+    transactions: Table = field(default_factory=lambda: Table.empty(TRANSACTION_DTYPE))
+    transaction_floor_ns: int = 0  # transactions made before it are refused
+
+    def stream(self, name: str) -> StreamState | None:
+        found = self.streams.get(name.casefold())
+        return found if found is not None and found.name == name else None
+
+    def by_incarnation(self, incarnation: bytes) -> StreamState | None:
+        return next((one for one in self.streams.values() if one.incarnation == incarnation), None)
+
+    def with_stream(self, stream: StreamState) -> "StoreState":
+        return replace(self, streams={**self.streams, stream.name.casefold(): stream})
+
+    def outcome(self, transaction: bytes) -> int:
+        """Return COMMITTED, ABORTED, or 0 if the transaction is not known."""
+        rows = self.transactions.rows
+        at = np.flatnonzero(rows["id"] == np.void(transaction))
+        return int(rows["outcome"][at[-1]]) if len(at) else 0
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------------
+
+
+class _StreamRecord(msgspec.Struct, frozen=True):
+    config: StreamConfig
+    incarnation: bytes
+    created_ns: int
+    placement: tuple[bytes, ...]
+    floor: int
+    next_sequence: int
+    blocks: bytes
+    removed: bytes
+    lost: bytes
+    message_count: int
+    data_size: int
+    histories: tuple[tuple[bytes, int], ...]
+    subject_sets: tuple[tuple[str, ...], ...]
+    writers: dict[str, WriterState]
+
+
+class _StateRecord(msgspec.Struct, frozen=True):
+    version: int
+    store_id: bytes
+    created_ns: int
+    settings: StoreSettings
+    voters: tuple[Voter, ...]
+    lock_domain: str
+    host: str
+    streams: tuple[_StreamRecord, ...]
+    graveyard: bytes
+    transactions: bytes
+    transaction_floor_ns: int
+
+
+_DECODER = msgspec.msgpack.Decoder(_StateRecord)
+
+
+def encode_state(state: StoreState) -> bytes:
+    """Return the state as msgpack; equal states give equal bytes."""
+    streams = []
+    for key in sorted(state.streams):
+        one = state.streams[key]
+        values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
+        values.update(
+            blocks=one.blocks.encode(),
+            removed=one.removed.encode(),
+            lost=one.lost.encode(),
+            writers=dict(sorted(one.writers.items())),
+        )
+        streams.append(_StreamRecord(**values))
+    values = {name: getattr(state, name) for name in _StateRecord.__struct_fields__ if name != "version"}
+    values.update(
+        version=STATE_VERSION,
+        streams=tuple(streams),
+        graveyard=state.graveyard.encode(),
+        transactions=state.transactions.encode(),
+    )
+    return msgspec.msgpack.encode(_StateRecord(**values))
+
+
+def decode_state(encoded: bytes) -> StoreState:
+    """Return the state that `encode_state` wrote; raises CorruptionError, UnsupportedVersionError."""
+    try:
+        record = _DECODER.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"snapshot payload is not a state: {error}") from error
+    if record.version != STATE_VERSION:
+        raise UnsupportedVersionError(f"state of version {record.version}, this program reads {STATE_VERSION}")
+    streams = {}
+    for one in record.streams:
+        values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
+        values.update(
+            blocks=decode_table(one.blocks, BLOCK_DTYPE, "manifest"),
+            removed=SequenceSet.decode(one.removed),
+            lost=SequenceSet.decode(one.lost),
+        )
+        streams[one.config.name.casefold()] = StreamState(**values)
+    values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
+    values.update(
+        streams=streams,
+        graveyard=decode_table(record.graveyard, GRAVE_DTYPE, "graveyard"),
+        transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
+    )
+    return StoreState(**values)

@@ -1,0 +1,78 @@
+"""Snapshot file: the state as of one index, with everything that Raft must not forget when the log before it goes.
+
+    page 0       header, 4,096 bytes, CRC32C in the last four
+    from page 1  payload: msgpack (state, configuration, durable indexes, vote)
+
+The header names store, volume, (index, term, chain) and the payload's size and BLAKE2b-128 digest, so that a snapshot
+that does not belong to its applied index, volume or store cannot pass.
+
+Source: docs/formats/snapshot.md.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import Struct
+
+from crc32c import crc32c
+
+from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.raft.log_format import PAGE_SIZE
+
+FORMAT_VERSION = 1
+MAGIC = b"JSTRMSNP"
+PAYLOAD_SIZE_MAX = 4 * 1024 * 1024 * 1024  # bytes; ten million blocks are about one GiB
+_HEADER = Struct("<8sHHI16s16s16sQQ16s8sQ16s")
+_CRC = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeader:
+    store_id: bytes
+    volume_id: bytes
+    instance_id: bytes
+    index: int  # the state is that after applying exactly this entry
+    term: int
+    chain: bytes
+    history: bytes  # history id of the entry at `index`
+    payload_size: int
+    payload_digest: bytes
+
+
+def encode(header: SnapshotHeader) -> bytes:
+    """Return the header page."""
+    fields = _HEADER.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        0,
+        PAGE_SIZE,
+        header.store_id,
+        header.volume_id,
+        header.instance_id,
+        header.index,
+        header.term,
+        header.chain,
+        header.history,
+        header.payload_size,
+        header.payload_digest,
+    )
+    page = fields + bytes(PAGE_SIZE - _CRC.size - len(fields))
+    return page + _CRC.pack(crc32c(page))
+
+
+def decode(page: bytes) -> SnapshotHeader:
+    """Return the header; raises CorruptionError, UnsupportedVersionError."""
+    if len(page) < PAGE_SIZE:
+        raise CorruptionError(f"snapshot header has {len(page)} bytes instead of {PAGE_SIZE}")
+    magic, version, _, _, *fields = _HEADER.unpack_from(page)
+    if magic != MAGIC or _CRC.unpack_from(page, PAGE_SIZE - _CRC.size)[0] != crc32c(page[: PAGE_SIZE - _CRC.size]):
+        raise CorruptionError("snapshot header has a bad magic or checksum")
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersionError(f"snapshot of version {version}, this program reads {FORMAT_VERSION}")
+    header = SnapshotHeader(*fields)
+    if header.payload_size > PAYLOAD_SIZE_MAX:
+        raise CorruptionError(f"snapshot declares {header.payload_size} bytes, at most {PAYLOAD_SIZE_MAX} are allowed")
+    return header
+
+
+def payload_digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=16, person=b"jstream-snapshot").digest()

@@ -1,0 +1,66 @@
+"""Creation of a volume: everything durable before its identity is written, so a volume is whole or is none."""
+
+import socket
+from pathlib import Path
+
+from storage_core.errors import AlreadyExistsError
+from storage_core.metadata.commands import Envelope, Init, Voter, encode_envelope
+from storage_core.metadata.config import StoreSettings
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Vote, make_entry
+from storage_core.store import identity as volume_file
+from storage_core.store import log
+from storage_core.store.environment import Environment
+from storage_core.store.identity import VolumeIdentity
+from storage_core.store.turn import translated
+
+
+def create_volume(path: Path, settings: StoreSettings, env: Environment) -> VolumeIdentity:
+    """Make `path` the only volume of a new store; the directory may be missing or empty.
+
+    Raises AlreadyExistsError, DiskFullError, ReadOnlyError, VolumeFailedError; ValueError if its parent is missing.
+    """
+    with translated(path):
+        _make_root(path, env)
+        identity = VolumeIdentity(env.new_id(), env.new_id(), env.new_id(), env.now_ns())
+        env.files.make_directory(path / log.DIRECTORY)
+        env.files.make_directory(path / "streams")
+        _first_entry(path, identity, settings, env)
+        file = env.files.create(path / volume_file.FILE_NAME)
+        try:
+            file.write_at(0, identity.encode())
+            file.sync()
+        finally:
+            file.close()
+        env.files.sync_directory(path)
+        env.files.sync_directory(path.parent)
+    return identity
+
+
+def _make_root(path: Path, env: Environment) -> None:
+    if env.files.is_directory(path):
+        there = env.files.list_directory(path)
+        if volume_file.FILE_NAME in there:
+            raise AlreadyExistsError(f"{path} holds a jstream store already")
+        if there:
+            raise AlreadyExistsError(f"{path} is not empty: {', '.join(sorted(there)[:5])}")
+        return
+    if not env.files.is_directory(path.parent):
+        raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
+    try:
+        env.files.make_directory(path)
+    except FileExistsError as error:
+        raise AlreadyExistsError(f"{path} exists and is not a directory") from error
+
+
+def _first_entry(path: Path, identity: VolumeIdentity, settings: StoreSettings, env: Environment) -> None:
+    """Write the log's first segment, which makes this volume the only voter, and its commit record."""
+    voter = Voter(identity.volume_id, identity.instance_id, ".")
+    init = Init(identity.store_id, settings, (voter,), env.lock_domain(), socket.gethostname())
+    payload = encode_envelope(Envelope(identity.created_ns, init))
+    vote = Vote(1, env.new_id())
+    entry = make_entry(CHAIN_START, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload)
+    volume_log = log.VolumeLog(env.files, path, identity)
+    position = volume_log.start_segment((0, 0, CHAIN_START), None, [vote, entry])
+    volume_log.write_commit_record(position.segment, CommitRecord(1, entry.term, entry.index, entry.chain))
+
+

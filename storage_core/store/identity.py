@@ -1,0 +1,82 @@
+"""Identity of a volume: one page that says which store, volume and volume instance a directory is.
+
+It is the last file that the creation of a store writes, so a directory without it is no volume. Never changed; a
+volume that is rebuilt or blank gets a new instance and with it a new file.
+
+Source: docs/formats/volume.md.
+"""
+
+import hashlib
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+from crc32c import crc32c
+
+from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError
+from storage_core.files import Files
+
+FILE_NAME = "jstream.volume"
+MAGIC = b"JSTRMVOL"
+FORMAT_VERSION = 1
+PAGE_SIZE = 4096
+_FIELDS = Struct("<8sHHI16s16s16sQ")
+_CRC = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeIdentity:
+    store_id: bytes
+    volume_id: bytes
+    instance_id: bytes  # new whenever the volume is made blank or rebuilt
+    created_ns: int
+
+    def encode(self) -> bytes:
+        fields = _FIELDS.pack(
+            MAGIC, FORMAT_VERSION, 0, PAGE_SIZE, self.store_id, self.volume_id, self.instance_id, self.created_ns
+        )
+        page = fields + bytes(PAGE_SIZE - _CRC.size - len(fields))
+        return page + _CRC.pack(crc32c(page))
+
+
+def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
+    """Return the identity; raises NotAStoreError, CorruptionError, UnsupportedVersionError naming the file."""
+    if page[: len(MAGIC)] != MAGIC:
+        raise NotAStoreError(f"{path} is not the identity of a jstream volume: it begins with {page[:8]!r}")
+    if len(page) != PAGE_SIZE or _CRC.unpack_from(page, PAGE_SIZE - _CRC.size)[0] != crc32c(page[: -_CRC.size]):
+        raise CorruptionError(f"{path} is damaged: {len(page)} bytes, bad checksum")
+    _, version, _, _, store_id, volume_id, instance_id, created_ns = _FIELDS.unpack_from(page)
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
+    return VolumeIdentity(store_id, volume_id, instance_id, created_ns)
+
+
+def read_identity(files: Files, directory: Path) -> VolumeIdentity:
+    """Return the identity of the volume in `directory`; raises NotAStoreError if there is none."""
+    path = directory / FILE_NAME
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        if not files.is_directory(directory):
+            raise NotAStoreError(f"{directory} does not exist or is not a directory") from None
+        raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it") from None
+    except PermissionError as error:
+        raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error
+    try:
+        return decode_identity(file.read_at(0, PAGE_SIZE + 1), path)
+    finally:
+        file.close()
+
+
+def lock_domain() -> str:
+    """Return the id of this machine: locks of the operating system mean something within it only."""
+    for name in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text:
+            return hashlib.blake2b(text.encode(), digest_size=16, person=b"jstream-domain").hexdigest()
+    return hashlib.blake2b(f"{socket.gethostname()} {uuid.getnode()}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,110 @@
+"""index.db of a volume: which blocks it holds, and when each was last read and found whole.
+
+    VOLUME/index.db      docs/formats/index.md
+
+A cache. Missing, stale, ahead of the metadata or damaged, it is made again from the block files, and the counts come
+out the same; only the times of the last verification are lost with it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+
+from crc32c import crc32c
+
+from storage_core.bounded import pack, unpack
+from storage_core.errors import CorruptionError
+from storage_core.files import Files
+from storage_core.store.staging import block_id_of
+
+FILE_NAME = "index.db"
+MAGIC = b"JSTRMIDX"
+FORMAT_VERSION = 1
+SIZE_MAX = 1 << 30  # bytes
+_HEADER = Struct("<8sIIQ")  # magic, version, CRC32C of the payload, payload size
+
+
+@dataclass(slots=True)
+class StreamIndex:
+    """Blocks of one incarnation on this volume: block id to (bytes, time of the last verification or 0)."""
+
+    blocks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+
+class VolumeIndex:
+    """What index.db says, checked against the directory whenever a stream is asked for."""
+
+    def __init__(self, files: Files, volume: Path) -> None:
+        self._files, self._volume, self.path = files, volume, volume / FILE_NAME
+        self._streams: dict[bytes, StreamIndex] = self._load()
+
+    def stream(self, incarnation: bytes) -> StreamIndex:
+        """Return the blocks that lie in the stream's directory now; names and sizes come from the files."""
+        known = self._streams.get(incarnation, StreamIndex()).blocks
+        directory = self._volume / "streams" / incarnation.hex()
+        found: dict[bytes, tuple[int, int]] = {}
+        try:
+            names = self._files.list_directory(directory)
+        except FileNotFoundError:
+            names = []
+        for name in names:
+            block_id = block_id_of(name)
+            if block_id is None:
+                continue
+            try:
+                size = self._files.file_size(directory / name)
+            except OSError:
+                continue
+            was_size, verified_ns = known.get(block_id, (size, 0))
+            found[block_id] = (size, verified_ns if was_size == size else 0)
+        self._streams[incarnation] = StreamIndex(found)
+        return self._streams[incarnation]
+
+    def verified(self, incarnation: bytes, block_id: bytes, size: int, time_ns: int) -> None:
+        """Note that the block was read and found whole."""
+        self._streams.setdefault(incarnation, StreamIndex()).blocks[block_id] = (size, time_ns)
+
+    def save(self, incarnations: set[bytes]) -> None:
+        """Write the index of these streams; a reader of a half-written one makes it anew."""
+        payload = pack(
+            {
+                incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
+                for incarnation, one in sorted(self._streams.items())
+                if incarnation in incarnations
+            }
+        )
+        encoded = _HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(payload), len(payload)) + payload
+        try:
+            file = self._files.open(self.path, writable=True)
+        except FileNotFoundError:
+            file = self._files.create(self.path)
+        try:
+            file.write_at(0, encoded)
+            file.truncate(len(encoded))
+        finally:
+            file.close()
+
+    def _load(self) -> dict[bytes, StreamIndex]:
+        try:
+            file = self._files.open(self.path)
+        except OSError:
+            return {}
+        try:
+            encoded = file.read_at(0, min(file.size(), SIZE_MAX))
+        except OSError:
+            return {}
+        finally:
+            file.close()
+        if len(encoded) < _HEADER.size:
+            return {}
+        magic, version, crc, size = _HEADER.unpack_from(encoded)
+        payload = encoded[_HEADER.size :]
+        if (magic, version, size) != (MAGIC, FORMAT_VERSION, len(payload)) or crc32c(payload) != crc:
+            return {}
+        try:
+            return {
+                incarnation: StreamIndex({block_id: (int(size), int(time_ns)) for block_id, size, time_ns in rows})
+                for incarnation, rows in unpack(payload, SIZE_MAX, "index.db").items()
+            }
+        except (CorruptionError, ValueError, TypeError, AttributeError):
+            return {}

@@ -1,0 +1,456 @@
+"""Metadata files of one volume: log segments with commit records, and snapshots.
+
+This module reads and writes them; what the evidence means (torn tail or damage, who may vote) is decided in turn.py.
+
+    meta/<segment number, 16 hex>.log      docs/formats/log.md
+    meta/<index, 16 hex>.snap              docs/formats/snapshot.md
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage_core.errors import (
+    CorruptionError,
+    CorruptRecordError,
+    StorageError,
+    TruncatedRecordError,
+    UnsupportedVersionError,
+)
+from storage_core.files import File, Files
+from storage_core.raft import log_format, snapshot_format
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Seal, Vote
+from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
+from storage_core.raft.snapshot_format import SnapshotHeader
+from storage_core.store.identity import VolumeIdentity
+
+DIRECTORY = "meta"
+SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
+SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
+
+
+class SyncError(OSError):
+    """An fsync failed: what was written can be read, and may or may not be on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the next batch goes."""
+
+    segment: int  # 0: there is none yet
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """The first log position that is missing, torn or damaged."""
+
+    index: int
+    where: str  # file and offset_bytes, for people
+    followed: bool  # whole entries of higher positions stand after it
+
+
+@dataclass(slots=True)
+class Tail:
+    """Records after a position of the newest segment."""
+
+    records: list[Record]
+    position: Position  # after the last of them
+    is_clean: bool  # nothing torn, damaged or unfinished stands there
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that one volume's files say, without judgement."""
+
+    snapshot: SnapshotHeader | None = None
+    snapshot_payload: bytes = b""
+    entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
+    votes: list[Vote] = field(default_factory=list)
+    commit: CommitRecord | None = None  # the best readable one
+    bad: Bad | None = None
+    position: Position = Position(0, 0)
+    tail_is_clean: bool = True  # a batch may be appended at `position`
+    slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
+    damage: list[str] = field(default_factory=list)  # for people: files that are not whole
+
+    @property
+    def tip(self) -> tuple[int, int, bytes]:
+        """Return (index, term, chain) of the last entry on the chain."""
+        if self.entries:
+            last = self.entries[-1]
+            return last.index, last.term, last.chain
+        if self.snapshot is not None:
+            return self.snapshot.index, self.snapshot.term, self.snapshot.chain
+        return 0, 0, CHAIN_START
+
+    @property
+    def tip_history(self) -> bytes:
+        if self.entries:
+            return self.entries[-1].history
+        return self.snapshot.history if self.snapshot is not None else bytes(HISTORY_SIZE)
+
+    @property
+    def term(self) -> int:
+        """Return the highest term that any record speaks of."""
+        terms = [self.tip[1], *(vote.term for vote in self.votes)]
+        return max([*terms, self.commit.term if self.commit else 0])
+
+
+class VolumeLog:
+    """The metadata files below one volume."""
+
+    def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
+        self._files, self._identity = files, identity
+        self.directory = volume / DIRECTORY
+
+    # --- names
+
+    def segments(self) -> list[int]:
+        """Return the numbers of the segment files, ascending."""
+        return self._numbers(".log")
+
+    def snapshots(self) -> list[int]:
+        """Return the indexes of the snapshot files, ascending."""
+        return self._numbers(".snap")
+
+    def _numbers(self, suffix: str) -> list[int]:
+        numbers = []
+        for name in self._files.list_directory(self.directory):
+            stem = name[: -len(suffix)]
+            if name.endswith(suffix) and len(stem) == 16 and stem == stem.lower():
+                try:
+                    numbers.append(int(stem, 16))
+                except ValueError:
+                    continue
+        return sorted(numbers)
+
+    def segment_path(self, number: int) -> Path:
+        return self.directory / f"{number:016x}.log"
+
+    def snapshot_path(self, index: int) -> Path:
+        return self.directory / f"{index:016x}.snap"
+
+    # --- reading
+
+    def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
+        """Return the best readable commit record, and whether every slot that was looked at is whole.
+
+        Costs one listing and two small reads: a new segment carries the record on, so only the newest segment that
+        has any is asked.
+        """
+        clean = True
+        for number in reversed(self.segments()):
+            with self._open(self.segment_path(number)) as file:
+                pages = [file.read_at(PAGE_SIZE * slot, PAGE_SIZE) for slot in range(1 + log_format.SLOT_COUNT)]
+            try:
+                self._check_header(log_format.decode_segment_header(pages[0]), number)
+            except (CorruptRecordError, TruncatedRecordError):
+                clean = False
+                continue
+            best, whole = _best_commit_record(pages[1:])
+            clean = clean and whole
+            if best is not None:
+                return best, clean
+        return None, clean
+
+    def read(self) -> Evidence:
+        """Return everything that the files say. Nothing is written, cut or removed.
+
+        Raises UnsupportedVersionError, and CorruptionError for a file of another store or volume.
+        """
+        evidence = Evidence()
+        self._read_snapshots(evidence)
+        collected = _Collected()
+        numbers = self.segments()
+        if not numbers:
+            raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
+        for number in numbers:
+            self._read_segment(number, collected, evidence, newest=number == numbers[-1])
+        _link(collected, evidence)
+        return evidence
+
+    def read_tail(self, position: Position) -> "Tail | None":
+        """Return the records after `position`; None if a full reading is called for."""
+        if self.segments()[-1:] != [position.segment]:
+            return None
+        with self._open(self.segment_path(position.segment)) as file:
+            size = file.size()
+            if size == position.offset_bytes:
+                return Tail([], position, True)
+            if size < position.offset_bytes or size > SEGMENT_READ_MAX:
+                return None
+            data = file.read_at(position.offset_bytes, size - position.offset_bytes)
+        tail = Tail([], position, size % PAGE_SIZE == 0)
+        for record, batch_end in log_format.scan(memoryview(data), position.offset_bytes):
+            if isinstance(record, BadRecord):
+                tail.is_clean = False
+                break
+            tail.records.append(record)
+            tail.position = Position(position.segment, batch_end)
+        tail.is_clean = tail.is_clean and tail.position.offset_bytes == size
+        return tail
+
+    def _read_snapshots(self, evidence: Evidence) -> None:
+        for index in reversed(self.snapshots()):
+            path = self.snapshot_path(index)
+            try:
+                with self._open(path) as file:
+                    header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                    payload = file.read_at(PAGE_SIZE, header.payload_size + 1)
+            except CorruptionError as error:
+                evidence.damage.append(f"{path}: {error}")
+                continue
+            ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
+            if not ours or header.index != index:
+                evidence.damage.append(f"{path}: belongs to another store, volume or index")
+            elif snapshot_format.payload_digest(payload) != header.payload_digest:
+                evidence.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
+            else:
+                evidence.snapshot, evidence.snapshot_payload = header, payload
+                return
+
+    def _read_segment(self, number: int, collected: "_Collected", evidence: Evidence, newest: bool) -> None:
+        path = self.segment_path(number)
+        with self._open(path) as file:
+            size = file.size()
+            if size > SEGMENT_READ_MAX:
+                raise CorruptionError(f"{path} has {size} bytes, no log segment is that large")
+            data = memoryview(file.read_at(0, size))
+        if newest:
+            # Whatever happens below, a segment that could not be read to its end is not appended to.
+            evidence.position, evidence.tail_is_clean = Position(number, BATCHES_OFFSET), False
+        try:
+            self._check_header(log_format.decode_segment_header(bytes(data[:PAGE_SIZE])), number)
+        except (CorruptRecordError, TruncatedRecordError):
+            evidence.damage.append(f"{path}: the segment header is torn or damaged")
+            collected.hurt(f"{path}: offset_bytes 0")
+        pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
+        best, whole = _best_commit_record(pages)
+        if not whole:
+            evidence.damage.append(f"{path}: a commit record is torn or damaged")
+            evidence.slots_are_whole = evidence.slots_are_whole and not newest
+        if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
+            evidence.commit = best
+        clean, end_bytes = len(data) >= BATCHES_OFFSET and len(data) % PAGE_SIZE == 0, BATCHES_OFFSET
+        for record, batch_end in log_format.scan(data[BATCHES_OFFSET:], BATCHES_OFFSET):
+            if isinstance(record, BadRecord):
+                clean = False
+                evidence.damage.append(f"{path}: offset_bytes {record.offset_bytes}: {record.reason}")
+                collected.hurt(f"{path}: offset_bytes {record.offset_bytes}: {record.reason}")
+            elif isinstance(record, Vote):
+                evidence.votes.append(record)
+                end_bytes = batch_end
+            elif isinstance(record, Seal):
+                clean = False
+                if newest:
+                    raise CorruptionError(
+                        f"{path} goes on in {self.segment_path(record.next_segment).name}, which is missing"
+                    )
+            else:
+                collected.take(record)
+                end_bytes = batch_end
+        if newest:
+            clean = clean and len(data) == end_bytes
+            evidence.position, evidence.tail_is_clean = Position(number, end_bytes), clean
+
+    def _check_header(self, header: SegmentHeader, number: int) -> None:
+        ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
+        if not ours or header.number != number:
+            path = self.segment_path(number)
+            raise CorruptionError(f"{path} belongs to another store or volume, or was renamed from {header.number}")
+
+    # --- writing, under the volume's lock
+
+    def append(self, position: Position, records: Sequence[Record]) -> Position:
+        """Write one batch at `position` and fsync it; return the position after it."""
+        batch = log_format.encode_batch(list(records), position.offset_bytes)
+        with self._open(self.segment_path(position.segment), writable=True) as file:
+            try:
+                file.write_at(position.offset_bytes, batch)
+            except OSError:
+                # What got there may be a whole record already: only without it is nothing stored.
+                try:
+                    file.truncate(position.offset_bytes)
+                except OSError as error:
+                    raise SyncError(*error.args) from error
+                raise
+            _sync(file)
+        return Position(position.segment, position.offset_bytes + len(batch))
+
+    def start_segment(
+        self, base: tuple[int, int, bytes], commit: CommitRecord | None, records: Sequence[Record]
+    ) -> Position:
+        """Write a new segment with these records and make it durable, name and all; return the position after them.
+
+        `base` is (index, term, chain) of the log before the first entry of the segment. Older segments stay.
+        """
+        number = self.segments()[-1] + 1 if self.segments() else 1
+        header = SegmentHeader(
+            self._identity.store_id, self._identity.volume_id, self._identity.instance_id, number, *base
+        )
+        slots = bytearray(PAGE_SIZE * log_format.SLOT_COUNT)
+        if commit is not None:
+            at = log_format.slot_offset(commit.generation) - PAGE_SIZE
+            slots[at : at + PAGE_SIZE] = log_format.encode_commit_record(commit)
+        batch = log_format.encode_batch(list(records), BATCHES_OFFSET)
+        file = self._files.create(self.segment_path(number))
+        try:
+            file.write_at(0, header.encode() + bytes(slots) + batch)
+            _sync(file)
+        finally:
+            file.close()
+        self._files.sync_directory(self.directory)
+        return Position(number, BATCHES_OFFSET + len(batch))
+
+    def write_commit_record(self, segment: int, record: CommitRecord) -> None:
+        """Write the commit record, after the log up to its index was fsynced; the next fsync makes it durable."""
+        with self._open(self.segment_path(segment), writable=True) as file:
+            file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
+
+    def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, payload: bytes) -> None:
+        """Write a snapshot of the state after entry `tip` and make it durable; one that is there already stays."""
+        index, term, chain = tip
+        digest = snapshot_format.payload_digest(payload)
+        identity = self._identity
+        header = SnapshotHeader(
+            identity.store_id, identity.volume_id, identity.instance_id, index, term, chain, history,
+            len(payload), digest,
+        )  # fmt: skip
+        path = self.snapshot_path(index)
+        try:
+            file = self._files.create(path)
+        except FileExistsError:
+            # Left by a holder that was killed while writing it: the name says nothing, only the content does.
+            self._files.unlink(path)
+            file = self._files.create(path)
+        try:
+            file.write_at(0, snapshot_format.encode(header))
+            file.write_at(PAGE_SIZE, payload)
+            file.sync()
+        finally:
+            file.close()
+        self._files.sync_directory(self.directory)
+
+    def compact(self) -> None:
+        """Remove snapshots but the two newest, and segments that end at or before the older of those.
+
+        A segment ends where the next one begins; the newest one always stays.
+        """
+        valid = [index for index in self.snapshots() if self._snapshot_is_whole(index)]
+        if len(valid) < 2:
+            return
+        keep_from = valid[-2]
+        for index in self.snapshots():
+            if index < keep_from:
+                self._files.unlink(self.snapshot_path(index))
+        numbers = self.segments()
+        for number, following in zip(numbers, numbers[1:], strict=False):
+            base = self._base_index(following)
+            if base is None or base > keep_from:
+                break
+            self._files.unlink(self.segment_path(number))
+        self._files.sync_directory(self.directory)
+
+    def _base_index(self, number: int) -> int | None:
+        with self._open(self.segment_path(number)) as file:
+            try:
+                return log_format.decode_segment_header(file.read_at(0, PAGE_SIZE)).base_index
+            except StorageError:
+                return None
+
+    def _snapshot_is_whole(self, index: int) -> bool:
+        try:
+            with self._open(self.snapshot_path(index)) as file:
+                header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                payload = file.read_at(PAGE_SIZE, header.payload_size + 1)
+        except UnsupportedVersionError:
+            raise
+        except StorageError:
+            return False
+        return header.index == index and snapshot_format.payload_digest(payload) == header.payload_digest
+
+    def _open(self, path: Path, writable: bool = False) -> "_Closing":
+        return _Closing(self._files.open(path, writable))
+
+
+def _sync(file: File) -> None:
+    try:
+        file.sync()
+    except OSError as error:
+        raise SyncError(*error.args) from error
+
+
+class _Closing:
+    """`with` for any File."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def __enter__(self) -> File:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _Collected:
+    """Entries by index, in the order of the files: an entry replaces those at and after its index.
+
+    A second copy of the same entry replaces nothing: it may be all that a killed holder rewrote.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.pending: str | None = None  # where a bad record stands after which no entry has come
+        self.last_bad = ""
+
+    def take(self, entry: Entry) -> None:
+        self.pending = None
+        if self.entries.get(entry.index) == entry:
+            return
+        for later in [index for index in self.entries if index > entry.index]:
+            if not self._is_on_chain(entry, later):
+                del self.entries[later]
+        self.entries[entry.index] = entry
+
+    def _is_on_chain(self, entry: Entry, later: int) -> bool:
+        follower = self.entries.get(entry.index + 1)
+        return follower is not None and later > entry.index and follower.follows(entry.chain)
+
+    def hurt(self, where: str) -> None:
+        self.pending = self.last_bad = where
+
+
+def _link(collected: _Collected, evidence: Evidence) -> None:
+    """Put the entries after the snapshot on one chain, and say where it breaks."""
+    index, _, chain = evidence.tip
+    entries = collected.entries
+    if index in entries and entries[index].chain != chain:
+        raise CorruptionError(f"snapshot at index {index} is not of this log: the hash chains differ")
+    if entries and min(entries) > index + 1:
+        raise CorruptionError(
+            f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}: entries are missing"
+        )
+    while (index + 1) in entries and entries[index + 1].follows(chain):
+        index += 1
+        evidence.entries.append(entries[index])
+        chain = entries[index].chain
+    followed = any(later > index for later in entries)
+    if followed or collected.pending is not None:
+        where = collected.pending or collected.last_bad or f"entry {index + 1}"
+        evidence.bad = Bad(index + 1, where, followed)
+
+
+def _best_commit_record(pages: Sequence[bytes]) -> tuple[CommitRecord | None, bool]:
+    best: CommitRecord | None = None
+    whole = True
+    for page in pages:
+        try:
+            record = log_format.decode_commit_record(page)
+        except CorruptRecordError:
+            whole = False
+            continue
+        if record is not None and (best is None or record.generation > best.generation):
+            best = record
+    return best, whole

@@ -1,0 +1,234 @@
+"""Messages on their way in: columns as writers give them, checked and turned into frame columns, all vectorised.
+
+Every row is checked here, once, on the side of whoever writes; the block writer trusts what it gets.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.block.format import MESSAGE_SIZE_MAX
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.errors import InvalidMessageError
+from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
+from storage_core.subjects import first_invalid, match_mask
+
+WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
+MSG_ID_SIZE_MAX = 4096  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Checked messages of one stream."""
+
+    batch: pa.RecordBatch  # FRAME_SCHEMA
+    sizes: np.ndarray  # int64, bytes of subject, headers and data, row by row
+    msg_ids: np.ndarray | None  # (rows, 2) uint64; a pair of zeros is no msg_id
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a stream takes, as its configuration says."""
+
+    stream: str
+    subjects: tuple[str, ...]  # filters, one of which must take a message's subject
+    max_msg_size: int  # bytes; -1: only what a frame can hold bounds it
+    default_subject: str | None  # of rows without one; None: it is an error
+
+    def describe(self) -> str:
+        return ", ".join(self.subjects)
+
+
+def check_write_schema(schema: pa.Schema, with_stream: bool) -> None:
+    """Raise ValueError naming the column, what came and what is taken, unless messages can be made of it.
+
+    `with_stream`: a `stream` column routes the rows, so it must be there and be a string.
+    """
+    names = schema.names
+    for name in names:
+        if name not in WRITE_COLUMNS:
+            raise ValueError(f"column {name!r} cannot be written; taken are {', '.join(WRITE_COLUMNS)}")
+        if names.count(name) > 1:
+            raise ValueError(f"column {name!r} is there {names.count(name)} times")
+    if "data" not in names:
+        raise ValueError(f"column 'data' is missing; the columns are {', '.join(names) or 'none'}")
+    if with_stream and "stream" not in names:
+        raise ValueError("no stream to write to: give the option or argument 'stream', or a column 'stream'")
+    for name in names:
+        if name != "sequence" and not _takes(name, schema.field(name).type):
+            raise ValueError(f"column {name!r} is {schema.field(name).type}; taken is {_TAKEN[name]}")
+
+
+_TAKEN = {
+    "data": "binary, or string as UTF-8",
+    "subject": "string",
+    "headers": "array<struct<key:string,value:binary>>",
+    "msg_id": "string",
+    "timestamp": "timestamp",
+    "timestamp_ns": "long (nanoseconds since 1970, UTC)",
+    "stream": "string",
+}
+
+
+def _takes(name: str, kind: pa.DataType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if name == "data":
+        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+        return text or binary or pa.types.is_fixed_size_binary(kind)
+    if name == "headers":
+        return _is_headers(kind)
+    if name == "timestamp":
+        return pa.types.is_timestamp(kind)
+    if name == "timestamp_ns":
+        return pa.types.is_integer(kind)
+    return text
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    pair = kind.value_type
+    if pair.num_fields != 2 or {pair.field(0).name, pair.field(1).name} != {"key", "value"}:
+        return False
+    key, value = pair.field("key").type, pair.field("value").type
+    text = pa.types.is_string(key) or pa.types.is_large_string(key)
+    return text and (_takes("data", value) or pa.types.is_null(value))
+
+
+def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -> Messages:
+    """Return the messages in `batch`, whose schema has passed `check_write_schema`.
+
+    Raises InvalidMessageError naming the stream, the row of the batch and what is wrong with it.
+    """
+    columns = {name: batch.column(position) for position, name in enumerate(batch.schema.names)}
+    subject = _subject(columns.get("subject"), batch.num_rows, acceptance)
+    data = _cast(columns["data"], pa.binary(), "data", acceptance)
+    headers = columns.get("headers")
+    headers = pa.nulls(batch.num_rows, HEADERS_TYPE) if headers is None else _headers(headers, acceptance)
+    timestamp = _timestamp_ns(columns, batch.num_rows, now_ns, acceptance)
+    sizes = _sizes(subject, headers, data)
+    limit = acceptance.max_msg_size if acceptance.max_msg_size >= 0 else MESSAGE_SIZE_MAX
+    if len(sizes) and int(sizes.max()) > limit:
+        row = int(sizes.argmax())
+        which = "max_msg_size" if acceptance.max_msg_size >= 0 else "the largest that can be stored"
+        raise _invalid(acceptance, row, f"message of {int(sizes[row])} bytes, {which} is {limit}")
+    msg_ids = columns.get("msg_id")
+    hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
+    made = pa.RecordBatch.from_arrays([subject, timestamp, headers, data], schema=FRAME_SCHEMA)
+    return Messages(made, sizes, hashes)
+
+
+def _invalid(acceptance: Acceptance, row: int, what: str) -> InvalidMessageError:
+    return InvalidMessageError(f"stream {acceptance.stream!r}, row {row} of the batch: {what}")
+
+
+def _cast(column: pa.Array, kind: pa.DataType, name: str, acceptance: Acceptance) -> pa.Array:
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        reason = f"stream {acceptance.stream!r}: column {name!r} ({column.type}) does not fit {kind}: {error}"
+        raise InvalidMessageError(reason) from error
+
+
+def _subject(column: pa.Array | None, row_count: int, acceptance: Acceptance) -> pa.Array:
+    default = acceptance.default_subject
+    if column is None:
+        if default is None and row_count:
+            raise _invalid(
+                acceptance, 0, f"no subject, and none to fall back on: the stream takes {acceptance.describe()}"
+            )
+        made = pa.repeat(pa.scalar(default or ""), row_count)
+        _check_subjects(made[:1], acceptance)
+        return made
+    column = _cast(column, pa.string(), "subject", acceptance)
+    if column.null_count:
+        if default is None:
+            row = int(np.flatnonzero(column.is_null())[0])
+            raise _invalid(acceptance, row, f"subject is null, and none to fall back on in {acceptance.describe()}")
+        column = column.fill_null(default)
+    _check_subjects(column, acceptance)
+    return column
+
+
+def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
+    bad = first_invalid(subjects)
+    if bad is not None:
+        row = pc.index(subjects, bad).as_py()
+        raise _invalid(acceptance, row, f"subject {bad!r} is not one that a message can carry")
+    taken = match_mask(acceptance.subjects, subjects)
+    if len(subjects) and not pc.all(taken).as_py():
+        row = int(np.flatnonzero(pc.invert(taken))[0])
+        reason = f"subject {subjects[row].as_py()!r} is not taken; the stream takes {acceptance.describe()}"
+        raise _invalid(acceptance, row, reason)
+
+
+def _headers(column: pa.Array, acceptance: Acceptance) -> pa.Array:
+    if column.type != HEADERS_TYPE:
+        if not pa.types.is_null(column.type) and column.type.value_type.field(0).name != "key":
+            pairs = column.flatten()
+            ordered = pa.StructArray.from_arrays([pairs.field("key"), pairs.field("value")], ["key", "value"])
+            column = pa.ListArray.from_arrays(_offsets(column), ordered, mask=column.is_null())
+        column = _cast(column, HEADERS_TYPE, "headers", acceptance)
+    pairs = column.flatten()
+    if pairs.null_count or pairs.field("key").null_count:
+        missing = np.flatnonzero(pc.or_(pairs.is_null(), pairs.field("key").is_null()))[0]
+        row = int(np.searchsorted(_offsets(column).to_numpy(), missing, side="right")) - 1
+        raise _invalid(acceptance, row, "a header without a key")
+    return column
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """Return where each row's items begin in `column.flatten()`, with the end at last."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+
+
+def _timestamp_ns(columns: dict[str, pa.Array], row_count: int, now_ns: int, acceptance: Acceptance) -> pa.Array:
+    given = columns.get("timestamp_ns")
+    if given is not None:
+        given = _cast(given, pa.int64(), "timestamp_ns", acceptance)
+    if "timestamp" in columns and (given is None or given.null_count):
+        times = _cast(columns["timestamp"], pa.timestamp("ns", "UTC"), "timestamp", acceptance).cast(pa.int64())
+        given = times if given is None else pc.coalesce(given, times)
+    if given is None:
+        return pa.array(np.full(row_count, now_ns, np.int64))
+    return given.fill_null(now_ns) if given.null_count else given
+
+
+def _sizes(subject: pa.Array, headers: pa.Array, data: pa.Array) -> np.ndarray:
+    sizes = pc.binary_length(subject).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = pc.binary_length(data)
+    sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    if headers.null_count < len(headers):
+        pairs = headers.flatten()
+        key = pc.binary_length(pairs.field("key"))
+        value = pc.fill_null(pc.binary_length(pairs.field("value")), 0)
+        upto = np.concatenate(([0], np.cumsum(pc.add(key, value).to_numpy(zero_copy_only=False), dtype=np.int64)))
+        offsets = _offsets(headers).to_numpy()
+        sizes += upto[offsets[1:]] - upto[offsets[:-1]]
+    return sizes
+
+
+def message_sizes(batch: pa.RecordBatch) -> np.ndarray:
+    """Return the bytes of subject, headers and data, row by row, of a batch with those columns."""
+    return _sizes(batch.column("subject"), batch.column("headers"), batch.column("data"))
+
+
+def _msg_ids(column: pa.Array, acceptance: Acceptance) -> np.ndarray | None:
+    column = _cast(column, pa.string(), "msg_id", acceptance)
+    if column.null_count == len(column):
+        return None
+    lengths = pc.fill_null(pc.binary_length(column), 1).to_numpy(zero_copy_only=False)
+    bad = np.flatnonzero((lengths == 0) | (lengths > MSG_ID_SIZE_MAX))
+    if len(bad):
+        reason = f"msg_id of {int(lengths[bad[0]])} bytes; 1 to {MSG_ID_SIZE_MAX} are taken"
+        raise _invalid(acceptance, int(bad[0]), reason)
+    hashes = msg_id_hashes(column.fill_null(""))
+    hashes[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return hashes

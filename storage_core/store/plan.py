@@ -1,0 +1,177 @@
+"""Planning a read: from metadata alone to a list of slices, each one block and what to take from it.
+
+A plan is made of plain values that travel to executors. It repeats exactly for as long as removed messages are kept
+(graveyard_keep): a slice carries the removals as of the plan, and blocks are never changed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.errors import StaleIncarnationError
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.staging import block_path
+from storage_core.subjects import is_literal, matches
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What to read; ranges are half open, None is open."""
+
+    streams: tuple[str, ...]
+    ranges: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    time_first_ns: int | None = None
+    time_end_ns: int | None = None
+    subject_filters: tuple[str, ...] = ()  # any of them; empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSlice:
+    """Sequences `[first, end)` of one block."""
+
+    stream: str
+    store_id: bytes
+    incarnation: bytes
+    block_id: bytes
+    digest: bytes
+    file_size: int  # bytes
+    paths: tuple[str, ...]  # one a volume, nearest first
+    block_first: int  # sequence of the block's relative 0
+    first: int
+    end: int
+    removed: bytes  # encoded SequenceSet of [first, end) that is not shown; empty: nothing
+    row_count: int  # at most: removals and holes are taken off, filters are not
+    byte_size: int  # bytes to read, in proportion
+
+    def split(self, row_count_max: int) -> "list[BlockSlice]":
+        """Return slices of at most `row_count_max` sequences that make up this one."""
+        span = self.end - self.first
+        if span <= row_count_max:
+            return [self]
+        removed = SequenceSet.decode(self.removed) if self.removed else SequenceSet.empty()
+        parts = []
+        for first in range(self.first, self.end, row_count_max):
+            end = min(first + row_count_max, self.end)
+            inside = removed.clip(first, end)
+            rows, size = end - first - len(inside), self.byte_size * (end - first) // span
+            parts.append(
+                replace(
+                    self, first=first, end=end, removed=inside.encode() if inside else b"", row_count=rows,
+                    byte_size=size,
+                )
+            )  # fmt: skip
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange:
+    """What a plan covers of one stream."""
+
+    stream: str
+    incarnation: bytes
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    slices: tuple[BlockSlice, ...]  # by stream as asked, then by sequence
+    ranges: tuple[StreamRange, ...]
+    index: int  # of the metadata that it was made from
+
+
+def plan_stream(
+    state: StoreState, stream: StreamState, directories: tuple[str, ...], request: ReadRequest
+) -> tuple[list[BlockSlice], StreamRange]:
+    """Return the slices of one stream, and the range they cover. `directories`: its block directories, nearest first."""
+    asked_first, asked_end = request.ranges.get(stream.name, (None, None))
+    first = max(stream.floor, asked_first if asked_first is not None else stream.floor)
+    end = min(stream.next_sequence, asked_end if asked_end is not None else stream.next_sequence)
+    covered = StreamRange(stream.name, stream.incarnation, first, max(first, end))
+    rows = stream.blocks.rows
+    lo = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
+    hi = int(np.searchsorted(rows["first"], end, side="left"))
+    if hi <= lo:
+        return [], covered
+    rows = rows[lo:hi]
+    rows = rows[_may_match(rows, stream, request)]
+    return [
+        _slice(state, stream, row, directories, first, end, removed)
+        for row, removed in zip(rows, _removals(rows, stream.removed, first, end), strict=True)
+    ], covered
+
+
+def _may_match(rows: np.ndarray, stream: StreamState, request: ReadRequest) -> np.ndarray:
+    keep = rows["row_count"] > 0
+    if request.time_first_ns is not None:
+        keep &= rows["time_max_ns"] >= request.time_first_ns
+    if request.time_end_ns is not None:
+        keep &= rows["time_min_ns"] < request.time_end_ns
+    if request.subject_filters:
+        taken = [True]  # set 0: not summarised
+        for subjects in stream.subject_sets:
+            taken.append(_any_match(request.subject_filters, subjects))
+        keep &= np.array(taken)[rows["subject_set"]]
+    return keep
+
+
+def _any_match(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
+    have = set(subjects)
+    return any(
+        one in have if is_literal(one) else any(matches(one, subject) for subject in subjects) for one in filters
+    )
+
+
+def _removals(rows: np.ndarray, removed: SequenceSet, first: int, end: int) -> list[SequenceSet | None]:
+    """Return, block by block, what of it is removed; the set is only cut where it meets the block."""
+    starts, ends = np.maximum(rows["first"], first), np.minimum(rows["first"] + rows["span"], end)
+    lo = np.searchsorted(removed.ends, starts, side="right")
+    hi = np.searchsorted(removed.starts, ends, side="left")
+    meets = (hi > lo).tolist()
+    return [
+        removed.clip(int(start), int(stop)) if meet else None
+        for meet, start, stop in zip(meets, starts, ends, strict=True)
+    ]
+
+
+def _slice(
+    state: StoreState,
+    stream: StreamState,
+    row: np.void,
+    directories: tuple[str, ...],
+    first: int,
+    end: int,
+    removed: SequenceSet | None,
+) -> BlockSlice:
+    block_first, span, file_size = int(row["first"]), int(row["span"]), int(row["file_size"])
+    block_id = bytes(row["block_id"])
+    start, stop = max(block_first, first), min(block_first + span, end)
+    return BlockSlice(
+        stream=stream.name,
+        store_id=state.store_id,
+        incarnation=stream.incarnation,
+        block_id=block_id,
+        digest=bytes(row["digest"]),
+        file_size=file_size,
+        paths=tuple(str(block_path(directory, block_id)) for directory in directories),
+        block_first=block_first,
+        first=start,
+        end=stop,
+        removed=removed.encode() if removed else b"",
+        row_count=stop - start - (len(removed) if removed else 0),
+        byte_size=max(1, file_size * (stop - start) // max(1, span)),
+    )
+
+
+def check_unchanged(state: StoreState, ranges: tuple[StreamRange, ...]) -> None:
+    """Raise StaleIncarnationError if a stream that a plan covers was deleted, or deleted and made again."""
+    for one in ranges:
+        if state.by_incarnation(one.incarnation) is None:
+            raise StaleIncarnationError(f"stream {one.stream!r} was deleted, or deleted and made again")
+
+
+def block_directory(volume: Path, incarnation: bytes) -> Path:
+    return volume / "streams" / incarnation.hex()

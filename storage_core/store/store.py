@@ -1,0 +1,303 @@
+"""Store: the face of a store towards Python, Spark's data source and the command line.
+
+Opens volumes, keeps the metadata, hands out streams, and carries out appends. Everything below one `Store` may be
+used from several threads; several processes may open the same volumes.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from storage_core.errors import AlreadyExistsError, NotAStoreError, NotFoundError, RequirementError
+from storage_core.metadata import machine
+from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
+from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store import appends, creation, describe, verification
+from storage_core.store.appends import CommitResult, WriterBatch
+from storage_core.store.duplicates import MsgIdWindow
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.identity import VolumeIdentity, read_identity
+from storage_core.store.plan import ReadPlan, ReadRequest, block_directory, plan_stream
+from storage_core.store.staging import StagedBlock, Transaction
+from storage_core.store.stream import Stream
+from storage_core.store.turn import Metadata, Turn
+from storage_core.store.upkeep import Upkeep
+
+LOCK_TIMEOUT_S = 60.0
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class Store:
+    """A store of numbered streams on its volumes. Make one with `create` or `open`; a context manager."""
+
+    def __init__(
+        self, volume: Path, identity: VolumeIdentity, env: Environment, read_only: bool, lock_timeout_s: float
+    ) -> None:
+        self._volume, self._env, self._lock_timeout_s = volume, env, lock_timeout_s
+        self._metadata = Metadata(env, volume, identity, read_only)
+        self._upkeep = Upkeep(env, volume)
+        self._window = MsgIdWindow(identity.store_id)
+        self.read_only = read_only
+
+    @classmethod
+    def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
+        """Make a store on empty or missing directories and open it. Settings: graveyard_keep, snapshot_every.
+
+        Raises ValueError (number of volumes, unknown setting), AlreadyExistsError (a directory that is not empty).
+        """
+        paths = resolve_paths(volumes)
+        if len(paths) != 1:
+            raise ValueError(
+                f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); this version of jstream makes "
+                "stores of one volume"
+            )
+        identity = creation.create_volume(paths[0], StoreSettings.from_mapping(settings), env)
+        return cls(paths[0], identity, env, False, LOCK_TIMEOUT_S)
+
+    @classmethod
+    def open(
+        cls,
+        path_or_paths: Paths,
+        read_only: bool = False,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        take_over: bool = False,
+        env: Environment = REAL,
+    ) -> "Store":
+        """Open the store that the volumes belong to.
+
+        `take_over`: from now on the store is written from this host; for a host that is down for good, or a copy.
+        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume twice).
+        """
+        paths = resolve_paths(path_or_paths)
+        identities = [(path, read_identity(env.files, path)) for path in paths]
+        volume, identity = identities[0]
+        for path, other in identities[1:]:
+            if other.store_id != identity.store_id:
+                raise NotAStoreError(f"{path} belongs to store {other.store_id.hex()}, {volume} to {identity.store_id.hex()}")
+            raise ValueError(f"volume {other.volume_id.hex()} is given twice: {volume} and {path}")
+        store = cls(volume, identity, env, read_only, lock_timeout_s)
+        if take_over:
+            with store._metadata.turn(lock_timeout_s, take_over=True):
+                pass
+        store.state()
+        return store
+
+    # --- who and where
+
+    @property
+    def id(self) -> bytes:
+        """The store's id, 16 bytes."""
+        return self._metadata.identity.store_id
+
+    @property
+    def paths(self) -> list[str]:
+        """Absolute paths of the volumes."""
+        return [str(self._volume)]
+
+    @property
+    def environment(self) -> Environment:
+        return self._env
+
+    def state(self) -> StoreState:
+        """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
+        return self._metadata.view(self._lock_timeout_s).state
+
+    def index(self) -> int:
+        """Return the log index that `state` stands at: it grows with every change."""
+        return self._metadata.view(self._lock_timeout_s).index
+
+    def close(self) -> None:
+        """Let go of everything; nothing is held between calls, so this only ends the object's use."""
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({', '.join(self.paths)})"
+
+    def _repr_html_(self) -> str:
+        return describe.store_html(self.info())
+
+    # --- streams
+
+    def streams(self) -> list[str]:
+        """Return the names of the streams, sorted."""
+        return sorted(stream.name for stream in self.state().streams.values())
+
+    def stream(self, name: str) -> Stream:
+        """Return the stream; raises NotFoundError naming the nearest name."""
+        return Stream(self, self.stream_state(name).incarnation, name)
+
+    def stream_state(self, name: str, state: StoreState | None = None) -> StreamState:
+        """Return the state of the stream of that name; raises NotFoundError naming the nearest name."""
+        state = state or self.state()
+        found = state.stream(name)
+        if found is None:
+            names = [stream.name for stream in state.streams.values()]
+            near = difflib.get_close_matches(name, names, 1) or [one for one in names if one.casefold() == name.casefold()]
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(sorted(names)[:10]) or 'none'}"
+            raise NotFoundError(f"no stream {name!r} in {self._volume}{hint}")
+        return found
+
+    def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
+        """Make a stream; raises AlreadyExistsError, ValueError naming the key of the configuration."""
+        checked = StreamConfig.from_mapping(config)
+        if checked.num_replicas != 1:
+            raise ValueError(f"num_replicas: {checked.num_replicas} replicas need as many volumes; the store has 1")
+        with self._turn() as turn:
+            incarnation = self._env.new_id()
+            command = AddStream(incarnation, checked, (self._metadata.identity.volume_id,))
+            turn.check(command)
+            directory = block_directory(self._volume, incarnation)
+            self._env.files.make_directory(directory)
+            self._env.files.sync_directory(directory.parent)
+            self._propose(turn, command)
+        return Stream(self, incarnation, checked.name)
+
+    def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
+        """Change the stream that `name` in the configuration names; keys that are not given stay as they are."""
+        given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
+        name = given.get("name")
+        if not isinstance(name, str):
+            raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
+        with self._turn() as turn:
+            stream = self.stream_state(name, turn.state)
+            merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
+            self._propose(turn, EditStream(stream.incarnation, merged))
+        return Stream(self, stream.incarnation, name)
+
+    def delete_stream(self, name: str) -> None:
+        """Delete the stream and its messages. A stream made later under this name is another incarnation."""
+        with self._turn() as turn:
+            self._propose(turn, DeleteStream(self.stream_state(name, turn.state).incarnation))
+
+    # --- appends: begin, write through Stagers, then commit or abort
+
+    def begin(self, streams: Iterable[str] | None = None) -> Transaction:
+        """Return a new transaction over these streams, None for all; it can be sent to other processes."""
+        state = self.state()
+        names = [one.name for one in state.streams.values()] if streams is None else list(streams)
+        for name in names:
+            self.stream_state(name, state)
+        return appends.begin(state, self._volume, self._metadata.identity, names, self._env)
+
+    def commit(
+        self,
+        transaction: Transaction,
+        staged: Sequence[StagedBlock],
+        writer: WriterBatch | None = None,
+        overwrite: Sequence[str] = (),
+    ) -> CommitResult:
+        """Make the staged blocks part of their streams: all of them, durably, when this returns.
+
+        `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
+        before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
+        RequirementError, StaleIncarnationError, CorruptionError; OutcomeUnknownError if the disk failed in between.
+        """
+        with self._turn() as turn:
+            return appends.commit(
+                turn, self._volume, transaction, staged, writer, overwrite, self._window, self._env
+            )
+
+    def abort(self, transaction: Transaction) -> bool:
+        """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
+        with self._turn() as turn:
+            return appends.abort(turn, self._volume, transaction, self._env)
+
+    # --- reading
+
+    def plan(self, request: ReadRequest) -> ReadPlan:
+        """Return what a read has to fetch, from metadata alone. Takes no lock."""
+        view = self._metadata.view(self._lock_timeout_s)
+        slices, ranges = [], []
+        for name in request.streams:
+            stream = self.stream_state(name, view.state)
+            directories = (str(block_directory(self._volume, stream.incarnation)),)
+            found, covered = plan_stream(view.state, stream, directories, request)
+            slices.extend(found)
+            ranges.append(covered)
+        return ReadPlan(tuple(slices), tuple(ranges), view.index)
+
+    def first_at_time(self, stream: str, time_ns: int) -> int | None:
+        """Return the first sequence whose time is not before `time_ns`; None if there is none."""
+        return self.stream(stream).first_at_time(time_ns)
+
+    # --- for operators
+
+    def info(self) -> dict[str, Any]:
+        """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
+        return describe.store_info(self.state(), self._volume, self._metadata.identity)
+
+    def verify(
+        self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Read and check every block of these streams (None: all), and the metadata; return what was found.
+
+        `progress` hears (blocks done, blocks in all). The result has ok, checked_blocks and damage.
+        """
+        state = self.state()
+        chosen = [self.stream_state(name, state) for name in (self.streams() if streams is None else streams)]
+        return verification.verify(state, chosen, self._metadata, self._volume, self._env, progress)
+
+    def maintain(self) -> None:
+        """Do all upkeep that is due, without the bounds of a turn: unlink old graves, snapshot, journal."""
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            self._upkeep.after(turn, everything=True)
+
+    # --- turns
+
+    def _turn(self) -> "_TurnWithUpkeep":
+        return _TurnWithUpkeep(self)
+
+    def _propose(self, turn: Turn, command: Command) -> machine.Result:
+        """Return the result of a command that was carried out; raises what it was refused with."""
+        result = turn.propose(command)
+        if isinstance(result, machine.Refused):
+            result.raise_()
+        return result
+
+
+class _TurnWithUpkeep:
+    """A turn, and the bounded upkeep that follows it if it went well."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._held = store._metadata.turn(store._lock_timeout_s)
+
+    def __enter__(self) -> Turn:
+        self._turn = self._held.__enter__()
+        return self._turn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._store._upkeep.after(self._turn)
+        self._held.__exit__(kind, error, trace)
+
+
+def resolve_paths(paths: Paths) -> list[Path]:
+    """Return absolute paths; text may list several, separated by commas. Raises ValueError for none or one twice."""
+    given: list[str] = []
+    for one in [paths] if isinstance(paths, (str, os.PathLike)) else list(paths):
+        text = os.fspath(one)
+        given.extend(part.strip() for part in text.split(",")) if isinstance(one, str) else given.append(text)
+    if not given or not all(given):
+        raise ValueError(f"path: {paths!r} names no volume")
+    resolved = [Path(os.path.abspath(os.path.expanduser(one))) for one in given]
+    for position, path in enumerate(resolved):
+        if "\0" in str(path):
+            raise ValueError(f"path: {given[position]!r} holds a NUL character")
+        for earlier in resolved[:position]:
+            if os.path.realpath(earlier) == os.path.realpath(path):
+                raise ValueError(f"path: {given[position]!r} is given twice")
+    return resolved

@@ -1,0 +1,282 @@
+"""Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core import subjects as subject_rules
+from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+from storage_core.metadata import machine
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.state import StreamState
+from storage_core.schema import READ_SCHEMA, read_schema
+from storage_core.sequences import SequenceSet
+from storage_core.store import contents, describe, removal
+from storage_core.store.appends import WriterBatch
+from storage_core.store.messages import check_write_schema
+from storage_core.store.plan import ReadRequest
+from storage_core.store.reading import ReadOptions, read_slices
+from storage_core.store.removal import Removal
+from storage_core.store.staging import Stager, Transaction
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+Tables = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.Table | pa.RecordBatch]
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a message is: of a duplicate, where the first one with its msg_id is."""
+
+    sequence: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as it was stored."""
+
+    stream: str
+    sequence: int
+    subject: str
+    timestamp_ns: int
+    headers: list[tuple[str, bytes | None]] | None
+    data: bytes | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message in the JSON shape of the command line."""
+        headers = [[key, _base64(value)] for key, value in self.headers or []]
+        return {
+            "subject": self.subject,
+            "seq": self.sequence,
+            "time": describe.rfc3339(self.timestamp_ns),
+            "headers": headers,
+            "data": _base64(self.data),
+        }
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+class Stream:
+    """A named, numbered log of messages. From `Store.stream` or `Store.add_stream`."""
+
+    def __init__(self, store: "Store", incarnation: bytes, name: str) -> None:
+        self._store, self.incarnation, self.name = store, incarnation, name
+
+    def state(self) -> StreamState:
+        """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
+        found = self._store.state().by_incarnation(self.incarnation)
+        if found is None:
+            raise StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
+        return found
+
+    @property
+    def config(self) -> StreamConfig:
+        return self.state().config
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the first message; one above last_sequence if there is none."""
+        return self.state().first_sequence
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence ever used, 0 for none."""
+        return self.state().next_sequence - 1
+
+    def info(self) -> dict[str, Any]:
+        """Return configuration, state and replicas with the keys of the NATS JetStream API."""
+        return describe.stream_info(self._store, self.state())
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r} of {self._store!r})"
+
+    def _repr_html_(self) -> str:
+        return describe.stream_html(self.info())
+
+    # --- writing
+
+    def append(self, table: Tables, writer: WriterBatch | None = None) -> range:
+        """Append messages in write columns, atomically and durably; return the range of sequences they got.
+
+        A `msg_id` that was seen within the stream's duplicate_window uses up a sequence and is not shown.
+        Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not.
+        """
+        transaction = self._store.begin([self.name])
+        stager = Stager(transaction, transaction.targets[self.name], 0, env=self._store.environment)
+        try:
+            for batch in _batches(table):
+                check_write_schema(batch.schema, with_stream=False)
+                stager.write(_without_stream(batch, self.name))
+            staged = stager.finish()
+        except BaseException:
+            stager.discard()
+            raise
+        try:
+            result = self._store.commit(transaction, staged, writer)
+        except BaseException as error:
+            self._give_up(transaction, error)
+            raise
+        if result.already:
+            stager.discard()
+        got = result.appended.get(self.name)
+        return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
+
+    def _give_up(self, transaction: Transaction, error: BaseException) -> None:
+        """After a failed commit: ask, then clean; what cannot be asked is left where it is."""
+        try:
+            self._store.abort(transaction)
+        except StorageError as second:
+            error.__context__ = second
+
+    def publish(
+        self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
+    ) -> Published:
+        """Append one message durably and return its sequence, or that of the first message with its msg_id."""
+        row: dict[str, Any] = {
+            "subject": pa.array([subject], pa.string()),
+            "data": pa.array([data.encode() if isinstance(data, str) else data], pa.binary()),
+        }
+        if headers is not None:
+            pairs = [{"key": key, "value": value} for key, value in headers]
+            row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
+        if msg_id is not None:
+            row["msg_id"] = pa.array([msg_id], pa.string())
+        got = self.append(pa.RecordBatch.from_pydict(row))
+        if msg_id is not None and got[0] in self.state().removed:
+            first = contents.find_msg_id(self._store, self.state(), msg_id)
+            return Published(first if first is not None else got[0], True)
+        return Published(got[0], False)
+
+    # --- reading
+
+    def read(
+        self,
+        first: int | None = None,
+        end: int | None = None,
+        columns: Sequence[str] | None = None,
+        subject: str | Sequence[str] | None = None,
+        on_loss: str = "raise",
+    ) -> pa.RecordBatchReader:
+        """Return a reader over sequences [first, end), in order, as batches of `read_schema(columns)`.
+
+        `on_loss`: "raise" stops with DataLossError at messages that are lost; "skip" goes on without them.
+        """
+        if on_loss not in ("raise", "skip"):
+            raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
+        if first is not None and end is not None and end < first:
+            raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
+        schema = read_schema(tuple(columns) if columns is not None else None)
+        filters = check_filters(subject)
+        self.state()
+        plan = self._store.plan(ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters))
+        options = ReadOptions(tuple(schema.names), subject_filters=filters, on_loss=on_loss)
+        batches = read_slices(plan.slices, options, env=self._store.environment)
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def get(self, sequence: int) -> Message:
+        """Return one message; raises NotFoundError if it was never stored or is removed, DataLossError if it is lost."""
+        for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
+            return message
+        state = self.state()
+        removed = state.floor > sequence >= 1 or sequence in state.removed
+        why = "was removed" if removed else f"is not there; the stream holds {state.first_sequence} to {state.next_sequence - 1}"
+        raise NotFoundError(f"stream {self.name!r}: message {sequence} {why}")
+
+    def last(self, subject: str) -> Message:
+        """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
+        (one,) = check_filters(subject)
+        sequence = contents.last_sequence_of(self._store, self.state(), one)
+        if sequence is None:
+            raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
+        return self.get(sequence)
+
+    def first_at_time(self, time_ns: int) -> int | None:
+        """Return the first sequence whose time is not before `time_ns`; None if there is none."""
+        return contents.first_at_time(self._store, self.state(), time_ns)
+
+    def subjects(self, filter: str | None = None) -> dict[str, int]:
+        """Return the subjects of the messages and how many each has, sorted."""
+        return contents.subject_counts(self._store, self.state(), check_filters(filter))
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return the ranges [first, end) between the first and the last message whose messages are removed or lost."""
+        state = self.state()
+        missing = state.removed.union(state.lost)
+        return list(missing.clip(state.first_sequence, state.next_sequence).ranges())
+
+    # --- removing
+
+    def remove(self, sequences: Iterable[int] | int) -> int:
+        """Remove these messages; return how many of them were there. They are shown no more at once."""
+        listed = [sequences] if isinstance(sequences, int) else list(sequences)
+        return self._remove(Removal(sequences=SequenceSet.from_sequences(np.asarray(listed, np.int64))))
+
+    def purge(self, subject: str | None = None, keep: int | None = None, up_to: int | None = None) -> int:
+        """Remove all messages, or those that the filter takes, below sequence `up_to`, but not the newest `keep`.
+
+        Return how many were removed. `keep` and `up_to` exclude each other, as they do in NATS.
+        """
+        if keep is not None and up_to is not None:
+            raise ValueError("purge: give keep or up_to, not both")
+        if (keep is not None and keep < 0) or (up_to is not None and up_to < 0):
+            raise ValueError(f"purge: keep {keep} and up_to {up_to} may not be negative")
+        filters = check_filters(subject)
+        return self._remove(Removal(subject=filters[0] if filters else None, keep=keep, up_to=up_to))
+
+    def _remove(self, request: Removal) -> int:
+        store = self._store
+        with store._turn() as turn:
+            state = turn.state
+            stream = state.by_incarnation(self.incarnation)
+            if stream is None:
+                raise StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
+            made = removal.command(state, stream, request, store._volume, store.environment)
+            result = store._propose(turn, made)
+        assert isinstance(result, machine.RemoveDone)
+        return result.message_count
+
+
+def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return subject filters as a tuple; raises ValueError naming one that is not well formed."""
+    if subject is None:
+        return ()
+    filters = (subject,) if isinstance(subject, str) else tuple(subject)
+    for one in filters:
+        if not isinstance(one, str) or not subject_rules.is_filter(one):
+            raise ValueError(f"subject: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest")
+    return filters
+
+
+def _batches(table: Tables) -> Iterator[pa.RecordBatch]:
+    if isinstance(table, pa.RecordBatch):
+        yield table
+    elif isinstance(table, pa.Table):
+        check_write_schema(table.schema, with_stream=False)
+        yield from table.to_batches()
+    elif isinstance(table, (str, bytes, dict)) or not isinstance(table, Iterable):
+        raise ValueError(f"append: {type(table).__name__} is not a pyarrow Table, RecordBatch or an iterable of them")
+    else:
+        for part in table:
+            if not isinstance(part, (pa.RecordBatch, pa.Table)):
+                raise ValueError(f"append: {type(part).__name__} is not a pyarrow Table or RecordBatch")
+            yield from _batches(part)
+
+
+def _without_stream(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """Return the batch without its `stream` column, which must not name another stream."""
+    at = batch.schema.get_field_index("stream")
+    if at < 0:
+        return batch
+    others = [one for one in batch.column(at).unique().to_pylist() if one not in (name, None)]
+    if others:
+        raise ValueError(f"append to stream {name!r}: the column 'stream' names {others[0]!r}")
+    return batch.drop_columns(["stream"])

@@ -1,0 +1,104 @@
+"""Upkeep: the bounded maintenance that a holder does after its ack.
+
+Journal of placements, snapshot of the metadata, unlinking of blocks whose grave is old enough. Each piece is bounded,
+and one that fails is said and tried again at the next turn: an append that was acked stays acked.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.store.environment import Environment
+from storage_core.store.placements import Placement, PlacementJournal
+from storage_core.store.plan import block_directory
+from storage_core.store.staging import block_path
+from storage_core.store.turn import Turn
+
+logger = logging.getLogger(__name__)
+UNLINKED_PER_TURN_MAX = 256
+TRANSACTIONS_KEPT_MAX = 16_384  # remembered outcomes beyond which the old ones go
+TRANSACTION_KEEP_NS = 24 * 3_600 * 1_000_000_000
+_NO_BLOCK = bytes(16)  # a grave without a block: the stream's directory
+
+
+class Upkeep:
+    """Bounded maintenance of one volume. One for a store; used under its lock."""
+
+    def __init__(self, env: Environment, volume: Path) -> None:
+        self._env, self._volume = env, volume
+        self._journal = PlacementJournal(env.files, volume)
+        self._journaled: dict[bytes, int] | None = None  # by incarnation: the end of what the journal has
+
+    def after(self, turn: Turn, everything: bool = False) -> None:
+        """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
+        for piece in (self._write_journal, self._unlink, self._forget_transactions):
+            try:
+                piece(turn, everything)
+            except (OSError, StorageError) as error:
+                logger.warning("%s: upkeep (%s): %s", self._volume, piece.__name__.strip("_"), error)
+        try:
+            if turn.snapshot_if_due():
+                self._journal.sync()
+        except (OSError, StorageError) as error:
+            logger.warning("%s: upkeep (snapshot): %s", self._volume, error)
+
+    def _write_journal(self, turn: Turn, everything: bool) -> None:
+        if self._journaled is None:
+            self._journaled = _ends(self._journal)
+        placements = []
+        for stream in turn.state.streams.values():
+            rows = stream.blocks.rows
+            end = self._journaled.get(stream.incarnation, 0)
+            if len(rows) and int(rows["first"][-1]) >= end:
+                rows = rows[np.searchsorted(rows["first"], end, side="left") :]
+                placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
+        self._journal.append(placements)
+        for one in placements:
+            self._journaled[one.incarnation] = int(one.rows["first"][-1] + one.rows["span"][-1])
+
+    def _unlink(self, turn: Turn, everything: bool) -> None:
+        graves = turn.state.graveyard.rows
+        due = graves[graves["dropped_ns"] <= self._env.now_ns() - turn.state.settings.graveyard_keep]
+        if not everything:
+            due = due[:UNLINKED_PER_TURN_MAX]
+        if not len(due):
+            return
+        for grave in due:
+            self._unlink_one(bytes(grave["incarnation"]), bytes(grave["block_id"]))
+        turn.propose(Bury(tuple(bytes(one["incarnation"]) + bytes(one["block_id"]) for one in due)))
+
+    def _unlink_one(self, incarnation: bytes, block_id: bytes) -> None:
+        directory = block_directory(self._volume, incarnation)
+        files = self._env.files
+        try:
+            if block_id != _NO_BLOCK:
+                files.unlink(block_path(str(directory), block_id))
+                return
+            # The stream was deleted: what still lies there was staged for it and never committed.
+            for name in files.list_directory(directory):
+                files.unlink(directory / name)
+            files.remove_directory(directory)
+        except FileNotFoundError:
+            return
+
+    def _forget_transactions(self, turn: Turn, everything: bool) -> None:
+        known = turn.state.transactions.rows
+        if len(known) <= TRANSACTIONS_KEPT_MAX:
+            return
+        made_ns = np.frombuffer(np.ascontiguousarray(known["id"]).tobytes(), ">u8").reshape(-1, 2)[:, 0]
+        before_ns = min(int(np.sort(made_ns)[len(made_ns) // 2]), self._env.now_ns() - TRANSACTION_KEEP_NS)
+        if before_ns > turn.state.transaction_floor_ns:
+            turn.propose(ForgetTransactions(before_ns))
+
+
+def _ends(journal: PlacementJournal) -> dict[bytes, int]:
+    """Return, by incarnation, up to which sequence the journal knows the blocks."""
+    ends: dict[bytes, int] = {}
+    for one in journal.read():
+        if len(one.rows):
+            end = int(one.rows["first"][-1] + one.rows["span"][-1])
+            ends[one.incarnation] = max(ends.get(one.incarnation, 0), end)
+    return ends
