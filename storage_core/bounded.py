@@ -14,7 +14,7 @@ UNPACKED_PER_BYTE_MAX = 1  # an element is at least one byte, so a container can
 
 def pack(value: Any) -> bytes:
     """Return `value` as msgpack: bytes stay bytes, str is UTF-8."""
-    return msgpack.packb(value, use_bin_type=True)
+    return bytes(msgpack.packb(value, use_bin_type=True))
 
 
 def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:

@@ -6,9 +6,7 @@ block goes to Spark as it is. All timestamps are UTC.
 
 import pyarrow as pa
 
-HEADERS_TYPE = pa.list_(
-    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-)
+HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 
 # What a frame holds. Sequences are not stored a row: they follow from the block's runs and the commit.

@@ -79,7 +79,7 @@ def first_invalid(subjects: pa.Array) -> str | None:
     good = pc.and_(good, pc.less_equal(pc.binary_length(distinct), SUBJECT_SIZE_MAX))
     if pc.all(good).as_py() is not False:
         return None
-    return distinct.filter(pc.invert(good))[0].as_py()
+    return str(distinct.filter(pc.invert(good))[0].as_py())
 
 
 def filters_overlap(one: str, other: str) -> bool:

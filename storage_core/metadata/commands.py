@@ -107,17 +107,7 @@ class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions")
 
 
 Command = (
-    Init
-    | NoOp
-    | TakeOver
-    | AddStream
-    | EditStream
-    | DeleteStream
-    | Append
-    | Abort
-    | Remove
-    | Bury
-    | ForgetTransactions
+    Init | NoOp | TakeOver | AddStream | EditStream | DeleteStream | Append | Abort | Remove | Bury | ForgetTransactions
 )
 
 

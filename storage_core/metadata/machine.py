@@ -9,7 +9,7 @@ refused one costs no write.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,8 @@ from storage_core.sequences import SequenceSet
 SUPERSEDED_RUNS_KEPT = 64
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where an entry stands in the log."""
 
     index: int

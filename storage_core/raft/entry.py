@@ -8,19 +8,11 @@ missing entry cannot pass. The chain before the first entry is CHAIN_START.
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
-from typing import NamedTuple
 
 CHAIN_SIZE = 16
 HISTORY_SIZE = 8
 CHAIN_START = bytes(CHAIN_SIZE)
 _PLACE = Struct("<QQ")
-
-
-class EntryId(NamedTuple):
-    """Place of an entry in the log; ordered as Raft compares logs: term first."""
-
-    term: int
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +22,6 @@ class Entry:
     history: bytes  # 8 bytes, new with every leader session
     payload: bytes  # encoded Envelope: time, durable indexes, command
     chain: bytes  # hash over the predecessor's chain and this entry
-
-    @property
-    def id(self) -> EntryId:
-        return EntryId(self.term, self.index)
 
     def follows(self, chain_before: bytes) -> bool:
         """Return whether this entry was made on top of the log that ends with `chain_before`."""

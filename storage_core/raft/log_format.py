@@ -40,7 +40,9 @@ BATCHES_OFFSET = PAGE_SIZE * (1 + SLOT_COUNT)
 PAYLOAD_SIZE_MAX = 64 * 1024 * 1024  # bytes; an append of 300,000 blocks fits
 
 _CRC = Struct("<I")
-_HEADER = Struct("<8sHHI16s16s16sQQQ16s")  # magic, version, 0, page size, store, volume, instance, number, index, term, chain
+_HEADER = Struct(
+    "<8sHHI16s16s16sQQQ16s"
+)  # magic, version, 0, page size, store, volume, instance, number, index, term, chain
 _COMMIT = Struct("<8sHHIQQQ16s")  # magic, version, 0, 0, generation, term, index, chain
 _RECORD = Struct("<IIIIQQQ8s16s")
 assert _RECORD.size == 64
@@ -96,9 +98,7 @@ def decode_segment_header(page: bytes) -> SegmentHeader:
 
 def encode_commit_record(record: CommitRecord) -> bytes:
     return _seal_page(
-        _COMMIT.pack(
-            COMMIT_MAGIC, FORMAT_VERSION, 0, 0, record.generation, record.term, record.index, record.chain
-        )
+        _COMMIT.pack(COMMIT_MAGIC, FORMAT_VERSION, 0, 0, record.generation, record.term, record.index, record.chain)
     )
 
 

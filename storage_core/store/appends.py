@@ -62,7 +62,9 @@ class CommitResult:
     already: bool  # this (writer, batch) was stored before; this time nothing was
 
 
-def begin(state: StoreState, volume: Path, identity: VolumeIdentity, streams: Iterable[str], env: Environment) -> Transaction:
+def begin(
+    state: StoreState, volume: Path, identity: VolumeIdentity, streams: Iterable[str], env: Environment
+) -> Transaction:
     """Return a new transaction over these streams, which exist."""
     targets = {}
     for name in streams:

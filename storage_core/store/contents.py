@@ -33,9 +33,7 @@ def messages(
         for row in batch.to_pylist():
             headers = row["headers"]
             pairs = None if headers is None else [(one["key"], one["value"]) for one in headers]
-            yield Message(
-                stream.name, row["sequence"], row["subject"], row["timestamp_ns"], pairs, row["data"]
-            )
+            yield Message(stream.name, row["sequence"], row["subject"], row["timestamp_ns"], pairs, row["data"])
 
 
 def last_sequence_of(store: "Store", stream: StreamState, subject_filter: str) -> int | None:
@@ -109,13 +107,12 @@ def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
 
 def _msg_ids(store: "Store", stream: StreamState, row: np.void) -> np.ndarray:
     request = ReadRequest((stream.name,), {stream.name: (int(row["first"]), int(row["first"]) + int(row["span"]))})
-    (one,) = [one for one in _slices(store, stream, request) if one.block_id == bytes(row["block_id"])] or [None]
-    if one is None:
-        return np.empty((0, 3), np.uint64)
-    with open_block(one, store.environment) as reader:
-        return msg_ids(reader)
+    for one in _slices(store, stream, request):
+        if one.block_id == bytes(row["block_id"]):
+            with open_block(one, store.environment) as reader:
+                return msg_ids(reader)
+    return np.empty((0, 3), np.uint64)
 
 
 def _slices(store: "Store", stream: StreamState, request: ReadRequest) -> tuple[BlockSlice, ...]:
     return store.plan(request).slices
-

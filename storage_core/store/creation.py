@@ -62,5 +62,3 @@ def _first_entry(path: Path, identity: VolumeIdentity, settings: StoreSettings, 
     volume_log = log.VolumeLog(env.files, path, identity)
     position = volume_log.start_segment((0, 0, CHAIN_START), None, [vote, entry])
     volume_log.write_commit_record(position.segment, CommitRecord(1, entry.term, entry.index, entry.chain))
-
-

@@ -95,7 +95,7 @@ def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
     bad = [row for row in rows if held.get(bytes(row["block_id"]), (-1, 0))[0] != int(row["file_size"])]
     missing = sum(1 for row in bad if bytes(row["block_id"]) not in held)
     state = "current" if not bad else "missing" if missing == len(rows) else "damaged"
-    verified = [held[bytes(row["block_id"])][1] for row in rows if bytes(row["block_id"]) in held]
+    oldest_ns = min((held.get(bytes(row["block_id"]), (0, 0))[1] for row in rows), default=0)
     name = stream.placement[0].hex()
     replica = {
         "name": name,
@@ -103,7 +103,7 @@ def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
         "lag": 0,
         "state": state,
         "damaged_blocks": len(bad),
-        "last_scrub": rfc3339(min(verified)) if verified and min(verified) else None,
+        "last_scrub": rfc3339(oldest_ns) if oldest_ns else None,
         "path": str(volume),
     }
     return {"leader": name, "replicas": [replica]}

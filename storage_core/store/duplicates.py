@@ -19,9 +19,7 @@ def msg_ids(reader: BlockReader) -> np.ndarray:
 
     Raises CorruptFrameError, OSError.
     """
-    parts = [
-        np.column_stack((one.hashes, one.sequences.astype(np.uint64))) for one in reader.message_ids()
-    ]
+    parts = [np.column_stack((one.hashes, one.sequences.astype(np.uint64))) for one in reader.message_ids()]
     return np.concatenate([np.empty((0, 3), np.uint64), *parts])
 
 

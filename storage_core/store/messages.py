@@ -3,6 +3,7 @@
 Every row is checked here, once, on the side of whoever writes; the block writer trusts what it gets.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,17 +76,22 @@ _TAKEN = {
 def _takes(name: str, kind: pa.DataType) -> bool:
     if pa.types.is_null(kind):
         return True
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    text = _is_one_of(kind, pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     if name == "data":
-        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-        return text or binary or pa.types.is_fixed_size_binary(kind)
+        return text or _is_one_of(
+            kind, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary
+        )
     if name == "headers":
         return _is_headers(kind)
     if name == "timestamp":
-        return pa.types.is_timestamp(kind)
+        return _is_one_of(kind, pa.types.is_timestamp)
     if name == "timestamp_ns":
-        return pa.types.is_integer(kind)
+        return _is_one_of(kind, pa.types.is_integer)
     return text
+
+
+def _is_one_of(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
+    return any(test(kind) for test in tests)
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -95,8 +101,7 @@ def _is_headers(kind: pa.DataType) -> bool:
     if pair.num_fields != 2 or {pair.field(0).name, pair.field(1).name} != {"key", "value"}:
         return False
     key, value = pair.field("key").type, pair.field("value").type
-    text = pa.types.is_string(key) or pa.types.is_large_string(key)
-    return text and (_takes("data", value) or pa.types.is_null(value))
+    return _takes("subject", key) and _takes("data", value)
 
 
 def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -> Messages:
@@ -202,7 +207,7 @@ def _timestamp_ns(columns: dict[str, pa.Array], row_count: int, now_ns: int, acc
 
 
 def _sizes(subject: pa.Array, headers: pa.Array, data: pa.Array) -> np.ndarray:
-    sizes = pc.binary_length(subject).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes: np.ndarray = pc.binary_length(subject).to_numpy(zero_copy_only=False).astype(np.int64)
     lengths = pc.binary_length(data)
     sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
     if headers.null_count < len(headers):

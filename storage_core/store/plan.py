@@ -86,7 +86,7 @@ class ReadPlan:
 def plan_stream(
     state: StoreState, stream: StreamState, directories: tuple[str, ...], request: ReadRequest
 ) -> tuple[list[BlockSlice], StreamRange]:
-    """Return the slices of one stream, and the range they cover. `directories`: its block directories, nearest first."""
+    """Return the slices of one stream, and the range they cover; its block directories come nearest first."""
     asked_first, asked_end = request.ranges.get(stream.name, (None, None))
     first = max(stream.floor, asked_first if asked_first is not None else stream.floor)
     end = min(stream.next_sequence, asked_end if asked_end is not None else stream.next_sequence)

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from storage_core.block.damage import FrameDamage
 from storage_core.block.format import BlockExpectation
-from storage_core.block.reader import BlockReader, FrameRequest
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.errors import (
     CorruptionError,
     DataLossError,

@@ -31,9 +31,7 @@ class Removal:
         return "purge" if self.sequences is None else "delete"
 
 
-def command(
-    state: StoreState, stream: StreamState, removal: Removal, volume: Path, env: Environment
-) -> Remove:
+def command(state: StoreState, stream: StreamState, removal: Removal, volume: Path, env: Environment) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
     directories = (str(block_directory(volume, stream.incarnation)),)
     chosen, floor = _chosen(state, stream, removal, directories, env)

@@ -6,12 +6,13 @@ used from several threads; several processes may open the same volumes.
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from storage_core.errors import AlreadyExistsError, NotAStoreError, NotFoundError, RequirementError
+from storage_core.errors import NotAStoreError, NotFoundError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -77,7 +78,9 @@ class Store:
         volume, identity = identities[0]
         for path, other in identities[1:]:
             if other.store_id != identity.store_id:
-                raise NotAStoreError(f"{path} belongs to store {other.store_id.hex()}, {volume} to {identity.store_id.hex()}")
+                raise NotAStoreError(
+                    f"{path} belongs to store {other.store_id.hex()}, {volume} to {identity.store_id.hex()}"
+                )
             raise ValueError(f"volume {other.volume_id.hex()} is given twice: {volume} and {path}")
         store = cls(volume, identity, env, read_only, lock_timeout_s)
         if take_over:
@@ -97,6 +100,10 @@ class Store:
     def paths(self) -> list[str]:
         """Absolute paths of the volumes."""
         return [str(self._volume)]
+
+    @property
+    def volume(self) -> Path:
+        return self._volume
 
     @property
     def environment(self) -> Environment:
@@ -143,7 +150,9 @@ class Store:
         found = state.stream(name)
         if found is None:
             names = [stream.name for stream in state.streams.values()]
-            near = difflib.get_close_matches(name, names, 1) or [one for one in names if one.casefold() == name.casefold()]
+            near = difflib.get_close_matches(name, names, 1) or [
+                one for one in names if one.casefold() == name.casefold()
+            ]
             hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(sorted(names)[:10]) or 'none'}"
             raise NotFoundError(f"no stream {name!r} in {self._volume}{hint}")
         return found
@@ -153,14 +162,14 @@ class Store:
         checked = StreamConfig.from_mapping(config)
         if checked.num_replicas != 1:
             raise ValueError(f"num_replicas: {checked.num_replicas} replicas need as many volumes; the store has 1")
-        with self._turn() as turn:
+        with self.turn() as turn:
             incarnation = self._env.new_id()
             command = AddStream(incarnation, checked, (self._metadata.identity.volume_id,))
             turn.check(command)
             directory = block_directory(self._volume, incarnation)
             self._env.files.make_directory(directory)
             self._env.files.sync_directory(directory.parent)
-            self._propose(turn, command)
+            self.propose(turn, command)
         return Stream(self, incarnation, checked.name)
 
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
@@ -169,16 +178,16 @@ class Store:
         name = given.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
-        with self._turn() as turn:
+        with self.turn() as turn:
             stream = self.stream_state(name, turn.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-            self._propose(turn, EditStream(stream.incarnation, merged))
+            self.propose(turn, EditStream(stream.incarnation, merged))
         return Stream(self, stream.incarnation, name)
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
-        with self._turn() as turn:
-            self._propose(turn, DeleteStream(self.stream_state(name, turn.state).incarnation))
+        with self.turn() as turn:
+            self.propose(turn, DeleteStream(self.stream_state(name, turn.state).incarnation))
 
     # --- appends: begin, write through Stagers, then commit or abort
 
@@ -203,14 +212,12 @@ class Store:
         before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
         RequirementError, StaleIncarnationError, CorruptionError; OutcomeUnknownError if the disk failed in between.
         """
-        with self._turn() as turn:
-            return appends.commit(
-                turn, self._volume, transaction, staged, writer, overwrite, self._window, self._env
-            )
+        with self.turn() as turn:
+            return appends.commit(turn, self._volume, transaction, staged, writer, overwrite, self._window, self._env)
 
     def abort(self, transaction: Transaction) -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
-        with self._turn() as turn:
+        with self.turn() as turn:
             return appends.abort(turn, self._volume, transaction, self._env)
 
     # --- reading
@@ -255,34 +262,19 @@ class Store:
 
     # --- turns
 
-    def _turn(self) -> "_TurnWithUpkeep":
-        return _TurnWithUpkeep(self)
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """Hold the store, and do the bounded upkeep after what was done with it."""
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            yield turn
+            self._upkeep.after(turn)
 
-    def _propose(self, turn: Turn, command: Command) -> machine.Result:
+    def propose(self, turn: Turn, command: Command) -> machine.Result:
         """Return the result of a command that was carried out; raises what it was refused with."""
         result = turn.propose(command)
         if isinstance(result, machine.Refused):
             result.raise_()
         return result
-
-
-class _TurnWithUpkeep:
-    """A turn, and the bounded upkeep that follows it if it went well."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._held = store._metadata.turn(store._lock_timeout_s)
-
-    def __enter__(self) -> Turn:
-        self._turn = self._held.__enter__()
-        return self._turn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._store._upkeep.after(self._turn)
-        self._held.__exit__(kind, error, trace)
 
 
 def resolve_paths(paths: Paths) -> list[Path]:

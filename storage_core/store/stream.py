@@ -26,7 +26,6 @@ from storage_core.store.staging import Stager, Transaction
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
-Tables = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.Table | pa.RecordBatch]
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -104,7 +103,9 @@ class Stream:
 
     # --- writing
 
-    def append(self, table: Tables, writer: WriterBatch | None = None) -> range:
+    def append(
+        self, table: pa.Table | pa.RecordBatch | Iterable[pa.Table | pa.RecordBatch], writer: WriterBatch | None = None
+    ) -> range:
         """Append messages in write columns, atomically and durably; return the range of sequences they got.
 
         A `msg_id` that was seen within the stream's duplicate_window uses up a sequence and is not shown.
@@ -183,13 +184,14 @@ class Stream:
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def get(self, sequence: int) -> Message:
-        """Return one message; raises NotFoundError if it was never stored or is removed, DataLossError if it is lost."""
+        """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""
         for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
             return message
         state = self.state()
         removed = state.floor > sequence >= 1 or sequence in state.removed
-        why = "was removed" if removed else f"is not there; the stream holds {state.first_sequence} to {state.next_sequence - 1}"
-        raise NotFoundError(f"stream {self.name!r}: message {sequence} {why}")
+        holds = f"the stream holds {state.first_sequence} to {state.next_sequence - 1}"
+        why = "was removed" if removed else "was never stored"
+        raise NotFoundError(f"stream {self.name!r}: message {sequence} {why}; {holds}")
 
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
@@ -234,13 +236,13 @@ class Stream:
 
     def _remove(self, request: Removal) -> int:
         store = self._store
-        with store._turn() as turn:
+        with store.turn() as turn:
             state = turn.state
             stream = state.by_incarnation(self.incarnation)
             if stream is None:
                 raise StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
-            made = removal.command(state, stream, request, store._volume, store.environment)
-            result = store._propose(turn, made)
+            made = removal.command(state, stream, request, store.volume, store.environment)
+            result = store.propose(turn, made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
 
@@ -251,12 +253,12 @@ def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     filters = (subject,) if isinstance(subject, str) else tuple(subject)
     for one in filters:
-        if not isinstance(one, str) or not subject_rules.is_filter(one):
+        if not subject_rules.is_filter(one):
             raise ValueError(f"subject: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest")
     return filters
 
 
-def _batches(table: Tables) -> Iterator[pa.RecordBatch]:
+def _batches(table: object) -> Iterator[pa.RecordBatch]:
     if isinstance(table, pa.RecordBatch):
         yield table
     elif isinstance(table, pa.Table):

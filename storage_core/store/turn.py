@@ -286,9 +286,7 @@ class Turn:
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         with self._guarded("entry"):
             position = self._log.append(before.position, [entry])
-        state, result = machine.apply(
-            before.state, machine.Place(entry.index, entry.history), decode_envelope(payload)
-        )
+        state, result = machine.apply(before.state, machine.Place(entry.index, entry.history), decode_envelope(payload))
         generation = before.commit.generation + 1 if before.commit is not None else 1
         commit = CommitRecord(generation, entry.term, entry.index, entry.chain)
         self.view = View(state, entry.index, entry.term, entry.chain, commit, position, before.snapshot_index)
@@ -319,8 +317,9 @@ class Turn:
                 raise DiskFullError(f"{self._metadata._volume}: {error.strerror}; nothing was stored") from error
             if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
-            self._metadata._failed = f"writing a log {what} failed with {error}"
-            raise VolumeFailedError(f"{self._metadata._volume}: {self._metadata._failed}; nothing was stored") from error
+            failed = f"writing a log {what} failed with {error}"
+            self._metadata._failed = failed
+            raise VolumeFailedError(f"{self._metadata._volume}: {failed}; nothing was stored") from error
         except BaseException:
             self._metadata._forget()
             raise

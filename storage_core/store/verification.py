@@ -104,4 +104,3 @@ def _block_damage(
         return whole(str(error))
     finally:
         file.close()
-
