@@ -13,7 +13,7 @@ import numpy as np
 from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.staging import block_path
+from storage_core.store.staging import BLOCK_SUFFIX
 from storage_core.subjects import is_literal, matches
 
 
@@ -98,10 +98,38 @@ def plan_stream(
         return [], covered
     rows = rows[lo:hi]
     rows = rows[_may_match(rows, stream, request)]
+    return _slices(state, stream, rows, directories, first, end), covered
+
+
+def _slices(
+    state: StoreState, stream: StreamState, rows: np.ndarray, directories: tuple[str, ...], first: int, end: int
+) -> list[BlockSlice]:
+    """Return one slice a row; columns become Python values once, not row by row."""
+    starts = np.maximum(rows["first"], first)
+    stops = np.minimum(rows["first"] + rows["span"], end)
+    removals = _removals(starts, stops, stream.removed)
+    shares = np.maximum(1, rows["file_size"] * (stops - starts) // np.maximum(1, rows["span"]))
+    columns = (rows["block_id"], rows["digest"], rows["file_size"], rows["first"], starts, stops, shares)
     return [
-        _slice(state, stream, row, directories, first, end, removed)
-        for row, removed in zip(rows, _removals(rows, stream.removed, first, end), strict=True)
-    ], covered
+        BlockSlice(
+            stream=stream.name,
+            store_id=state.store_id,
+            incarnation=stream.incarnation,
+            block_id=block_id,
+            digest=digest,
+            file_size=file_size,
+            paths=tuple([f"{directory}/{block_id.hex()}{BLOCK_SUFFIX}" for directory in directories]),
+            block_first=block_first,
+            first=start,
+            end=stop,
+            removed=removed.encode() if removed else b"",
+            row_count=stop - start - (len(removed) if removed else 0),
+            byte_size=share,
+        )
+        for block_id, digest, file_size, block_first, start, stop, share, removed in zip(
+            *(column.tolist() for column in columns), removals, strict=True
+        )
+    ]
 
 
 def _may_match(rows: np.ndarray, stream: StreamState, request: ReadRequest) -> np.ndarray:
@@ -125,45 +153,14 @@ def _any_match(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
     )
 
 
-def _removals(rows: np.ndarray, removed: SequenceSet, first: int, end: int) -> list[SequenceSet | None]:
+def _removals(starts: np.ndarray, stops: np.ndarray, removed: SequenceSet) -> list[SequenceSet | None]:
     """Return, block by block, what of it is removed; the set is only cut where it meets the block."""
-    starts, ends = np.maximum(rows["first"], first), np.minimum(rows["first"] + rows["span"], end)
     lo = np.searchsorted(removed.ends, starts, side="right")
-    hi = np.searchsorted(removed.starts, ends, side="left")
-    meets = (hi > lo).tolist()
-    return [
-        removed.clip(int(start), int(stop)) if meet else None
-        for meet, start, stop in zip(meets, starts, ends, strict=True)
-    ]
-
-
-def _slice(
-    state: StoreState,
-    stream: StreamState,
-    row: np.void,
-    directories: tuple[str, ...],
-    first: int,
-    end: int,
-    removed: SequenceSet | None,
-) -> BlockSlice:
-    block_first, span, file_size = int(row["first"]), int(row["span"]), int(row["file_size"])
-    block_id = bytes(row["block_id"])
-    start, stop = max(block_first, first), min(block_first + span, end)
-    return BlockSlice(
-        stream=stream.name,
-        store_id=state.store_id,
-        incarnation=stream.incarnation,
-        block_id=block_id,
-        digest=bytes(row["digest"]),
-        file_size=file_size,
-        paths=tuple(str(block_path(directory, block_id)) for directory in directories),
-        block_first=block_first,
-        first=start,
-        end=stop,
-        removed=removed.encode() if removed else b"",
-        row_count=stop - start - (len(removed) if removed else 0),
-        byte_size=max(1, file_size * (stop - start) // max(1, span)),
-    )
+    hi = np.searchsorted(removed.starts, stops, side="left")
+    cuts: list[SequenceSet | None] = [None] * len(starts)
+    for at in np.flatnonzero(hi > lo).tolist():
+        cuts[at] = removed.clip(int(starts[at]), int(stops[at]))
+    return cuts
 
 
 def check_unchanged(state: StoreState, ranges: tuple[StreamRange, ...]) -> None:
