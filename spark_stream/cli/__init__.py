@@ -1,0 +1,5 @@
+"""The command line: `jstream`, or `python -m spark_stream.cli`."""
+
+from spark_stream.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,62 @@
+"""The root command: global options, and the list of all commands."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli import block, follow, publish, store, stream, verify
+from spark_stream.cli import messages as messages  # its commands belong to `stream`
+from spark_stream.cli.failures import RootGroup
+from spark_stream.cli.options import GroupStoreOption, remember_store
+
+app = typer.Typer(
+    name="jstream",
+    cls=RootGroup,
+    help="A replicated stream store that Spark reads and writes.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version of the installed distribution and stop."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("pyspark-jstream")
+    except PackageNotFoundError:
+        found = "(not installed: run from its source)"
+    print(f"jstream {found}")
+    raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    store: GroupStoreOption = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    remember_store(context, store)
+
+
+app.add_typer(store.app, name="store")
+app.add_typer(stream.app, name="stream")
+app.add_typer(block.app, name="block")
+app.command("pub")(publish.publish)
+app.command("sub")(follow.subscribe)
+app.command("verify")(verify.verify)
+
+
+def main() -> None:
+    """Run the command that the words of the process name, and exit with its code."""
+    for output in (sys.stdout, sys.stderr):
+        # An odd locale must not turn a subject into a crash.
+        if hasattr(output, "reconfigure"):
+            output.reconfigure(errors="backslashreplace")
+    app()

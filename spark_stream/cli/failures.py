@@ -1,0 +1,178 @@
+"""How a command ends: its exit code, and the one line on stderr that says what went wrong.
+
+    exit code  when
+    0          done
+    1          failed: the store, a stream, the operating system or the data says no
+    2          wrong usage; also a destructive verb that has nobody to ask and no --force
+    130        interrupted (Ctrl-C), quietly
+    141        whoever read our output has closed it (`| head`), quietly
+
+Nobody ever sees a traceback: what we did not foresee is one line too, and JSTREAM_TRACEBACK=1 shows where it was.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 0, 1, 2, 130, 141
+
+# Whatever the parser of the command line raises derives from this class. Typer has moved it about (Click's own, then
+# a copy inside Typer), while BadParameter has stayed where it is.
+_PARSER_ERROR: type[Any] = typer.BadParameter.__mro__[2]
+
+
+class CommandFailed(Exception):
+    """A command's own refusal: exit code 1 and this text."""
+
+
+class WrongUsage(Exception):
+    """The command line asks for something that makes no sense: exit code 2 and this text."""
+
+
+class VerbGroup(TyperGroup):
+    """Commands under one word; a word that is none of them is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        verbs = self.list_commands(ctx)
+        if args[0] not in verbs and not args[0].startswith("-"):
+            raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
+        return super().resolve_command(ctx, args)
+
+
+class RootGroup(VerbGroup):
+    """The root of all commands: runs one and exits with its code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        sys.exit(self._run(words, **extra))
+
+    def _run(self, words: list[str], **extra: Any) -> int:
+        """Return the exit code of the command that `words` name; its complaint has been printed then."""
+        try:
+            try:
+                with self.make_context("jstream", words, **extra) as context:
+                    self.invoke(context)
+            finally:
+                with naming_stdout():
+                    sys.stdout.flush()
+        except typer.Exit as stop:
+            return stop.exit_code
+        except (KeyboardInterrupt, typer.Abort):
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            _discard_stdout()
+            return EXIT_CLOSED_PIPE
+        except Exception as error:
+            code, text = _verdict(error)
+            _complain(text)
+            if code == EXIT_FAILED and os.environ.get("JSTREAM_TRACEBACK"):
+                raise
+            _discard_stdout_if_broken()
+            return code
+        return EXIT_DONE
+
+
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Let an error of the operating system in the body say that it is about standard output."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "standard output"
+        raise
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Return `; did you mean ...?` for the closest of `names`, or nothing if none is close."""
+    close = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def explain(error: Exception) -> str:
+    """Return what an error says, as it is printed."""
+    return _operating_system(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
+def _verdict(error: Exception) -> tuple[int, str]:
+    """Return the exit code and the text for an error."""
+    if isinstance(error, _PARSER_ERROR):
+        return _parser_verdict(error)
+    if isinstance(error, WrongUsage):
+        return EXIT_USAGE, str(error)
+
+    from storage_core.errors import StorageError  # not needed, and not paid for, by whoever mistypes an option
+
+    if isinstance(error, (StorageError, CommandFailed, OSError)):
+        return EXIT_FAILED, explain(error)
+    # Arrow's errors derive from ValueError too, and say nothing about the words of the command line.
+    if isinstance(error, ValueError) and not type(error).__module__.startswith("pyarrow"):
+        return EXIT_USAGE, str(error)
+    return EXIT_FAILED, f"internal error, {type(error).__name__}: {error} (JSTREAM_TRACEBACK=1 shows where)"
+
+
+def _parser_verdict(error: Any) -> tuple[int, str]:
+    """Return the code and text for an error of the parser, with the nearest option and where help is."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return EXIT_USAGE, "no verb given" + _help_hint(context)
+    text = error.format_message()
+    wrong = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and context is not None:
+        taken = [name for parameter in context.command.params for name in parameter.opts + parameter.secondary_opts]
+        text = f"no such option: {wrong}{nearest(str(wrong), taken)}"
+    return int(error.exit_code), text.rstrip(".") + _help_hint(context)
+
+
+def _help_hint(context: Any) -> str:
+    return f" (help: {context.command_path} --help)" if context is not None else ""
+
+
+def _operating_system(error: OSError) -> str:
+    """Return `/path: permission denied`: the place first, then what the system says about it."""
+    reason = (error.strerror or str(error) or type(error).__name__).strip()
+    reason = reason[:1].lower() + reason[1:]
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' and '.join(names)}: {reason}" if names else reason
+
+
+def _complain(text: str) -> None:
+    """Print one line on stderr. Names come from outside: what could steer a terminal is shown escaped."""
+    line = " ".join(text.split())
+    safe = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    try:
+        print(f"error: {safe}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody listens; the exit code still says it
+
+
+def _discard_stdout_if_broken() -> None:
+    """Keep Python's own flush at exit from complaining once more about an output that took nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # not a real file: nothing is flushed at exit
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, descriptor)
+    os.close(sink)

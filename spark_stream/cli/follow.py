@@ -1,0 +1,214 @@
+"""`jstream sub`, and what `stream view --follow` shares with it: print messages as they arrive.
+
+No server tells us of new messages, so whoever follows looks at the store's commit record every POLL_INTERVAL_S; that
+takes no lock and reads some hundred bytes when nothing has changed. A follower keeps a position a stream, with the
+incarnation it belongs to, so that it is neither stuck nor silently elsewhere when a stream goes or is made again:
+
+    since the last look         it
+    new messages                prints them
+    deleted                     says so, drops the stream; with none left it fails
+    deleted and made again      says so, goes on with the first message of the new one
+    ends before the position    fails: the store was put back to an older copy
+    a new stream fits (sub)     says so, joins from its first message
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import JsonOption, RawOption, SkipDamageOption, StoreOption, open_store
+from spark_stream.cli.printer import Style, print_batch
+from spark_stream.cli.quantities import parse_since_ns
+from spark_stream.cli.reading import plan_messages, read_messages
+from spark_stream.cli.render import say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core import Store
+    from storage_core.store.stream import Stream
+
+POLL_INTERVAL_S = 0.2
+LAST_WINDOW = 1024  # sequences that are looked at first for the last N messages; doubled until they are enough
+
+
+@dataclass
+class Position:
+    """How far one stream was followed."""
+
+    stream: str
+    incarnation: bytes
+    next_sequence: int  # Invariant: everything below it was printed, or is not to be
+
+
+class Follower:
+    """Reads what is new in some streams."""
+
+    def __init__(
+        self,
+        store: "Store",
+        positions: Iterable[Position],
+        subject: str | None = None,
+        skip_damage: bool = False,
+        joins: bool = False,
+        tell: Callable[[str], None] = say,
+    ) -> None:
+        """`joins`: streams made later that may hold `subject` are followed too. `tell` takes words for people."""
+        self._store, self._subject, self._skip_damage, self._tell = store, subject, skip_damage, tell
+        self._positions = {position.stream: position for position in positions}
+        self._joins, self._known = joins, set(store.streams())
+
+    def batches(self, wait: Callable[[], None]) -> "Iterator[pa.RecordBatch]":
+        """Yield new messages for ever, columns PRINTED_COLUMNS; calls `wait` whenever there are none."""
+        while True:
+            found = False
+            for batch in self.poll():
+                found = True
+                yield batch
+            if not found:
+                wait()
+
+    def poll(self) -> "Iterator[pa.RecordBatch]":
+        """Yield what has arrived since the last call, stream by stream, each in order."""
+        names = set(self._store.streams())
+        if self._joins and names - self._known:
+            self._join(sorted(names - self._known))
+        self._known = names
+        for position in list(self._positions.values()):
+            if position.stream in names:
+                yield from self._poll_stream(position)
+            else:
+                self._tell(f"stream {position.stream} was deleted")
+                del self._positions[position.stream]
+        if not self._positions and not self._joins:
+            raise CommandFailed("no stream is left to follow")
+
+    def _poll_stream(self, position: Position) -> "Iterator[pa.RecordBatch]":
+        stream = self._store.stream(position.stream)
+        if stream.incarnation != position.incarnation:
+            self._tell(f"stream {stream.name} was deleted and made again: going on with its first message")
+            position.incarnation, position.next_sequence = stream.incarnation, 1
+        end = stream.last_sequence + 1
+        if end < position.next_sequence:
+            raise CommandFailed(
+                f"stream {stream.name} ends with sequence {end - 1}, but was followed to {position.next_sequence - 1}: "
+                "the store was put back to an older copy; start again"
+            )
+        if end == position.next_sequence:
+            return
+        plan = plan_messages(self._store, stream.name, position.next_sequence, self._subject)
+        (covered,) = plan.ranges
+        if covered.incarnation == position.incarnation:  # else it was made again just now: the next look sees that
+            yield from read_messages(self._store, plan, self._subject, self._skip_damage, self._tell)
+            position.next_sequence = covered.end
+
+    def _join(self, names: list[str]) -> None:
+        for name in names:
+            stream = self._store.stream(name)
+            if name not in self._positions and may_hold(stream, self._subject):
+                self._tell(f"stream {name} is new: following it too")
+                self._positions[name] = Position(name, stream.incarnation, 1)
+
+
+def subscribe(
+    subject: Annotated[
+        str | None, typer.Argument(metavar="SUBJECT", help="Subject or filter; all of --stream if left out.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", metavar="STREAM", help="Only this stream; else all that take SUBJECT.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Begin with the first message.")] = False,
+    last: Annotated[
+        int | None, typer.Option("--last", metavar="N", min=0, help="Begin with the last N messages of each stream.")
+    ] = None,
+    start_sequence: Annotated[
+        int | None, typer.Option("--start-sequence", metavar="N", min=1, help="Begin with this sequence.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="Stop after N messages.")] = None,
+    raw: RawOption = False,
+    skip_damage: SkipDamageOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print messages as they arrive, until interrupted or --count; --json prints one a line."""
+    if subject is None and stream is None:
+        raise WrongUsage("pass a SUBJECT, or --stream STREAM")
+    if sum((everything, last is not None, start_sequence is not None, since is not None)) > 1:
+        raise WrongUsage("--all, --last, --start-sequence and --since all say where to begin: pass one of them")
+    with open_store(store) as opened:
+        streams = [opened.stream(stream)] if stream is not None else streams_with(opened, str(subject))
+        if start_sequence is not None and len(streams) > 1:
+            names = ", ".join(found.name for found in streams)
+            raise WrongUsage(f"--start-sequence is one stream's, but {subject} is in {names}: pass --stream")
+        since_ns = None if since is None else parse_since_ns(since, "--since", time.time_ns())
+        positions = []
+        for found in streams:
+            if everything or start_sequence is not None:
+                first = start_sequence or 1
+            elif since_ns is not None:
+                first = opened.first_at_time(found.name, since_ns) or found.last_sequence + 1
+            else:
+                first = first_of_last(found, last or 0, subject)
+            positions.append(Position(found.name, found.incarnation, first))
+        say(f"following {', '.join(position.stream for position in positions)}; Ctrl-C ends it")
+        style = Style.chosen(json, raw)
+        print_following(opened, positions, subject, count, style, skip_damage, joins=stream is None)
+
+
+def print_following(
+    store: "Store",
+    positions: list[Position],
+    subject: str | None,
+    count_max: int | None,
+    style: Style,
+    skip_damage: bool,
+    joins: bool = False,
+    wait: Callable[[], None] = lambda: time.sleep(POLL_INTERVAL_S),
+) -> None:
+    """Print what the streams hold from `positions` on, and what arrives, up to `count_max` messages."""
+    follower = Follower(store, positions, subject, skip_damage, joins)
+    many = joins or len(positions) > 1
+    left = count_max
+    for batch in follower.batches(wait):
+        print_batch(batch if left is None else batch.slice(0, left), style, with_stream=many)
+        if left is not None and (left := left - batch.num_rows) <= 0:
+            return
+
+
+def first_of_last(stream: "Stream", count: int, subject: str | None) -> int:
+    """Return the sequence from which on the stream shows `count` messages of the subject, as it is now."""
+    end, window = stream.last_sequence + 1, max(count, LAST_WINDOW)
+    while count:
+        first = max(1, end - window)
+        found = stream.read(first=first, end=end, columns=["sequence"], subject=subject).read_all()["sequence"]
+        if len(found) >= count:
+            return int(found[len(found) - count].as_py())
+        if first == 1:
+            return 1
+        window *= 2
+    return end
+
+
+def may_hold(stream: "Stream", subject: str | None) -> bool:
+    """Return whether the stream takes a subject that the filter takes too."""
+    from storage_core.subjects import filters_overlap
+
+    return subject is None or any(filters_overlap(own, subject) for own in stream.config.subjects)
+
+
+def streams_with(store: "Store", subject: str) -> "list[Stream]":
+    from storage_core.subjects import is_filter
+
+    if not is_filter(subject):
+        raise WrongUsage(f"{subject!r} is no subject: tokens joined by dots, * for one, > for the rest")
+    found = [stream for stream in map(store.stream, sorted(store.streams())) if may_hold(stream, subject)]
+    if not found:
+        raise CommandFailed(f"no stream takes subject {subject}")
+    return found

@@ -1,0 +1,207 @@
+"""`jstream stream get|view|subjects|gaps|purge|rmm`: what is in a stream."""
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli import follow
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import (
+    ForceOption,
+    JsonOption,
+    RawOption,
+    SkipDamageOption,
+    StoreOption,
+    StreamArgument,
+    ask_consent,
+    open_store,
+    require_consent_possible,
+)
+from spark_stream.cli.printer import Style, print_batch, print_message
+from spark_stream.cli.quantities import parse_since_ns
+from spark_stream.cli.reading import plan_messages, read_messages
+from spark_stream.cli.render import print_json, print_lines, print_table, say
+from spark_stream.cli.stream import app
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PAGE_SIZE = 10  # messages of a page on a terminal, as `nats stream view` has it
+
+SubjectFilterOption = Annotated[
+    str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
+]
+
+
+@app.command("get")
+def get(
+    name: StreamArgument,
+    sequence: Annotated[int | None, typer.Argument(metavar="SEQ", help="Sequence of the message.")] = None,
+    last_for: Annotated[
+        str | None, typer.Option("--last-for", "-S", metavar="SUBJECT", help="The last message of this subject.")
+    ] = None,
+    raw: RawOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print one message: by sequence, or the last one of a subject."""
+    with open_store(store) as opened:
+        stream = opened.stream(name)
+        if sequence is not None and last_for is None:
+            message = stream.get(sequence)
+        elif last_for is not None and sequence is None:
+            message = stream.last(last_for)
+        else:
+            raise WrongUsage("pass either a sequence or --last-for SUBJECT")
+    print_message(message, Style.chosen(json, raw))
+
+
+@app.command("view")
+def view(
+    name: StreamArgument,
+    size: Annotated[
+        int | None, typer.Argument(metavar="SIZE", min=1, help="Messages of a page; not on a terminal: in all.")
+    ] = None,
+    first: Annotated[int | None, typer.Option("--id", metavar="N", min=1, help="Begin with this sequence.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
+    ] = None,
+    subject: SubjectFilterOption = None,
+    following: Annotated[bool, typer.Option("--follow", help="Then wait for new messages, until interrupted.")] = False,
+    raw: RawOption = False,
+    skip_damage: SkipDamageOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print messages in order: page by page on a terminal, else all of them; --json prints one a line."""
+    if first is not None and since is not None:
+        raise WrongUsage("--id and --since both say where to begin: pass one of them")
+    style = Style.chosen(json, raw)
+    with open_store(store) as opened:
+        stream = opened.stream(name)
+        if since is not None:
+            found = opened.first_at_time(name, parse_since_ns(since, "--since", time.time_ns()))
+            first = stream.last_sequence + 1 if found is None else found
+        if following:
+            start = follow.Position(name, stream.incarnation, first or 1)
+            follow.print_following(opened, [start], subject, size, style, skip_damage)
+            return
+        plan = plan_messages(opened, name, first, subject)
+        batches = read_messages(opened, plan, subject, skip_damage)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            _print_pages(batches, size or PAGE_SIZE, style)
+        else:
+            _print_all(batches, size, style)
+
+
+def _print_all(batches: "Iterator[pa.RecordBatch]", count_max: int | None, style: Style) -> None:
+    left = count_max
+    for batch in batches:
+        print_batch(batch if left is None else batch.slice(0, left), style)
+        if left is not None and (left := left - batch.num_rows) <= 0:
+            return
+
+
+def _print_pages(batches: "Iterator[pa.RecordBatch]", size: int, style: Style) -> None:
+    """Print a page at a time and ask for the next one in between."""
+    rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
+    page = list(islice(rows, size))
+    while page:
+        for row in page:
+            print_batch(row, style)
+        page = list(islice(rows, size))
+        if page and not typer.confirm("Next page?", default=True, err=True):
+            return
+
+
+@app.command("subjects")
+def subjects(
+    name: StreamArgument,
+    subject_filter: Annotated[
+        str | None, typer.Option("--filter", metavar="FILTER", help="Only subjects that this filter takes.")
+    ] = None,
+    sort: Annotated[str, typer.Option("--sort", metavar="name|messages", help="Order of the subjects.")] = "name",
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print the subjects only.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List the subjects in a stream, and how many messages each has."""
+    if sort not in ("name", "messages"):
+        raise WrongUsage(f"--sort {sort!r} is neither name nor messages")
+    with open_store(store) as opened:
+        counts = opened.stream(name).subjects(subject_filter)
+    ordered = dict(sorted(counts.items(), key=lambda item: (-item[1] if sort == "messages" else 0, item[0])))
+    if json:
+        print_json(ordered)
+    elif names:
+        print_lines(ordered)
+    elif ordered:
+        print_table(("subject", "messages"), list(ordered.items()), f"Subjects of {name}")
+    else:
+        say("no subjects")
+
+
+@app.command("gaps")
+def gaps(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
+    """List the sequences that are not there any more: removed or lost. As JSON they are half open: first, end."""
+    with open_store(store) as opened:
+        found = opened.stream(name).gaps()
+    if json:
+        print_json([[first, end] for first, end in found])
+    elif found:
+        rows = [(first, end - 1, end - first) for first, end in found]
+        print_table(("first", "last", "messages"), rows, f"Gaps in {name}")
+    else:
+        say("no gaps")
+
+
+@app.command("purge")
+def purge(
+    name: StreamArgument,
+    subject: SubjectFilterOption = None,
+    up_to: Annotated[
+        int | None, typer.Option("--seq", metavar="N", min=1, help="Only messages below this sequence.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the last N messages.")] = None,
+    force: ForceOption = False,
+    store: StoreOption = "",
+) -> None:
+    """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones."""
+    if up_to is not None and keep is not None:
+        raise WrongUsage("--seq and --keep cannot go together")
+    require_consent_possible("stream purge", force)
+    with open_store(store, writable=True) as opened:
+        stream = opened.stream(name)
+        ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
+        count = stream.purge(subject=subject, keep=keep, up_to=up_to)
+    say(f"removed {count} messages from stream {name}")
+
+
+def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
+    what = f"messages of subject {subject}" if subject else "messages"
+    if up_to is not None:
+        return f"the {what} below sequence {up_to}"
+    return f"all but the last {keep} {what}" if keep is not None else f"all {what}"
+
+
+@app.command("rmm")
+def remove_messages(
+    name: StreamArgument,
+    sequences: Annotated[list[int], typer.Argument(metavar="SEQ...", min=1, help="Sequences of the messages.")],
+    force: ForceOption = False,
+    store: StoreOption = "",
+) -> None:
+    """Remove single messages. Exit code 1 if some of them were not there."""
+    require_consent_possible("stream rmm", force)
+    wanted = sorted(set(sequences))
+    with open_store(store, writable=True) as opened:
+        stream = opened.stream(name)
+        ask_consent(f"Remove {len(wanted)} messages of stream {name}?", force)
+        count = stream.remove(wanted)
+    if count < len(wanted):
+        raise CommandFailed(f"removed {count} of {len(wanted)} messages from stream {name}: the others were not there")
+    say(f"removed {count} messages from stream {name}")

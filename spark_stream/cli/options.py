@@ -1,0 +1,70 @@
+"""Options that several commands share, and the way from `--store` to an open store."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from storage_core import Store
+
+STORE_VARIABLE = "JSTREAM_STORE"
+_STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Default: ${STORE_VARIABLE}."
+
+
+def remember_store(context: typer.Context, store: str | None) -> None:
+    """Keep a `--store` that stands before the verb for the verb; the nearest one to it wins."""
+    if store is not None:
+        context.obj = store
+
+
+def resolve_store(context: typer.Context, store: str | None) -> str:
+    """Return the volumes to use: `--store` after the verb, else before it, else of the environment."""
+    volumes = store or context.obj or os.environ.get(STORE_VARIABLE, "")
+    if not volumes and not context.resilient_parsing:
+        raise WrongUsage(f"no store: pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}")
+    return str(volumes)
+
+
+GroupStoreOption = Annotated[str | None, typer.Option("--store", metavar="VOLUME[,VOLUME]", help=_STORE_HELP)]
+StoreOption = Annotated[
+    str, typer.Option("--store", metavar="VOLUME[,VOLUME]", help=_STORE_HELP, callback=resolve_store)
+]
+JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.")]
+RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
+ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+SkipDamageOption = Annotated[
+    bool, typer.Option("--skip-damage", help="Go on past messages that are lost or damaged, and say so on stderr.")
+]
+
+
+@contextmanager
+def open_store(volumes: str, writable: bool = False) -> Iterator["Store"]:
+    """Open the store at comma-separated paths for one command; readers take no lock."""
+    from storage_core import Store
+
+    with Store.open(volumes, read_only=not writable) as store:
+        yield store
+
+
+def is_attended() -> bool:
+    """Return whether somebody sits at a terminal who can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def require_consent_possible(verb: str, force: bool) -> None:
+    """Refuse a destructive verb, before anything is touched, if it can neither ask nor was told not to."""
+    if not force and not is_attended():
+        raise WrongUsage(f"{verb} destroys, and there is no terminal to ask on: nothing was done; pass --force")
+
+
+def ask_consent(question: str, force: bool) -> None:
+    """Ask on the terminal unless `force`; anything but yes ends the command."""
+    if not force and not typer.confirm(question, err=True):
+        raise CommandFailed("not confirmed, nothing was done")

@@ -1,0 +1,120 @@
+"""Messages on stdout: for people, as JSON lines, or the bare data. Written and flushed a batch at a time.
+
+Batches come with the columns PRINTED_COLUMNS. A message for people looks as the `nats` command prints it:
+
+    [17] Subject: orders.new Received: 2026-11-21T12:00:00.000000000Z
+      Customer: 42
+
+    the data
+"""
+
+import sys
+from base64 import b64encode
+from enum import Enum
+from json import dumps
+from typing import TYPE_CHECKING, Any
+
+from spark_stream.cli.failures import naming_stdout
+from spark_stream.cli.render import printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core.store.stream import Message
+
+PRINTED_COLUMNS = ("stream", "sequence", "subject", "timestamp_ns", "headers", "data")
+
+
+class Style(Enum):
+    """How a message is printed."""
+
+    PEOPLE = "people"
+    JSON = "json"
+    RAW = "raw"
+
+    @classmethod
+    def chosen(cls, json: bool, raw: bool) -> "Style":
+        return cls.JSON if json else cls.RAW if raw else cls.PEOPLE
+
+
+def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False) -> None:
+    """Print all messages of a batch in one write, and flush. `with_stream`: people see whose message it is."""
+    if not batch.num_rows:
+        return
+    if style is Style.RAW:
+        chunks = [(data or b"") + b"\n" for data in batch.column("data").to_pylist()]
+        _write(b"".join(chunks))
+        return
+    times = show_times(batch.column("timestamp_ns"))
+    columns = [batch.column(name).to_pylist() for name in ("stream", "sequence", "subject", "headers", "data")]
+    rows = zip(*columns, times, strict=True)
+    if style is Style.JSON:
+        text = "".join(_json_line(*row[1:]) for row in rows)
+    else:
+        text = "".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in rows)
+    _write(text.encode("utf-8", "backslashreplace"))
+
+
+def print_message(message: "Message", style: Style) -> None:
+    """Print one message; as JSON it is a document of several lines."""
+    if style is Style.RAW:
+        _write((message.data or b"") + b"\n")
+    elif style is Style.JSON:
+        _write((dumps(message.to_json(), indent=2) + "\n").encode())
+    else:
+        headers = [{"key": key, "value": value} for key, value in message.headers or ()]
+        time = show_time(message.timestamp_ns)
+        text = _paragraph("", message.sequence, message.subject, headers, message.data, time)
+        _write(text.encode("utf-8", "backslashreplace"))
+
+
+def show_times(times_ns: "pa.Array") -> list[str]:
+    """Return int64 nanoseconds since 1970 as RFC 3339 in UTC, all nine digits."""
+    import numpy as np
+
+    moments = times_ns.to_numpy(zero_copy_only=False).astype("datetime64[ns]")
+    return [f"{text}Z" for text in np.datetime_as_string(moments, unit="ns").tolist()]
+
+
+def show_time(time_ns: int) -> str:
+    import pyarrow as pa
+
+    return show_times(pa.array([time_ns], pa.int64()))[0]
+
+
+def _json_line(sequence: int, subject: str, headers: list[dict[str, Any]] | None, data: bytes | None, time: str) -> str:
+    """Return the message as CONTRACT has it, the same that `Message.to_json` gives, on one line."""
+    encoded = [[header["key"], _base64(header["value"])] for header in headers or ()]
+    shown = {"subject": subject, "seq": sequence, "time": time, "headers": encoded, "data": _base64(data)}
+    return dumps(shown) + "\n"
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()
+
+
+def _paragraph(
+    stream: str, sequence: int, subject: str, headers: list[dict[str, Any]] | None, data: bytes | None, time: str
+) -> str:
+    place = f"{stream} {sequence}" if stream else str(sequence)
+    lines = [f"[{place}] Subject: {printable(subject)} Received: {time}"]
+    lines += [f"  {printable(header['key'])}: {_readable(header['value'])}" for header in headers or ()]
+    body = "(null)" if data is None else _readable(data)
+    return "\n".join([*lines, "", body, "", ""])
+
+
+def _readable(value: bytes | None) -> str:
+    """Return bytes as text: UTF-8 where they are that, escapes where not, and nothing that steers a terminal."""
+    if value is None:
+        return "(null)"
+    text = value.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)
+
+
+def _write(chunk: bytes) -> None:
+    with naming_stdout():
+        sys.stdout.flush()  # whatever was printed as text before goes out first, so that the order is kept
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()

@@ -1,0 +1,219 @@
+"""`jstream pub`: store messages from the command line or from standard input.
+
+Lines from standard input go to the store a batch at a time, each batch one append: some thousand lines when they come
+fast, what there is after LINGER_S when they come slowly. An append is there whole or not at all, and what was stored
+is printed at once, so whoever repeats a broken run knows the line to go on with.
+"""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage, explain
+from spark_stream.cli.follow import streams_with
+from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.quantities import parse_pairs
+from spark_stream.cli.render import print_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core import Store
+    from storage_core.store.stream import Stream
+
+BATCH_ROWS_MAX = 10_000
+BATCH_SIZE_MAX = 8 * 1024 * 1024  # bytes of data; a batch is over it by one message at most
+LINGER_S = 0.5  # how long a line may wait for others to share its append with
+CHUNK_SIZE = 256 * 1024  # bytes that are read at once
+LINE_SIZE_MAX = 64 * 1024 * 1024  # bytes; no stream takes larger messages, and a line is held in memory
+
+
+class LineBatches:
+    """Cuts a flow of bytes into lines, and gathers them into batches."""
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        ready: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read(size)` returns what there is, b"" at the end; `ready(seconds)` waits for it that long at most."""
+        self._read, self._ready, self._clock = read, ready, clock
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Yield batches of lines without their line breaks; a last line may lack one. Empty lines are lines."""
+        batch: list[bytes] = []
+        size, since = 0, 0.0
+        for line in self._lines():
+            if line is not None:
+                since = since if batch else self._clock()
+                batch.append(line)
+                size += len(line)
+            full = len(batch) >= BATCH_ROWS_MAX or size >= BATCH_SIZE_MAX
+            if batch and (full or (line is None and not self._more_in_time(since))):
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _more_in_time(self, since: float) -> bool:
+        left = since + LINGER_S - self._clock()
+        return left > 0 and self._ready(left)
+
+    def _lines(self) -> Iterator[bytes | None]:
+        """Yield lines, and None whenever the next one has to be read."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            yield None
+            chunk = self._read(CHUNK_SIZE)
+            if not chunk:
+                break
+            *lines, rest = chunk.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*parts, lines[0]])
+                parts, size = [], 0
+                yield from lines
+            parts.append(rest)
+            size += len(rest)
+            if size > LINE_SIZE_MAX:
+                raise CommandFailed(f"a line is longer than {LINE_SIZE_MAX} bytes: no stream takes such a message")
+        if size:
+            yield b"".join(parts)
+
+
+def publish(
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Subject of the messages.")],
+    body: Annotated[
+        str | None, typer.Argument(metavar="BODY", help="Data of the message; - for standard input.")
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", "--force-stdin", help="Read standard input, one message a line.")
+    ] = False,
+    send_on: Annotated[
+        str, typer.Option("--send-on", metavar="newline|eof", help="Standard input: a message a line, or one in all.")
+    ] = "newline",
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="KEY:VALUE", help="A header; may be repeated.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="Store the message N times.")] = 1,
+    msg_id: Annotated[
+        str | None, typer.Option("--msg-id", metavar="ID", help="Store it once only, however often this id is sent.")
+    ] = None,
+    stream_name: Annotated[
+        str | None, typer.Option("--stream", metavar="STREAM", help="The stream, where several take the subject.")
+    ] = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Store messages. Without BODY the messages are the lines of standard input."""
+    if send_on not in ("newline", "eof"):
+        raise WrongUsage(f"--send-on {send_on!r} is neither newline nor eof")
+    from_input = stdin or body == "-" or (body is None and not sys.stdin.isatty())
+    if not from_input and body is None:
+        raise WrongUsage("no BODY: pass one, or - to read standard input, one message a line")
+    if stdin and body not in (None, "-"):
+        raise WrongUsage("both a BODY and --stdin: pass one of them")
+    by_line = from_input and send_on == "newline"
+    if by_line and (msg_id is not None or count > 1):
+        raise WrongUsage("--msg-id and --count are about one message, not about lines of standard input")
+    if msg_id is not None and count > 1:
+        raise WrongUsage("--msg-id stores a message once, --count does so several times: pass one of them")
+    pairs = [(key, os.fsencode(value)) for key, value in parse_pairs(headers or [], ":", "--header")]
+    with open_store(store, writable=True) as opened:
+        stream = choose_stream(opened, subject, stream_name)
+        if by_line:
+            _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)
+            return
+        data = sys.stdin.buffer.read() if from_input else os.fsencode(str(body))
+        if count > 1:
+            _append_all(stream, subject, _repeated(data, count), pairs, json)
+            return
+        published = stream.publish(subject, data, headers=pairs or None, msg_id=msg_id)
+    _print_published(stream.name, published.sequence, published.duplicate, json)
+
+
+def choose_stream(store: "Store", subject: str, name: str | None) -> "Stream":
+    """Return the stream that is named, else the only one that takes the subject."""
+    if name is not None:
+        return store.stream(name)
+    found = streams_with(store, subject)
+    if len(found) > 1:
+        names = ", ".join(stream.name for stream in found)
+        raise WrongUsage(f"several streams take subject {subject}: pass --stream with one of {names}")
+    return found[0]
+
+
+def _append_all(
+    stream: "Stream", subject: str, batches: Iterable[list[bytes]], headers: list[tuple[str, bytes]], json: bool
+) -> None:
+    """Append batch after batch, and say at once what each got; a failure says what was stored before it."""
+    from storage_core.errors import StorageError
+
+    stored = 0
+    try:
+        for batch in batches:
+            got = stream.append(message_batch(subject, batch, headers))
+            stored += len(batch)
+            _print_appended(stream.name, got, json)
+    except (StorageError, OSError, CommandFailed) as error:
+        if not stored or isinstance(error, BrokenPipeError):
+            raise
+        raise CommandFailed(f"{explain(error)} ({stored} messages were stored before)") from error
+
+
+def message_batch(subject: str, lines: list[bytes], headers: list[tuple[str, bytes]]) -> "pa.RecordBatch":
+    """Return messages in the write schema: one a line, all with the same subject and headers."""
+    import pyarrow as pa
+
+    from storage_core.schema import HEADERS_TYPE
+
+    columns: dict[str, Any] = {
+        "subject": pa.repeat(pa.scalar(subject, pa.string()), len(lines)),
+        "data": pa.array(lines, pa.binary()),
+    }
+    if headers:
+        shared = [{"key": key, "value": value} for key, value in headers]
+        columns["headers"] = pa.array([shared] * len(lines), HEADERS_TYPE)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _repeated(data: bytes, count: int) -> Iterator[list[bytes]]:
+    """Yield `count` times the same data in batches."""
+    rows = max(1, min(BATCH_ROWS_MAX, BATCH_SIZE_MAX // max(1, len(data))))
+    while count > 0:
+        yield [data] * min(rows, count)
+        count -= rows
+
+
+def _read_stdin(size: int) -> bytes:
+    # Unbuffered: what a buffer holds back is invisible to select. Tests have no raw stream, and need none.
+    stream: Any = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+    return bytes(stream.read(size) or b"")
+
+
+def _stdin_ready(seconds: float) -> bool:
+    try:
+        return bool(select.select([sys.stdin.fileno()], [], [], seconds)[0])
+    except (OSError, ValueError):
+        return True  # not a file of the operating system: it never makes anybody wait
+
+
+def _print_published(stream: str, sequence: int, duplicate: bool, json: bool) -> None:
+    if json:
+        print_json({"stream": stream, "seq": sequence, "duplicate": duplicate})
+    else:
+        print(f"{stream} {sequence}{' duplicate' if duplicate else ''}", flush=True)
+
+
+def _print_appended(stream: str, got: range, json: bool) -> None:
+    if json:
+        print(dumps({"stream": stream, "first": got.start, "end": got.stop}), flush=True)
+    else:
+        print(f"{stream} {got.start} to {got.stop - 1}", flush=True)

@@ -1,0 +1,38 @@
+"""Messages of a stream for commands that print them; what is lost or damaged on the way is told."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from spark_stream.cli.printer import PRINTED_COLUMNS
+from spark_stream.cli.render import say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core import Store
+    from storage_core.store.plan import ReadPlan
+
+
+def plan_messages(store: "Store", stream: str, first: int | None, subject: str | None) -> "ReadPlan":
+    """Return a plan over the stream from sequence `first` on, as it is now; its one range says whose and how far."""
+    from storage_core.store.plan import ReadRequest
+    from storage_core.store.stream import check_filters
+
+    return store.plan(ReadRequest((stream,), {stream: (first, None)}, subject_filters=check_filters(subject)))
+
+
+def read_messages(
+    store: "Store", plan: "ReadPlan", subject: str | None, skip_damage: bool, tell: Callable[[str], None] = say
+) -> "Iterator[pa.RecordBatch]":
+    """Yield what the plan covers, columns PRINTED_COLUMNS.
+
+    Raises DataLossError at what cannot be read; with `skip_damage`, `tell` hears of it and the rest is read.
+    """
+    from storage_core.store.reading import ReadOptions, read_slices
+    from storage_core.store.stream import check_filters
+
+    on_loss = "skip" if skip_damage else "raise"
+    options = ReadOptions(PRINTED_COLUMNS, subject_filters=check_filters(subject), on_loss=on_loss)
+    # Without skip_damage the error says it all; nobody needs to hear it twice.
+    report = (lambda damage: tell(f"skipped: {damage}")) if skip_damage else None
+    yield from read_slices(plan.slices, options, report, env=store.environment)

@@ -1,0 +1,84 @@
+"""Data on stdout: JSON for programs, tables for people; and talk on stderr.
+
+On a terminal Rich draws the tables and folds what is too wide. Anywhere else a table is plain text, as wide as it
+must be, so that no column is ever cut and `awk` finds its fields.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document; whatever lies outside ASCII is escaped, so no locale can spoil it."""
+    print(json.dumps(value, indent=2))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print names and the like, one a line, escaped as they need it."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+
+
+def say(text: str) -> None:
+    """Tell the person something that is no data."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return `text` with everything escaped that could steer a terminal or break a table's line."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+    """Print rows under their column names; numbers stand to the right. The title is for terminals only."""
+    numeric = [bool(rows) and all(type(row[at]) is int for row in rows) for at in range(len(columns))]
+    texts = [[printable(_cell(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _print_rich(columns, texts, numeric, title)
+        return
+    table = [list(columns), *texts]
+    widths = [max(len(row[at]) for row in table) for at in range(len(columns))]
+    sys.stdout.write("".join(f"{_plain_row(row, widths, numeric)}\n" for row in table))
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
+    """Print what is known of one thing: a heading, one `name: value` a line, an empty line."""
+    print(f"{printable(title)}\n")
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        print(f"  {name:>{width}}: {printable(_cell(value))}".rstrip())
+    print()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if sys.stdout.isatty() else str(value)
+    return str(value)
+
+
+def _plain_row(cells: list[str], widths: list[int], numeric: list[bool]) -> str:
+    placed = [
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(cells, widths, numeric, strict=True)
+    ]
+    return "  ".join(placed).rstrip()
+
+
+def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, title_justify="left")
+    for column, right in zip(columns, numeric, strict=True):
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: what a stream holds is never read as markup
+    Console().print(table)

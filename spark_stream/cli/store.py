@@ -1,0 +1,72 @@
+"""`jstream store`: make a store, and say what one is."""
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import VerbGroup
+from spark_stream.cli.options import GroupStoreOption, JsonOption, StoreOption, open_store, remember_store
+from spark_stream.cli.quantities import parse_duration_option, show_size
+from spark_stream.cli.render import print_facts, print_json, print_table, say
+
+app = typer.Typer(cls=VerbGroup, help="Make a store, and say what one is.")
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@app.command("create")
+def create(
+    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME...", help="Directories, one a disk.")],
+    graveyard_keep: Annotated[
+        str | None,
+        typer.Option("--graveyard-keep", metavar="DURATION", help="How long removed messages stay on disk: 24h."),
+    ] = None,
+    snapshot_every: Annotated[
+        int | None, typer.Option("--snapshot-every", metavar="N", help="Changes between two snapshots of metadata.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a store on these volumes: directories that are empty or not there yet."""
+    from storage_core import Store
+
+    settings: dict[str, Any] = {}
+    if graveyard_keep is not None:
+        settings["graveyard_keep"] = parse_duration_option(graveyard_keep, "--graveyard-keep")
+    if snapshot_every is not None:
+        settings["snapshot_every"] = snapshot_every
+    with Store.create([path for volume in volumes for path in volume.split(",")], **settings) as store:
+        found = store.info()
+    say("the store was made")
+    _print_info(found, json)
+
+
+@app.command("info")
+def info(store: StoreOption = "", json: JsonOption = False) -> None:
+    """Say what the store is: its volumes and what is in them."""
+    with open_store(store) as opened:
+        found = opened.info()
+    _print_info(found, json)
+
+
+def _print_info(info: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(info)
+        return
+
+    from storage_core.durations import format_duration
+
+    facts = [
+        ("created", info["created"]),
+        ("written from", info["host"]),
+        ("streams", info["streams"]),
+        ("messages", info["messages"]),
+        ("size", show_size(info["bytes"])),
+        ("graveyard keep", format_duration(info["settings"]["graveyard_keep"])),
+        ("snapshot every", f"{info['settings']['snapshot_every']} changes"),
+    ]
+    print_facts(f"Store {info['store_id']}", facts)
+    columns = ("name", "instance", "path")
+    print_table(columns, [[volume[column] for column in columns] for volume in info["volumes"]], "Volumes")

@@ -1,0 +1,278 @@
+"""`jstream stream add|edit|ls|info|find|rm`: streams as wholes."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import VerbGroup, WrongUsage
+from spark_stream.cli.options import (
+    ForceOption,
+    GroupStoreOption,
+    JsonOption,
+    StoreOption,
+    StreamArgument,
+    ask_consent,
+    open_store,
+    remember_store,
+    require_consent_possible,
+)
+from spark_stream.cli.quantities import parse_since_ns, show_size
+from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
+from spark_stream.cli.stream_options import (
+    BlockBytesOption,
+    BlockMessagesOption,
+    CompressionOption,
+    ConfigOption,
+    DenyDeleteOption,
+    DenyPurgeOption,
+    DescriptionOption,
+    DupeWindowOption,
+    MessageSizeOption,
+    MetadataOption,
+    ReplicasOption,
+    SubjectsOption,
+    configuration,
+)
+
+if TYPE_CHECKING:
+    from storage_core import Store
+
+app = typer.Typer(cls=VerbGroup, help="Streams: make them, look at them, and at what is in them.")
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    name: StreamArgument,
+    subjects: SubjectsOption = None,
+    replicas: ReplicasOption = None,
+    description: DescriptionOption = None,
+    compression: CompressionOption = None,
+    max_msg_size: MessageSizeOption = None,
+    dupe_window: DupeWindowOption = None,
+    deny_delete: DenyDeleteOption = None,
+    deny_purge: DenyPurgeOption = None,
+    block_max_msgs: BlockMessagesOption = None,
+    block_max_bytes: BlockBytesOption = None,
+    metadata: MetadataOption = None,
+    config: ConfigOption = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make a stream. Without --subjects it takes the subject that is its name."""
+    chosen = {**configuration(context.params), "name": name}
+    with open_store(store, writable=True) as opened:
+        chosen.setdefault("num_replicas", len(opened.paths))
+        info = opened.add_stream(chosen).info()
+    say(f"stream {name} was made")
+    _print_info(info, json)
+
+
+@app.command("edit")
+def edit(
+    context: typer.Context,
+    name: StreamArgument,
+    subjects: SubjectsOption = None,
+    replicas: ReplicasOption = None,
+    description: DescriptionOption = None,
+    compression: CompressionOption = None,
+    max_msg_size: MessageSizeOption = None,
+    dupe_window: DupeWindowOption = None,
+    deny_delete: DenyDeleteOption = None,
+    deny_purge: DenyPurgeOption = None,
+    block_max_msgs: BlockMessagesOption = None,
+    block_max_bytes: BlockBytesOption = None,
+    metadata: MetadataOption = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Change a stream's configuration: the keys that are given, and no others."""
+    wanted = configuration(context.params)
+    if not wanted:
+        raise WrongUsage("nothing to change: pass an option that names a new value")
+    with open_store(store, writable=not dry_run) as opened:
+        before = opened.stream(name).config.to_json()
+        changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
+        for key, value in changes.items():
+            say(f"{key}: {before.get(key)} -> {value}")
+        if not changes:
+            say("nothing changes")
+        elif not dry_run:
+            opened.edit_stream({**before, **changes, "name": name})
+        info = opened.stream(name).info()
+    _print_info(info, json)
+
+
+@app.command("ls")
+def list_streams(
+    subject: Annotated[
+        str | None, typer.Option("--subject", metavar="FILTER", help="Only streams that may hold such subjects.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List the streams."""
+    with open_store(store) as opened:
+        found = [info for info in _all_infos(opened) if subject is None or _may_hold(info, subject)]
+    _print_list(found, names, json)
+
+
+@app.command("info")
+def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Say all about one stream: configuration, state, replicas."""
+    with open_store(store) as opened:
+        found = opened.stream(name).info()
+    _print_info(found, json)
+
+
+@app.command("find")
+def find(
+    subject: Annotated[
+        str | None, typer.Option("--subject", metavar="FILTER", help="Streams that may hold such subjects.")
+    ] = None,
+    empty: Annotated[bool, typer.Option("--empty", help="Streams without messages.")] = False,
+    idle: Annotated[
+        str | None, typer.Option("--idle", metavar="DURATION", help="Streams whose last message is older: 1h, 7d.")
+    ] = None,
+    created: Annotated[
+        str | None, typer.Option("--created", metavar="DURATION", help="Streams made longer ago: 1h, 7d.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", metavar="N", help="Streams with fewer copies than this.")
+    ] = None,
+    invert: Annotated[bool, typer.Option("--invert", "-i", help="The streams that do not meet them.")] = False,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Find the streams that meet all criteria."""
+    if subject is None and not empty and idle is None and created is None and replicas is None:
+        raise WrongUsage("no criterion: pass --subject, --empty, --idle, --created or --replicas")
+    now_ns = time.time_ns()
+    idle_since = _moment(idle, "--idle", now_ns)
+    created_before = _moment(created, "--created", now_ns)
+
+    def meets(stream: dict[str, Any]) -> bool:
+        state, config = stream["state"], stream["config"]
+        return (
+            (subject is None or _may_hold(stream, subject))
+            and (not empty or not state["messages"])
+            and (idle_since is None or not state["messages"] or state["last_ts"] < idle_since)
+            and (created_before is None or stream["created"] < created_before)
+            and (replicas is None or config["num_replicas"] < replicas)
+        )
+
+    with open_store(store) as opened:
+        found = [stream for stream in _all_infos(opened) if meets(stream) is not invert]
+    _print_list(found, names, json)
+
+
+@app.command("rm")
+def remove(name: StreamArgument, force: ForceOption = False, store: StoreOption = "") -> None:
+    """Delete a stream with all its messages."""
+    require_consent_possible("stream rm", force)
+    with open_store(store, writable=True) as opened:
+        state = opened.stream(name).info()["state"]
+        ask_consent(f"Delete stream {name} with its {state['messages']:,} messages?", force)
+        opened.delete_stream(name)
+    say(f"stream {name} was deleted with its {state['messages']} messages")
+
+
+def _all_infos(store: "Store") -> list[dict[str, Any]]:
+    return [store.stream(name).info() for name in sorted(store.streams())]
+
+
+def _may_hold(info: dict[str, Any], subject: str) -> bool:
+    """Return whether the stream takes some subject that the filter takes too."""
+    from storage_core.subjects import filters_overlap, is_filter
+
+    if not is_filter(subject):
+        raise WrongUsage(f"--subject {subject!r} is no filter: tokens joined by dots, * for one, > for the rest")
+    return any(filters_overlap(own, subject) for own in info["config"]["subjects"])
+
+
+def _moment(text: str | None, option: str, now_ns: int) -> str | None:
+    """Return the time before which `text` draws the line, spelled as in `info`: there, text order is time order."""
+    if text is None:
+        return None
+    from spark_stream.cli.printer import show_time
+
+    return show_time(parse_since_ns(text, option, now_ns))
+
+
+def _print_list(infos: list[dict[str, Any]], names_only: bool, json: bool) -> None:
+    """Print streams: as JSON a list of names, else a table, or the bare names."""
+    names = [info["config"]["name"] for info in infos]
+    if json:
+        print_json(names)
+    elif names_only:
+        print_lines(names)
+    elif not infos:
+        say("no streams")
+    else:
+        columns = ("name", "subjects", "replicas", "messages", "size", "first", "last", "last message")
+        print_table(columns, [_row(info) for info in infos], "Streams")
+
+
+def _row(info: dict[str, Any]) -> list[Any]:
+    config, state = info["config"], info["state"]
+    return [
+        config["name"],
+        ",".join(config["subjects"]),
+        config["num_replicas"],
+        state["messages"],
+        show_size(state["bytes"]),
+        state["first_seq"],
+        state["last_seq"],
+        state["last_ts"] if state["messages"] else None,
+    ]
+
+
+def _print_info(info: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(info)
+        return
+
+    from storage_core.durations import format_duration
+
+    config, state, cluster = info["config"], info["state"], info["cluster"]
+    facts = [
+        ("created", info["created"]),
+        ("subjects", ", ".join(config["subjects"])),
+        ("replicas", config["num_replicas"]),
+        ("description", config["description"] or None),
+        ("compression", config["compression"]),
+        ("max message size", "no limit" if config["max_msg_size"] < 0 else show_size(config["max_msg_size"])),
+        ("dupe window", format_duration(config["duplicate_window"])),
+        ("deny delete", config["deny_delete"]),
+        ("deny purge", config["deny_purge"]),
+        ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
+        *((f"metadata {key}", value) for key, value in sorted(config["metadata"].items())),
+    ]
+    print_facts(f"Stream {config['name']}", facts)
+    first, last = state["first_seq"], state["last_seq"]
+    print_facts(
+        "State",
+        [
+            ("messages", state["messages"]),
+            ("size", show_size(state["bytes"])),
+            ("first sequence", f"{first} at {state['first_ts']}" if state["messages"] else first),
+            ("last sequence", f"{last} at {state['last_ts']}" if state["messages"] else last),
+            ("removed", state["num_deleted"]),
+            ("lost ranges", ", ".join(f"{begin} to {end - 1}" for begin, end in state["lost_ranges"]) or None),
+            ("consumers", state["consumer_count"]),
+            ("incarnation", state["incarnation"]),
+        ],
+    )
+    columns = ("name", "state", "current", "lag", "damaged_blocks", "last_scrub", "path")
+    rows = [[replica.get(column) for column in columns] for replica in cluster["replicas"]]
+    print_table([column.replace("_", " ") for column in columns], rows, "Replicas")

@@ -1,0 +1,82 @@
+"""The options of `stream add` and `stream edit`, and the stream configuration that they spell."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import WrongUsage
+from spark_stream.cli.quantities import parse_duration_option, parse_pairs, parse_size
+
+SubjectsOption = Annotated[
+    list[str] | None, typer.Option("--subjects", metavar="SUBJECT[,SUBJECT]", help="Subjects that the stream takes.")
+]
+ReplicasOption = Annotated[
+    int | None, typer.Option("--replicas", metavar="N", help="Copies of each block; add: one a volume of the store.")
+]
+DescriptionOption = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
+CompressionOption = Annotated[
+    str | None, typer.Option("--compression", metavar="none|lz4|zstd", help="Codec of blocks written from now on.")
+]
+MessageSizeOption = Annotated[
+    str | None, typer.Option("--max-msg-size", metavar="SIZE", help="Largest message: 64KB, 1MB; -1 for no limit.")
+]
+DupeWindowOption = Annotated[
+    str | None, typer.Option("--dupe-window", metavar="DURATION", help="How long message ids are kept: 2m, 1h30m.")
+]
+DenyDeleteOption = Annotated[
+    bool | None, typer.Option("--deny-delete/--no-deny-delete", help="Refuse to remove single messages.")
+]
+DenyPurgeOption = Annotated[bool | None, typer.Option("--deny-purge/--no-deny-purge", help="Refuse to purge.")]
+BlockMessagesOption = Annotated[
+    int | None, typer.Option("--block-max-msgs", metavar="N", help="Messages in a block at most.")
+]
+BlockBytesOption = Annotated[
+    str | None, typer.Option("--block-max-bytes", metavar="SIZE", help="Size of a block at most: 64MB.")
+]
+MetadataOption = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note of your own; may be repeated.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="JSON object with configuration keys; options win over it."),
+]
+
+# The parameter of a command: the key of the configuration, and how what was typed becomes its value.
+_KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "subjects": ("subjects", lambda texts: [one.strip() for text in texts for one in text.split(",")]),
+    "replicas": ("num_replicas", int),
+    "description": ("description", str),
+    "compression": ("compression", str),
+    "max_msg_size": ("max_msg_size", lambda text: parse_size(text, "--max-msg-size")),
+    "dupe_window": ("duplicate_window", lambda text: parse_duration_option(text, "--dupe-window")),
+    "deny_delete": ("deny_delete", bool),
+    "deny_purge": ("deny_purge", bool),
+    "block_max_msgs": ("block_max_msgs", int),
+    "block_max_bytes": ("block_max_bytes", lambda text: parse_size(text, "--block-max-bytes")),
+    "metadata": ("metadata", lambda texts: dict(parse_pairs(texts, "=", "--metadata"))),
+}
+
+
+def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a command's parameters ask for: those of `--config FILE` first, then the options."""
+    chosen = _read_file(parameters["config"]) if parameters["config"] else {}
+    for parameter, (key, convert) in _KEYS.items():
+        given = parameters[parameter]
+        if given is not None and given != () and given != []:  # an option that was not repeated even once is empty
+            chosen[key] = convert(given)
+    return chosen
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise WrongUsage(f"--config {path}: not JSON: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("config"), dict):
+        found = found["config"]  # what `stream info --json` printed
+    if not isinstance(found, dict):
+        raise WrongUsage(f"--config {path}: holds {type(found).__name__}, not an object with configuration keys")
+    return found

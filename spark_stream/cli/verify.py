@@ -1,0 +1,57 @@
+"""`jstream verify`: read every byte of the store and say what is damaged."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import EXIT_FAILED
+from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.render import print_json, print_table, say
+
+ProgressCall = Callable[[int, int], None]
+_COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
+
+
+def verify(
+    streams: Annotated[
+        list[str] | None, typer.Argument(metavar="STREAM...", help="Streams to check; all of them if none is named.")
+    ] = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Read and check everything: metadata, and every byte of every block. Exit code 1 if anything is damaged."""
+    with open_store(store) as opened, progress_bar("blocks") as progress:
+        found = opened.verify(progress=progress, streams=streams or None)
+    if json:
+        print_json(found)
+    else:
+        print_verdict(found)
+    if not found["ok"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def print_verdict(found: dict[str, Any]) -> None:
+    """Print the damage that was found as a table; the verdict itself is talk."""
+    damage = found["damage"]
+    if damage:
+        print_table(_COLUMNS, [[entry.get(column) for column in _COLUMNS] for entry in damage], "Damage")
+    verdict = "all is well" if found["ok"] else f"{len(damage)} damaged places"
+    say(f"{found['checked_blocks']} blocks checked: {verdict}")
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[ProgressCall | None]:
+    """Show a bar on stderr while the body runs, if that is a terminal; it is fed (done, total)."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
