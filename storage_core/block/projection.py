@@ -1,0 +1,147 @@
+"""From a decoded frame to the batch that was asked for: range, filters, and the columns that frames do not store.
+
+A range of rows is a slice, which costs nothing. Masks are made only for frames that a subject filter, a time range or
+a set of removed sequences cuts through.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.block.footer import Footer
+from storage_core.block.request import FrameRequest, FrameSelection
+from storage_core.schema import FRAME_SCHEMA, TIMESTAMP_TYPE, read_schema
+from storage_core.sequences import SequenceSet
+from storage_core.subjects import match_mask
+
+_FIELDS = {name: position for position, name in enumerate(FRAME_SCHEMA.names)}
+_STORED_IN = {"subject": "subject", "timestamp": "timestamp_ns", "timestamp_ns": "timestamp_ns"} | {
+    "headers": "headers",
+    "data": "data",
+}
+
+
+class Projection:
+    """One read's way from frames to batches. Everything about a frame is asked for by its position in the table."""
+
+    def __init__(self, footer: Footer, request: FrameRequest, selection: FrameSelection) -> None:
+        self._footer, self._request, self._selection = footer, request, selection
+        self._schema = read_schema(request.columns)
+        self._stored = {_FIELDS[_STORED_IN[name]] for name in request.columns if name in _STORED_IN}
+        self._stream: pa.Array | None = None
+
+    def sequences(self, position: int) -> tuple[int, int]:
+        """Return the absolute sequences `[first, end)` of the whole frame, holes included."""
+        first_row = int(self._footer.frames.first_rows[position])
+        return self._span(first_row, first_row + int(self._footer.frames.row_counts[position]))
+
+    def fields(self, position: int, whole_subjects: bool) -> list[int]:
+        """Return the columns of schema.FRAME_SCHEMA to decode, ascending; at least one."""
+        fields = set(self._stored)
+        if not whole_subjects:
+            fields.add(_FIELDS["subject"])
+        if not fields or self._cuts_time(position):
+            fields.add(_FIELDS["timestamp_ns"])
+        return sorted(fields)
+
+    def is_removed(self, position: int) -> bool:
+        """Return whether no row of the frame that is in range is left to be shown."""
+        first, end = self._span(*self._rows(position))
+        removed = self._removed(first, end)
+        return removed.run_count == 1 and int(removed.starts[0]) <= first and int(removed.ends[0]) >= end
+
+    def apply(self, frame: pa.RecordBatch, position: int, whole_subjects: bool) -> pa.RecordBatch:
+        """Return the rows of the frame that were asked for, as schema.read_schema(columns); maybe none."""
+        first_row, end_row = self._rows(position)
+        skip = first_row - int(self._footer.frames.first_rows[position])
+        if end_row - first_row < frame.num_rows:
+            frame = frame.slice(skip, end_row - first_row)
+        removed = self._removed(*self._span(first_row, end_row))
+        sequences: np.ndarray | None = None
+        if removed or "sequence" in self._request.columns:
+            sequences = self._footer.runs.sequences(first_row, end_row, self._request.first_sequence)
+        mask = self._mask(frame, position, whole_subjects, removed, sequences)
+        if mask is not None and not mask.all():
+            frame = frame.filter(pa.array(mask))
+            sequences = None if sequences is None else sequences[mask]
+        return self._columns(frame, sequences)
+
+    # --- which rows
+
+    def _rows(self, position: int) -> tuple[int, int]:
+        """Return the rows of the block that are in the frame and in range."""
+        start = int(self._footer.frames.first_rows[position])
+        end = start + int(self._footer.frames.row_counts[position])
+        return max(start, self._selection.first_row), min(end, self._selection.end_row)
+
+    def _span(self, first_row: int, end_row: int) -> tuple[int, int]:
+        runs, base = self._footer.runs, self._request.first_sequence
+        return base + runs.sequence_at(first_row), base + runs.sequence_at(end_row - 1) + 1
+
+    def _removed(self, first: int, end: int) -> SequenceSet:
+        removed = self._request.removed
+        return SequenceSet.empty() if removed is None else removed.clip(first, end)
+
+    def _cuts_time(self, position: int) -> bool:
+        frames, request = self._footer.frames, self._request
+        return (request.time_first_ns is not None and request.time_first_ns > int(frames.time_min_ns[position])) or (
+            request.time_end_ns is not None and request.time_end_ns <= int(frames.time_max_ns[position])
+        )
+
+    def _mask(
+        self,
+        frame: pa.RecordBatch,
+        position: int,
+        whole_subjects: bool,
+        removed: SequenceSet,
+        sequences: np.ndarray | None,
+    ) -> np.ndarray | None:
+        """Return which rows of the slice pass, None for all."""
+        request = self._request
+        masks: list[np.ndarray] = []
+        if not whole_subjects:
+            taken = match_mask(request.subject_filters, frame.column("subject"))
+            masks.append(taken.to_numpy(zero_copy_only=False))
+        if self._cuts_time(position):
+            times = _int64_values(frame.column("timestamp_ns"))
+            if request.time_first_ns is not None:
+                masks.append(times >= request.time_first_ns)
+            if request.time_end_ns is not None:
+                masks.append(times < request.time_end_ns)
+        if removed and sequences is not None:
+            masks.append(~removed.mask(sequences))
+        return np.logical_and.reduce(masks) if masks else None
+
+    # --- which columns
+
+    def _columns(self, frame: pa.RecordBatch, sequences: np.ndarray | None) -> pa.RecordBatch:
+        arrays: list[pa.Array] = []
+        for name in self._request.columns:
+            if name == "stream":
+                arrays.append(self._stream_column(frame.num_rows))
+            elif name == "sequence":
+                arrays.append(_wrap(sequences, pa.int64()))
+            elif name == "timestamp":
+                # Rounded towards the past, also before 1970.
+                arrays.append(_wrap(_int64_values(frame.column("timestamp_ns")) // 1000, TIMESTAMP_TYPE))
+            else:
+                arrays.append(frame.column(name))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _stream_column(self, row_count: int) -> pa.Array:
+        """Return the stream's name for each row; one array serves all frames of the read."""
+        if self._stream is None:
+            rows = int(self._footer.frames.row_counts[self._selection.positions].max())
+            self._stream = pa.repeat(pa.scalar(self._request.stream, pa.string()), rows)
+        return self._stream.slice(0, row_count)
+
+
+def _int64_values(column: pa.Array) -> np.ndarray:
+    """Return a view of an int64 column without nulls."""
+    if not len(column):
+        return np.empty(0, np.int64)
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
+def _wrap(values: np.ndarray | None, kind: pa.DataType) -> pa.Array:
+    assert values is not None
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

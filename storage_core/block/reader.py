@@ -1,0 +1,209 @@
+"""BlockReader: one sealed block file in, batches out; what is damaged is found and never served.
+
+Opening reads header, footer and trailer and checks them against each other and against what the manifest expects.
+Reading takes one frame at a time: one read into a fresh buffer, the frame header compared, the CRC over the payload,
+then columns that point into that buffer. docs/formats/block.md, section 9, says what each defect leads to.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from storage_core.block.damage import Defect, FrameDamage
+from storage_core.block.footer import Footer
+from storage_core.block.format import (
+    FRAME_HEADER_SIZE,
+    KIND_MESSAGE_IDS,
+    KIND_MESSAGES,
+    BlockExpectation,
+    BlockIdentity,
+    BlockSummary,
+)
+from storage_core.block.opening import Opened, open_block, reread
+from storage_core.block.payload import LEAD_SIZE, check_payload, decode_payload
+from storage_core.block.projection import Projection
+from storage_core.block.request import FrameRequest, FrameSelection, select_frames
+from storage_core.errors import CorruptFrameError
+from storage_core.files import File
+
+_EVERY_FIELD = [0, 1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageIds:
+    """Hashes of message ids in one frame."""
+
+    sequences: np.ndarray  # relative, int64, ascending
+    hashes: np.ndarray  # (len(sequences), 2), uint64
+
+
+class BlockReader:
+    """An open block. Holds its footer; every read holds one frame. The caller owns the file and closes it.
+
+    Safe for use from several threads if the file is.
+    """
+
+    def __init__(self, file: File, opened: Opened) -> None:
+        self._file, self._opened = file, opened
+        self._name = str(file.path)
+        self.footer: Footer = opened.footer
+
+    @classmethod
+    def open(cls, file: File, expected: BlockExpectation | None = None) -> "BlockReader":
+        """Check header, footer and trailer, and that it is the expected block; nothing of the frames is read.
+
+        Raises TruncatedRecordError, UnsupportedVersionError or CorruptionError, each with a Defect, and OSError from
+        the file.
+        """
+        return cls(file, open_block(file, expected))
+
+    @property
+    def identity(self) -> BlockIdentity:
+        return self._opened.header.identity
+
+    @property
+    def codec(self) -> str:
+        return self._opened.header.codec
+
+    @property
+    def file_size(self) -> int:
+        return self._opened.file_size
+
+    def summary(self) -> BlockSummary:
+        """Return the same as the writer's `finish` returned."""
+        return self.footer.summary(self.identity.block_id, self._opened.digest, self._opened.file_size)
+
+    def read(self, request: FrameRequest) -> Iterator[pa.RecordBatch]:
+        """Yield what was asked for in order, one batch a frame, none empty, with exactly read_schema(columns).
+
+        Raises ValueError for an impossible request, at once; while iterating CorruptFrameError (unless the request
+        takes damage reports) and OSError from the file.
+        """
+        request.check()
+        return self._read(request, select_frames(self.footer, request))
+
+    def message_ids(self) -> Iterator[MessageIds]:
+        """Yield the hashes of message ids, frame by frame; raises CorruptFrameError and OSError while iterating."""
+        frames = self.footer.frames
+        for position in np.flatnonzero(frames.kinds == KIND_MESSAGE_IDS).tolist():
+            payload = memoryview(self._load(position, verify=True)).cast("B")[LEAD_SIZE:]
+            count, limit = int(frames.row_counts[position]), int(frames.row_counts[position - 1])
+            hashes = np.frombuffer(payload, "<u8", 2 * count).reshape(count, 2)
+            rows = np.frombuffer(payload, "<u4", count, 16 * count).astype(np.int64)
+            if int(rows[-1]) >= limit or (np.diff(rows) <= 0).any():
+                raise self._corrupt(position, "rows of message ids", f"ascending, below {limit}", str(rows[-1]))
+            first_row = int(frames.first_rows[position])
+            yield MessageIds(self.footer.runs.sequences(first_row, first_row + limit)[rows], hashes)
+
+    def verify(self, first_sequence: int = 0) -> Iterator[FrameDamage]:
+        """Read the whole file again and yield all damage: every bit of it is looked at.
+
+        `first_sequence` is that of relative 0, for the sequences in the reports. A block that was opened without
+        expectation is decoded and validated as well. Raises OSError from the file.
+        """
+        for defect in reread(self._file, self._opened):
+            yield FrameDamage(self._name, defect.offset_bytes, -1, 0, 0, 0, str(defect))
+        projection = Projection(self.footer, FrameRequest(first_sequence=first_sequence), self._everything())
+        frames = self.footer.frames
+        buffer = bytearray(int(np.diff(frames.offsets).max()))
+        for position in range(frames.count):
+            lost, defect_found = self._verify_frame(position, memoryview(buffer))
+            if defect_found is not None:
+                yield self._damage(projection, position, defect_found, lost)
+
+    # --- reading
+
+    def _read(self, request: FrameRequest, selection: FrameSelection) -> Iterator[pa.RecordBatch]:
+        projection = Projection(self.footer, request, selection)
+        for position, whole in zip(selection.positions, selection.whole_subjects, strict=True):
+            if projection.is_removed(position):
+                continue
+            try:
+                frame = self._decode(position, projection.fields(position, whole), request.verify)
+            except CorruptFrameError as error:
+                if request.on_damage is None:
+                    raise
+                request.on_damage(self._damage(projection, position, error.args[0], lost=True))
+                continue
+            batch = projection.apply(frame, position, whole)
+            del frame  # while the consumer works, and while the next frame is read, one frame is enough
+            if batch.num_rows:
+                yield batch
+            del batch
+
+    def _decode(self, position: int, fields: list[int], verify: bool) -> pa.RecordBatch:
+        """Return columns of a frame of messages. Raises CorruptFrameError."""
+        row_count = int(self.footer.frames.row_counts[position])
+        buffer = self._load(position, verify)
+        try:
+            check_payload(memoryview(buffer).cast("B")[LEAD_SIZE:], row_count, self.codec)
+            batch = decode_payload(buffer, fields)
+            if not (verify and self._opened.vouched):
+                batch.validate(full=True)
+        except (ValueError, OSError, pa.ArrowException) as error:  # nothing here reads the file
+            raise self._corrupt(position, "Arrow record batch", "a valid one", str(error)) from error
+        return batch
+
+    def _load(self, position: int, verify: bool) -> pa.Buffer:
+        """Return the payload of a frame behind LEAD_SIZE bytes of room. Raises CorruptFrameError."""
+        frames = self.footer.frames
+        buffer = pa.allocate_buffer(LEAD_SIZE + int(frames.payload_sizes[position]))
+        view = memoryview(buffer).cast("B")[LEAD_SIZE - FRAME_HEADER_SIZE :]
+        found = self._file.read_into(int(frames.offsets[position]), view)
+        defect = self._frame_defect(position, view[:found], len(view), verify)
+        if defect is not None:
+            raise CorruptFrameError(defect)
+        return buffer
+
+    def _frame_defect(self, position: int, frame: memoryview, size: int, verify: bool) -> Defect | None:
+        """Return what is wrong with a frame: header and payload, of which there should be `size` bytes."""
+        offset = int(self.footer.frames.offsets[position])
+        if len(frame) < size:
+            return Defect(self._name, offset, f"frame {position}", f"{size} bytes", f"{len(frame)} bytes")
+        header = self.footer.frames.header(position, self.identity.block_id)
+        encoded, found = header.encode(), bytes(frame[:FRAME_HEADER_SIZE])
+        if found != encoded:
+            return Defect(self._name, offset, f"header of frame {position}", encoded.hex(), found.hex())
+        if verify and (crc := crc32c(frame[FRAME_HEADER_SIZE:])) != header.payload_crc32c:
+            stated = f"{header.payload_crc32c:#010x}"
+            return Defect(self._name, offset, f"payload checksum of frame {position}", stated, f"{crc:#010x}")
+        return None
+
+    def _corrupt(self, position: int, what: str, expected: str, found: str) -> CorruptFrameError:
+        offset = int(self.footer.frames.offsets[position])
+        return CorruptFrameError(Defect(self._name, offset, f"{what} of frame {position}", expected, found))
+
+    # --- verifying
+
+    def _everything(self) -> FrameSelection:
+        positions = self.footer.frames.messages.tolist()
+        return FrameSelection(positions, [True] * len(positions), 0, self.footer.row_count)
+
+    def _verify_frame(self, position: int, buffer: memoryview) -> tuple[bool, Defect | None]:
+        """Return whether messages are lost, and what is wrong with the frame or its padding."""
+        frames = self.footer.frames
+        offset, extent = int(frames.offsets[position]), int(frames.offsets[position + 1] - frames.offsets[position])
+        size = FRAME_HEADER_SIZE + int(frames.payload_sizes[position])
+        found = self._file.read_into(offset, buffer[:extent])
+        defect = self._frame_defect(position, buffer[: min(found, size)], size, verify=True)
+        is_messages = int(frames.kinds[position]) == KIND_MESSAGES
+        if defect is not None:
+            return is_messages, defect
+        padding = bytes(buffer[size:found])
+        if padding != bytes(extent - size):
+            what = f"padding of frame {position}"
+            return False, Defect(self._name, offset + size, what, f"{extent - size} zero bytes", padding.hex())
+        if is_messages and not self._opened.vouched:
+            try:
+                self._decode(position, _EVERY_FIELD, verify=True)
+            except CorruptFrameError as error:
+                return True, error.args[0]
+        return False, None
+
+    def _damage(self, projection: Projection, position: int, defect: Defect, lost: bool) -> FrameDamage:
+        first, end = projection.sequences(position) if lost else (0, 0)
+        row_count = int(self.footer.frames.row_counts[position]) if lost else 0
+        return FrameDamage(self._name, defect.offset_bytes, position, first, end, row_count, str(defect))
