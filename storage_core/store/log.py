@@ -6,6 +6,7 @@ This module reads and writes them; what the evidence means (torn tail or damage,
     meta/<index, 16 hex>.snap              docs/formats/snapshot.md
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, R
 from storage_core.raft.snapshot_format import SnapshotHeader
 from storage_core.store.identity import VolumeIdentity
 
+logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
 SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
@@ -283,9 +285,11 @@ class VolumeLog:
     ) -> Position:
         """Write a new segment with these records and make it durable, name and all; return the position after them.
 
-        `base` is (index, term, chain) of the log before the first entry of the segment. Older segments stay.
+        `base` is (index, term, chain) of the log before the first entry of the segment. Older segments stay; the one
+        before is sealed, so that the loss of the new one would be noticed.
         """
-        number = self.segments()[-1] + 1 if self.segments() else 1
+        before = self.segments()[-1:]
+        number = before[0] + 1 if before else 1
         header = SegmentHeader(
             self._identity.store_id, self._identity.volume_id, self._identity.instance_id, number, *base
         )
@@ -301,7 +305,19 @@ class VolumeLog:
         finally:
             file.close()
         self._files.sync_directory(self.directory)
+        for old in before:
+            self._seal(old, Seal(base[1], number))
         return Position(number, BATCHES_OFFSET + len(batch))
+
+    def _seal(self, number: int, seal: Seal) -> None:
+        """Say at the end of a segment, whatever stands there, that the log goes on in the next one."""
+        try:
+            with self._open(self.segment_path(number), writable=True) as file:
+                at = max(BATCHES_OFFSET, -(-file.size() // PAGE_SIZE) * PAGE_SIZE)
+                file.write_at(at, log_format.encode_batch([seal], at))
+        except OSError as error:
+            # The new segment is durable and counts without it; only its loss would go unnoticed.
+            logger.warning("%s could not be sealed: %s", self.segment_path(number), error)
 
     def write_commit_record(self, segment: int, record: CommitRecord) -> None:
         """Write the commit record, after the log up to its index was fsynced; the next fsync makes it durable."""

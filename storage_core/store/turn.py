@@ -38,7 +38,7 @@ from storage_core.errors import (
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Command, Envelope, NoOp, TakeOver, decode_envelope, encode_envelope
 from storage_core.metadata.state import StoreState, decode_state, encode_state
-from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Seal, Vote, make_entry
+from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
 from storage_core.store import locks
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
@@ -343,7 +343,6 @@ class Turn:
         position = self._log.start_segment(tip, view.commit, [vote])
         self.view = replace(view, position=position, snapshot_index=view.index)
         self._metadata._keep(self.view)
-        self._log.append(view.position, [Seal(leadership.term, position.segment)])
         self._log.compact()
         return True
 
