@@ -18,6 +18,7 @@ class Environment:
     now_ns: Callable[[], int] = time.time_ns
     random_bytes: Callable[[int], bytes] = os.urandom
     lock_domain: Callable[[], str] = identity.lock_domain
+    sleep: Callable[[float], None] = time.sleep  # seconds
 
     def new_id(self) -> bytes:
         return self.random_bytes(16)

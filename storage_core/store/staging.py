@@ -106,7 +106,8 @@ class Stager:
     def write(self, batch: pa.RecordBatch, default_subject: str | None = None) -> None:
         """Check and write the rows of `batch`, in write columns.
 
-        Raises InvalidMessageError before anything of the batch is written; DiskFullError, ReadOnlyError, VolumeFailedError, NotFoundError (no such directory on this host).
+        Raises InvalidMessageError before anything of the batch is written; DiskFullError, ReadOnlyError,
+        VolumeFailedError, NotFoundError (no such directory on this host).
         """
         messages = check_messages(batch, self._target.acceptance(default_subject), self._env.now_ns())
         start = 0

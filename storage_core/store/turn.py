@@ -46,6 +46,8 @@ from storage_core.store.log import SEGMENT_SIZE_MAX, Evidence, Position, SyncErr
 
 logger = logging.getLogger(__name__)
 READ_ATTEMPTS = 5  # of a reader that meets files being replaced
+COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
+COMMIT_PAUSE_S = 0.005  # between two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Metadata:
         self.identity = identity
         self.log = VolumeLog(env.files, volume, identity)
         self._view: View | None = None  # replaced as a whole, never by a lower one
+        self._undecided: View | None = None  # what a commit record says while newer entries may count
         self._leadership: _Leadership | None = None
         self._failed: str | None = None  # why this process writes no more
         self._reading = threading.Lock()
@@ -101,11 +104,12 @@ class Metadata:
                 with self.turn(lock_timeout_s) as turn:  # nothing moves under the lock: what is missing is missing
                     return turn.view
             except (ReadOnlyError, StoreBusyError, DiskFullError):
-                if self._view is None:
+                if self._undecided is None:
                     raise
-        if self._view is None:
+        if self._undecided is None:
             raise CorruptionError(f"{self._volume}: no whole commit record to read by: {error}") from error
-        return self._view
+        logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self._volume)
+        return self._undecided
 
     def _follow_commit_record(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
@@ -114,12 +118,31 @@ class Metadata:
         if known is not None and commit == known.commit and clean:
             return known
         if commit is None or not (clean or self._read_only) or (known is not None and commit.index < known.index):
+            self._undecided = known
             return None
         view = self._advance(known, commit) if known is not None else None
         if view is None:
-            view = _replay(self.log.read(), commit)
+            evidence = self.log.read()
+            view = _replay(evidence, commit)
+            if known is None and not self._is_being_written(evidence.tip[0], commit.index):
+                self._undecided = view
+                return None
         self._view = view
         return view
+
+    def _is_being_written(self, tip: int, committed: int) -> bool:
+        """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
+
+        After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
+        begun to read can meet that; whoever has read before was alive all the time.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            if tip <= committed:
+                return True
+            self._env.sleep(COMMIT_PAUSE_S)
+            commit, _ = self.log.read_commit_record()
+            committed = commit.index if commit is not None else committed
+        return tip <= committed
 
     def _advance(self, known: View, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it; None if that does not lead there."""
