@@ -1,0 +1,79 @@
+"""Content of a JetStream block file: read, recognised as plain, compressed or encrypted, and handed on uncompressed.
+
+A compressed file is `cmp`, the algorithm (u8: 0 none, 1 S2), the uncompressed size as uvarint, the S2 stream of all
+but the last 8 bytes, and those 8 bytes as they are.
+
+Source: nats-server, server/filestore.go (`MarshalMetadata`, `Compress`, `Decompress`).
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.cursor import Cursor
+from storage_core.foreign.nats.record import HASH_SIZE
+from storage_core.foreign.nats.s2 import decompress_stream
+
+BLOCK_SIZE_MAX = 128 << 20  # bytes; blocks are at most 8 MiB or one record, those of old servers 64 MiB
+COMPRESSED_MAGIC = b"cmp"
+_ALGORITHM_NONE, _ALGORITHM_S2 = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """The uncompressed bytes of a block."""
+
+    data: pa.Buffer
+    compressed: bool
+    damage: list[tuple[int, str]] = field(default_factory=list)  # (offset_bytes in the file, reason)
+
+
+def read_file(path: str | Path, size_max: int, files: Files = OS_FILES) -> pa.Buffer:
+    """Return the first `size_max` bytes of a file of a foreign store, opened for reading only; links are followed."""
+    file = files.open(Path(os.path.realpath(path)))
+    try:
+        buffer = pa.allocate_buffer(min(file.size(), size_max))
+        count = file.read_into(0, memoryview(buffer).cast("B"))
+    finally:
+        file.close()
+    return buffer.slice(0, count)
+
+
+def read_block(path: str | Path, files: Files = OS_FILES) -> BlockContent:
+    """Return what a block file holds. Damage to compression is reported in it, not raised.
+
+    Raises OSError, or CorruptionError / UnsupportedVersionError if it is compressed in a way that is not known.
+    """
+    content = read_file(path, BLOCK_SIZE_MAX + 1, files)
+    if content.size > BLOCK_SIZE_MAX:
+        reason = f"the file is longer than any block can be ({BLOCK_SIZE_MAX} bytes); the rest is not read"
+        content, damage = content.slice(0, BLOCK_SIZE_MAX), [(BLOCK_SIZE_MAX, reason)]
+    else:
+        damage = []
+    if not is_compressed(content):
+        return BlockContent(content, False, damage)
+    return _decompress(content, str(path), damage)
+
+
+def is_compressed(content: pa.Buffer) -> bool:
+    return bytes(content.slice(0, len(COMPRESSED_MAGIC)).to_pybytes()) == COMPRESSED_MAGIC
+
+
+def _decompress(content: pa.Buffer, name: str, damage: list[tuple[int, str]]) -> BlockContent:
+    cursor = Cursor(content.slice(0, 32).to_pybytes(), name, len(COMPRESSED_MAGIC))
+    algorithm, size = cursor.byte(), cursor.uvarint()
+    if algorithm not in (_ALGORITHM_NONE, _ALGORITHM_S2):
+        raise UnsupportedVersionError(f"{name}: compressed with algorithm {algorithm}, known is {_ALGORITHM_S2} (S2)")
+    if not HASH_SIZE <= size <= BLOCK_SIZE_MAX or content.size < cursor.at + HASH_SIZE:
+        raise CorruptionError(f"{name}: declares {size} uncompressed bytes, possible are 8 to {BLOCK_SIZE_MAX}")
+    if algorithm == _ALGORITHM_NONE:
+        return BlockContent(content.slice(cursor.at), True, damage)
+    end = content.size - HASH_SIZE
+    packed = memoryview(content).cast("B")
+    out = decompress_stream(packed[cursor.at : end], size - HASH_SIZE)
+    out.data += packed[end:]
+    return BlockContent(pa.py_buffer(out.data), True, damage + [(cursor.at + at, why) for at, why in out.damage])

@@ -1,0 +1,47 @@
+"""Cursor over bytes from a JetStream state file: fixed-width and variable-length integers, never past the end."""
+
+from storage_core.errors import CorruptionError
+
+UVARINT_SIZE_MAX = 10  # bytes; more than that cannot be a 64-bit integer
+
+
+class Cursor:
+    """Reads forward through `data`; `name` is what errors call the file. Every method raises CorruptionError."""
+
+    __slots__ = ("data", "name", "at")
+
+    def __init__(self, data: bytes, name: str, at: int = 0) -> None:
+        self.data, self.name, self.at = data, name, at
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        if size > len(self.data) - self.at:
+            raise CorruptionError(
+                f"{self.name}: {size} bytes wanted at offset_bytes {self.at}, {len(self.data) - self.at} are left"
+            )
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def uvarint(self) -> int:
+        """Return an unsigned integer of seven bits a byte, lowest first."""
+        value, at, data = 0, self.at, self.data
+        for shift in range(0, 7 * UVARINT_SIZE_MAX, 7):
+            if at >= len(data):
+                raise CorruptionError(f"{self.name}: ends inside an integer at offset_bytes {self.at}")
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >> 64:
+                    break
+                self.at = at
+                return value
+        raise CorruptionError(f"{self.name}: integer at offset_bytes {self.at} does not fit into 64 bits")
+
+    def varint(self) -> int:
+        """Return a signed integer (zigzag)."""
+        value = self.uvarint()
+        return value >> 1 ^ -(value & 1)

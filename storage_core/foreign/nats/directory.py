@@ -1,0 +1,161 @@
+"""Discovery of JetStream streams below any directory of a server: its store, an account, or one stream.
+
+    STORE/jetstream/ACCOUNT/streams/STREAM/meta.inf, meta.sum, msgs/N.blk, msgs/index.db
+
+The name of a stream is the one in meta.inf: it is part of the key of every checksum, and a directory may have been
+renamed. A stream that cannot be read is still found; its `problem` is raised when it is asked for.
+
+Source: nats-server, server/jetstream.go (`EnableJetStream`) and server/filestore.go (`recoverMsgs`,
+`recoverPartialPurge`, `writeStreamMeta`).
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.block import read_file
+from storage_core.foreign.nats.index import highwayhash_of
+
+META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
+MESSAGES_DIRECTORY, PURGED_DIRECTORY = "msgs", "__new_msgs__"
+BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
+META_SIZE_MAX = 16 << 20  # bytes
+DEPTH_MAX = 7  # below the given path: enough for a folder of nodes with their store directories
+DIRECTORY_COUNT_MAX = 200_000  # visited below one path; more means that it is not a store
+_RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    block_index: int
+    path: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDirectory:
+    """One stream as it lies on disk."""
+
+    path: str
+    account: str  # "" if the path does not tell
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)  # as in meta.inf
+    messages_path: str = ""
+    blocks: tuple[BlockFile, ...] = ()  # by index
+    problem: StorageError | None = None  # why it cannot be read
+
+
+def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> list[StreamDirectory]:
+    """Return every stream at or below the paths, by account, name and path.
+
+    Raises NotAStoreError if a path is no directory or has no stream in or below it.
+    """
+    found: dict[str, StreamDirectory] = {}
+    for path in paths:
+        root = Path(os.path.realpath(path))
+        if not files.is_directory(root):
+            what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
+            raise NotAStoreError(f"{path} {what}")
+        here = {str(place): _load(place, files) for place in _stream_paths(root, files)}
+        if not here:
+            raise NotAStoreError(f"{path} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
+        found.update(here)
+    return sorted(found.values(), key=lambda stream: (stream.account, stream.name, stream.path))
+
+
+def _stream_paths(root: Path, files: Files) -> Iterator[Path]:
+    waiting, seen = [(root, 0)], 0
+    while waiting:
+        place, depth = waiting.pop()
+        seen += 1
+        if seen > DIRECTORY_COUNT_MAX:
+            raise NotAStoreError(f"{root}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the streams")
+        try:
+            names = files.list_directory(place)
+        except OSError as error:
+            raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
+        if _is_stream(place, names, files):
+            yield place
+        elif depth < DEPTH_MAX:
+            # A name with a dot in front is left over from a deletion.
+            below = [place / name for name in names if name != _RAFT_DIRECTORY and not name.startswith(".")]
+            waiting += [(one, depth + 1) for one in below if not one.is_symlink() and files.is_directory(one)]
+
+
+def _is_stream(place: Path, names: list[str], files: Files) -> bool:
+    if META_FILE in names:
+        return True
+    messages = place / MESSAGES_DIRECTORY
+    if MESSAGES_DIRECTORY not in names or not files.is_directory(messages):
+        return False
+    return any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(messages))
+
+
+def _load(place: Path, files: Files) -> StreamDirectory:
+    account = place.parent.parent.name if place.parent.name == "streams" else ""
+    try:
+        config = _load_config(place, files)
+        messages = _messages_path(place, files)
+        blocks = _blocks(messages, files)
+    except (StorageError, OSError) as error:
+        problem = error if isinstance(error, StorageError) else CorruptionError(f"{place}: {error}")
+        return StreamDirectory(str(place), account, place.name, problem=problem)
+    return StreamDirectory(str(place), account, config["name"], config, str(messages), blocks)
+
+
+def _load_config(place: Path, files: Files) -> dict[str, Any]:
+    names = files.list_directory(place)
+    if META_FILE not in names:
+        raise CorruptionError(
+            f"{place} has blocks but no {META_FILE}: without the stream's name in it no checksum can be checked"
+        )
+    content = read_file(place / META_FILE, META_SIZE_MAX, files).to_pybytes()
+    if META_KEY_FILE in names:
+        raise UnsupportedVersionError(
+            f"{place} is encrypted ({META_KEY_FILE} lies beside {META_FILE}): encrypted streams cannot be read"
+        )
+    try:
+        config = json.loads(content)
+        name = config["name"]
+        if not isinstance(name, str) or not name:
+            raise ValueError("name")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(f"{place / META_FILE} is not the JSON object of a stream: {error}") from error
+    if META_SUM_FILE not in names:
+        raise CorruptionError(f"{place} has no {META_SUM_FILE}, so {META_FILE} cannot be checked")
+    stored = read_file(place / META_SUM_FILE, 64, files).to_pybytes().strip()
+    actual = highwayhash_of(content, name).to_bytes(8, "little").hex().encode()
+    if stored != actual:
+        raise CorruptionError(
+            f"{place / META_FILE}: checksum is {stored.decode('ascii', 'backslashreplace')}, "
+            f"the content has {actual.decode()} for a stream named {name!r}"
+        )
+    return dict(config)
+
+
+def _messages_path(place: Path, files: Files) -> Path:
+    purged = place / PURGED_DIRECTORY
+    if files.is_directory(purged) and any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(purged)):
+        return purged  # a purge that was interrupted after its new block was made: the server goes on from there
+    if not files.is_directory(place / MESSAGES_DIRECTORY):
+        raise CorruptionError(f"{place} has no directory {MESSAGES_DIRECTORY}")
+    return place / MESSAGES_DIRECTORY
+
+
+def _blocks(messages: Path, files: Files) -> tuple[BlockFile, ...]:
+    blocks = []
+    for name in files.list_directory(messages):
+        stem, suffix = os.path.splitext(name)
+        if not (stem.isascii() and stem.isdecimal()):
+            continue
+        path = messages / name
+        if suffix == KEY_SUFFIX:
+            raise UnsupportedVersionError(f"{path}: the block is encrypted: encrypted streams cannot be read")
+        if suffix == BLOCK_SUFFIX:
+            blocks.append(BlockFile(int(stem), str(path), files.file_size(Path(os.path.realpath(path)))))
+    return tuple(sorted(blocks, key=lambda block: block.block_index))

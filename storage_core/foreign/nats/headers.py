@@ -1,0 +1,96 @@
+"""Message headers: from raw bytes to pairs, for many messages at once.
+
+Raw headers are `NATS/1.0` (maybe with a status), CR LF, then `Key: value` CR LF for each pair, then an empty line.
+Blanks around keys and values are not part of them, as clients show it; keys may repeat. A line without a colon is a
+key whose value is null, so nothing is dropped.
+
+Source: docs.nats.io, "NATS Client Protocol" (HPUB), and the header readers of nats.go and nats.py.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.foreign.nats.record import gather
+from storage_core.schema import HEADERS_TYPE
+
+_CR, _LF, _COLON, _BLANK, _TAB = 13, 10, 58, 32, 9
+_STATUS_LINE = b"NATS"
+
+
+def parse_headers(raw: pa.BinaryArray, present: np.ndarray) -> pa.ListArray:
+    """Return one list of pairs for each message, as schema.HEADERS_TYPE.
+
+    `present` is a mask over the messages; `raw` has the headers of those where it is set, in order, without nulls.
+    The others get null.
+    """
+    keys, values, counts = _pairs(raw)
+    per_message = np.zeros(len(present), np.int64)
+    per_message[present] = counts
+    offsets = np.concatenate(([0], np.cumsum(per_message))).astype(np.int32)
+    pairs = pa.StructArray.from_arrays([to_strings(keys), values], fields=list(HEADERS_TYPE.value_type))
+    mask = None if present.all() else pa.array(~present)
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE, mask=mask)
+
+
+def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
+    """Return the bytes as strings; what is no UTF-8 (servers let it pass) shows as `\\xNN`."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()], pa.string())
+
+
+def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndarray]:
+    """Return all keys, all values, and how many pairs each message has."""
+    if not len(raw):
+        return pa.array([], pa.binary()), pa.array([], pa.binary()), np.empty(0, np.int64)
+    edges = np.frombuffer(raw.buffers()[1], np.int32, len(raw) + 1, raw.offset * 4).astype(np.int64)
+    buffer = raw.buffers()[2]
+    text = np.frombuffer(buffer, np.uint8)[: edges[-1]]
+    starts, ends, message = _lines(text, edges)
+    keep = (starts < ends) & ~_is_status(text, edges, starts, message)
+    starts, ends, message = starts[keep], ends[keep], message[keep]
+    colons = _first_at_or_after(np.flatnonzero(text == _COLON), starts, ends)
+    solid = np.flatnonzero((text != _BLANK) & (text != _TAB))
+    with_value = colons < ends
+    key_starts, key_ends = _trim(solid, starts, colons)
+    value_starts, value_ends = _trim(solid, np.minimum(colons + 1, ends), ends)
+    keys = gather(buffer, key_starts, key_ends - key_starts)
+    values = gather(buffer, value_starts, value_ends - value_starts)
+    if not with_value.all():
+        parts = [pa.py_buffer(np.packbits(with_value, bitorder="little")), *values.buffers()[1:]]
+        values = pa.Array.from_buffers(pa.binary(), len(values), parts)
+    return keys, values, np.bincount(message, minlength=len(raw))
+
+
+def _lines(text: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return start and end (without CR LF) of every line, and which message it belongs to."""
+    breaks = np.flatnonzero((text[:-1] == _CR) & (text[1:] == _LF))
+    owner = np.searchsorted(edges, breaks, side="right") - 1
+    inside = breaks + 2 <= edges[owner + 1]  # not half in the next message
+    breaks, owner = breaks[inside], owner[inside]
+    # Each message has one line more than breaks. Sorted, starts and ends fall into step.
+    starts = np.sort(np.concatenate((edges[:-1], breaks + 2)))
+    ends = np.sort(np.concatenate((breaks, edges[1:])))
+    line_counts = 1 + np.bincount(owner, minlength=len(edges) - 1)
+    return starts, ends, np.repeat(np.arange(len(edges) - 1), line_counts)
+
+
+def _is_status(text: np.ndarray, edges: np.ndarray, starts: np.ndarray, message: np.ndarray) -> np.ndarray:
+    status = starts == edges[message]
+    for place, byte in enumerate(_STATUS_LINE):
+        status &= text[np.minimum(starts + place, len(text) - 1)] == byte
+    return np.asarray(status)
+
+
+def _first_at_or_after(places: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the first of the ascending `places` in each `[start, end)`, else `end`."""
+    ended = np.concatenate((places, [np.iinfo(np.int64).max]))
+    return np.asarray(np.minimum(ended[np.searchsorted(places, starts)], ends))
+
+
+def _trim(solid: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranges without the blanks at both ends; `solid` are the places that are no blanks."""
+    trimmed = _first_at_or_after(solid, starts, ends)
+    before = np.concatenate(([-1], solid))[np.searchsorted(solid, ends)]  # the last solid place before the end
+    return trimmed, np.maximum(before + 1, trimmed)

@@ -1,0 +1,77 @@
+"""What the limits of a stream remove, worked out again where no index tells.
+
+The server writes nothing into the blocks when a limit removes a message; only its index knows, and without one it
+applies the limits anew at its next start. The same is done here, in the same order, on what the tombstones left.
+Age is measured against the newest message instead of a clock: a message that was too old when the newest one was
+stored had been removed by then, and of others nobody can tell.
+
+Source: nats-server, server/filestore.go (`enforceMsgLimit`, `enforceBytesLimit`, `expireMsgsOnRecover`,
+`enforceMsgPerSubjectLimit`), server/stream.go (`StreamConfig`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a stream; 0 is none."""
+
+    max_msgs: int
+    max_bytes: int
+    max_age_ns: int
+    max_msgs_per_subject: int
+    first_sequence: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Limits":
+        """Return the limits in a configuration as it stands in meta.inf. Total limits remove only old messages."""
+        removes_old = config.get("discard", "old") == "old"
+        return cls(
+            _positive(config, "max_msgs") if removes_old else 0,
+            _positive(config, "max_bytes") if removes_old else 0,
+            0 if _positive(config, "subject_delete_marker_ttl") else _positive(config, "max_age"),
+            _positive(config, "max_msgs_per_subject"),
+            _positive(config, "first_seq"),
+        )
+
+    def keep(self, sequences: np.ndarray, sizes: np.ndarray, times_ns: np.ndarray, subjects: np.ndarray) -> np.ndarray:
+        """Return a mask of the messages that stay.
+
+        Parallel arrays, ascending by sequence; `sizes` are whole records in bytes, `subjects` any codes that are
+        equal where the subjects are.
+        """
+        keep = sequences >= self.first_sequence
+        if self.max_msgs:
+            keep &= _from_end(keep.astype(np.int64)) <= self.max_msgs
+        if self.max_bytes:
+            keep &= _from_end(np.where(keep, sizes, 0)) <= self.max_bytes
+        if self.max_age_ns and len(times_ns):
+            keep &= times_ns >= int(times_ns.max()) - self.max_age_ns
+        if self.max_msgs_per_subject:
+            kept = np.flatnonzero(keep)
+            keep[kept[_rank_from_end(subjects[kept]) >= self.max_msgs_per_subject]] = False
+        return keep
+
+
+def _positive(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key, 0)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _from_end(values: np.ndarray) -> np.ndarray:
+    """Return for each place the sum from there to the end."""
+    return np.cumsum(values[::-1])[::-1]
+
+
+def _rank_from_end(codes: np.ndarray) -> np.ndarray:
+    """Return how many equal codes come after each place."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    ends = np.searchsorted(ordered, ordered, side="right")
+    ranks = np.empty(len(codes), np.int64)
+    ranks[order] = ends - 1 - np.arange(len(codes))
+    return ranks

@@ -1,0 +1,149 @@
+"""Reading one block of a foreign stream, where the messages are wanted: on an executor.
+
+Every record is checked by its own checksum. What fails is never served: it is reported as damage, with the sequences
+that are lost by it as far as they are known, or raised.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.block import BlockContent, read_block
+from storage_core.foreign.nats.columns import build_batch, subjects_of
+from storage_core.foreign.nats.index import SEQUENCE_END
+from storage_core.foreign.nats.record import Records, block_key, runs_by_size
+from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_block
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.schema import read_schema
+from storage_core.sequences import SequenceSet
+from storage_core.subjects import match_mask
+
+BATCH_SIZE = 3 << 20  # bytes of records in a batch
+BATCH_ROW_COUNT = 65_536
+
+
+def read_slice(
+    part: ForeignSlice,
+    columns: Sequence[str],
+    on_damage: Callable[[ForeignDamage], None] | None = None,
+    files: Files = OS_FILES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a part in schema.read_schema(columns), ascending by sequence.
+
+    The whole block is checked before the first batch. Damage goes to `on_damage`; without it, damage that cost
+    messages, or may have, raises DataLossError.
+    """
+    read_schema(tuple(columns))
+    removed = SequenceSet.decode(part.removed)
+    try:
+        content = read_block(part.path, files)
+    except FileNotFoundError:
+        _tell([_whole_block(part, removed, "the file is gone")], on_damage)
+        return
+    except (CorruptionError, UnsupportedVersionError) as error:
+        _tell([_whole_block(part, removed, str(error))], on_damage)
+        return
+    scan = scan_block(content.data, block_key(part.stream, part.block_index))
+    shown = scan.records.take(scan.messages)
+    sequences = shown.sequences
+    shown = shown.take((sequences >= part.first) & (sequences < part.end) & ~removed.mask(sequences))
+    shown, strange = _known_subjects(part, content.data, shown)
+    _tell(_damage(part, content, scan, shown, strange, removed), on_damage)
+    shown = _filtered(part, content.data, shown)
+    for first, end in runs_by_size(np.maximum(shown.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
+        yield build_batch(part.stream, content.data, shown.take(slice(first, end)), columns)
+
+
+def _known_subjects(part: ForeignSlice, block: pa.Buffer, shown: Records) -> tuple[Records, Records]:
+    """Split off messages with a subject that the stream has not, if all its subjects are known.
+
+    The size of a subject is not covered by the checksum: damaged, it moves bytes between subject and payload.
+    """
+    if part.subjects is None or not len(shown):
+        return shown, shown.take(slice(0, 0))
+    subjects = subjects_of(block, shown).dictionary_encode()
+    known = pc.is_in(subjects.dictionary, pa.array(part.subjects, pa.string())).to_numpy(zero_copy_only=False)
+    good = known[subjects.indices.to_numpy()]
+    return (shown, shown.take(slice(0, 0))) if good.all() else (shown.take(good), shown.take(~good))
+
+
+def _filtered(part: ForeignSlice, block: pa.Buffer, shown: Records) -> Records:
+    if part.time_first_ns is not None:
+        shown = shown.take(shown.times_ns >= part.time_first_ns)
+    if part.time_end_ns is not None:
+        shown = shown.take(shown.times_ns < part.time_end_ns)
+    if part.subject_filters and len(shown):
+        hit = match_mask(part.subject_filters, subjects_of(block, shown))
+        shown = shown.take(hit.to_numpy(zero_copy_only=False))
+    return shown
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def _damage(
+    part: ForeignSlice, content: BlockContent, scan: BlockScan, shown: Records, strange: Records, removed: SequenceSet
+) -> list[ForeignDamage]:
+    """Return all damage of the block, each place with the sequences of the part that it cost."""
+    asked = SequenceSet.from_ranges([(part.first, part.end)]).difference(removed)
+    missing = asked.difference(SequenceSet.from_sequences(shown.sequences))
+    note = "".join(f"; in the compressed file at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
+    found = []
+    for one in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
+        lost = missing.clip(one.after + 1, one.before if one.before is not None else SEQUENCE_END)
+        missing = missing.difference(lost)
+        # Between neighbours in sequence there was no message, but maybe a tombstone: then an index has to know.
+        unclear = not part.known and one.after + 1 == one.before
+        found.append(_foreign_damage(part, one, note, lost, unclear))
+    if content.damage and not found:
+        at, reason = content.damage[0]
+        found.append(_foreign_damage(part, RecordDamage(at, at, reason, 0, None), "", SequenceSet.empty()))
+    if part.known and missing:
+        gone = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
+        found.append(_foreign_damage(part, gone, note, missing))
+    return found
+
+
+def _strange_damage(strange: Records) -> list[RecordDamage]:
+    places = zip(strange.starts.tolist(), strange.ends.tolist(), strange.sequences.tolist(), strict=True)
+    reason = "the subject is none of the stream's (its size is not covered by the checksum)"
+    return [RecordDamage(start, end, reason, sequence - 1, sequence + 1) for start, end, sequence in places]
+
+
+def _whole_block(part: ForeignSlice, removed: SequenceSet, reason: str) -> ForeignDamage:
+    asked = SequenceSet.from_ranges([(part.first, part.end)]).difference(removed)
+    return _foreign_damage(part, RecordDamage(0, part.file_size, reason, 0, None), "", asked, not part.known)
+
+
+def _foreign_damage(
+    part: ForeignSlice, damage: RecordDamage, note: str, lost: SequenceSet, unclear: bool = False
+) -> ForeignDamage:
+    end = int(lost.ends[-1]) if lost else None
+    return ForeignDamage(
+        layout=part.layout,
+        account=part.account,
+        stream=part.stream,
+        file=part.path,
+        offset_bytes=damage.offset_bytes,
+        end_bytes=damage.end_bytes,
+        first=int(lost.starts[0]) if lost else None,
+        end=None if end == SEQUENCE_END else end,
+        lost_count=len(lost) if part.known else None,
+        unclear=unclear,
+        reason=damage.reason + note,
+    )
+
+
+def _tell(found: Sequence[ForeignDamage], on_damage: Callable[[ForeignDamage], None] | None) -> None:
+    if on_damage is not None:
+        for one in found:
+            on_damage(one)
+        return
+    lost = [one for one in found if one.first is not None or one.unclear]
+    if lost:
+        more = f" ({len(lost) - 1} more damaged places in this file)" if len(lost) > 1 else ""
+        raise DataLossError(f"{lost[0].describe()}{more}")

@@ -1,0 +1,227 @@
+"""Records of a JetStream message block: where they begin, what their heads say, whether their checksum holds.
+
+A block is records one after another, without a file header (integers little-endian):
+
+    offset  size  field    type  meaning
+    0       4     size     u32   bytes of the whole record; bit 31: the record has message headers
+    4       8     number   u64   sequence; bit 63: erased or skipped, bit 62: tombstone
+    12      8     time     i64   ns since 1970 UTC, when the message was stored
+    20      2     subject  u16   bytes of the subject, which follows
+    22      S     subject, then with bit 31 only: u32 size H of the headers and H bytes of headers, then the payload
+    end-8   8     hash     u64   HighwayHash-64 of bytes 4 to 19, subject, headers, payload (no size field)
+
+The key of the hash is SHA-256 of "STREAM-N", N the number in the block's file name: a record tells truly which
+stream and block it was written to.
+
+The sizes inside a record are not hashed. A wrong size of the record or of a subject in front of headers shifts the
+hashed bytes and so fails. A wrong size of headers does not: that they end with an empty line is checked instead. A
+wrong subject size in front of a payload moves bytes between the two; whoever knows the subjects has to check them.
+
+Finding the boundaries is a chain of sizes, one Python step a record (about 0.1 us); everything else here works on
+arrays of offsets, one numpy or Arrow call for many records.
+
+Source: nats-server, server/filestore.go (`writeMsgRecordLocked`, `msgFromBufEx`, `rebuildStateFromBufLocked`).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from struct import Struct
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.foreign.nats.highwayhash import Key, highwayhash64, key_from_bytes
+
+SIZE_MIN = 30  # bytes: an empty message without subject, or a tombstone
+SIZE_MAX = 32 << 20  # bytes; the server takes a longer record for damage too
+HEADERS_BIT = 1 << 31
+SIZE_MASK = HEADERS_BIT - 1
+ERASED_BIT = 1 << 63
+TOMBSTONE_BIT = 1 << 62
+NUMBER_MASK = TOMBSTONE_BIT - 1
+HEAD_SIZE = 22
+HASH_SIZE = 8
+HEADERS_BEGIN, HEADERS_END = b"NATS/1.0", b"\r\n\r\n"
+VERIFY_SIZE = 4 << 20  # bytes of records that are copied together for hashing
+HEAD = np.dtype([("size", "<u4"), ("number", "<u8"), ("time", "<i8"), ("subject_size", "<u2")])
+_SIZE = Struct("<I")
+assert HEAD.itemsize == HEAD_SIZE
+
+
+def block_key(stream: str, block_index: int) -> Key:
+    """Return the key under which the records of one block of a stream are hashed."""
+    return identity_key(f"{stream}-{block_index}")
+
+
+def identity_key(identity: str) -> Key:
+    """Return the key that JetStream derives from a name; for meta.inf and index.db it is the stream's."""
+    return key_from_bytes(hashlib.sha256(identity.encode()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Heads of records as parallel arrays, in the order of the block. Offsets and sizes are int64, in bytes."""
+
+    starts: np.ndarray
+    sizes: np.ndarray  # whole records
+    numbers: np.ndarray  # uint64, with the flag bits
+    times_ns: np.ndarray  # int64
+    subject_sizes: np.ndarray
+    header_sizes: np.ndarray  # -1: the record has no headers field
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def sequences(self) -> np.ndarray:
+        """Return the numbers without their flags, int64."""
+        return np.asarray((self.numbers & np.uint64(NUMBER_MASK)).astype(np.int64))
+
+    @property
+    def tombstones(self) -> np.ndarray:
+        return np.asarray((self.numbers & np.uint64(TOMBSTONE_BIT)) != 0)
+
+    @property
+    def erased(self) -> np.ndarray:
+        """Return which records are erased or skipped; number 0 is how an old server marked an erased one."""
+        return np.asarray(((self.numbers & np.uint64(ERASED_BIT)) != 0) | (self.numbers == 0))
+
+    @property
+    def header_starts(self) -> np.ndarray:
+        return np.asarray(self.starts + HEAD_SIZE + self.subject_sizes + np.where(self.header_sizes >= 0, 4, 0))
+
+    @property
+    def ends(self) -> np.ndarray:
+        return np.asarray(self.starts + self.sizes)
+
+    def take(self, which: np.ndarray | slice) -> "Records":
+        """Return the records of a mask, a list of positions or a slice."""
+        return Records(
+            self.starts[which],
+            self.sizes[which],
+            self.numbers[which],
+            self.times_ns[which],
+            self.subject_sizes[which],
+            self.header_sizes[which],
+        )
+
+
+def walk(block: memoryview, first: int, end: int) -> tuple[np.ndarray, int]:
+    """Follow the chain of sizes in `block[first:end]`; return the starts and the place where the chain ends.
+
+    That place is `end` if all is well, the start of a record whose size is impossible, or lies beyond `end` if the
+    last record does. Nothing else is checked.
+    """
+    starts: list[int] = []
+    append, unpack, at, last = starts.append, _SIZE.unpack_from, first, end - SIZE_MIN
+    while at <= last:
+        size = unpack(block, at)[0] & SIZE_MASK
+        if size < SIZE_MIN:
+            break
+        append(at)
+        at += size
+    return np.array(starts, np.int64), at
+
+
+def read_heads(block: np.ndarray, starts: np.ndarray, end: int) -> tuple[Records, np.ndarray]:
+    """Return the heads at `starts` and which of them are possible: every size within bounds, all before `end`.
+
+    Each start must be at most `end - SIZE_MIN`. Sizes of impossible records are not to be used.
+    """
+    heads = _elements(block, f"V{HEAD_SIZE}")[starts].view(HEAD)
+    sizes = (heads["size"] & np.uint32(SIZE_MASK)).astype(np.int64)
+    subject_sizes = heads["subject_size"].astype(np.int64)
+    with_headers = (heads["size"] & np.uint32(HEADERS_BIT)) != 0
+    fixed = SIZE_MIN + subject_sizes + np.where(with_headers, 4, 0)
+    good = (sizes >= fixed) & (sizes <= SIZE_MAX) & (starts + sizes <= end)
+    header_sizes = np.full(len(starts), -1, np.int64)
+    asked = np.flatnonzero(good & with_headers)
+    header_sizes[asked] = _elements(block, "<u4")[(starts + HEAD_SIZE + subject_sizes)[asked]]
+    good &= fixed + np.maximum(header_sizes, 0) <= sizes
+    return Records(starts, sizes, heads["number"].copy(), heads["time"].copy(), subject_sizes, header_sizes), good
+
+
+def verify(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
+    """Return which checksums hold. The records must be possible, ascending and free of overlap."""
+    good = np.zeros(len(records), bool)
+    for first, end in runs_by_size(records.sizes, VERIFY_SIZE):
+        good[first:end] = _verify_run(block, records.take(slice(first, end)), key)
+    return good
+
+
+def verify_scattered(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
+    """Return which checksums hold of possible records that may overlap. One Python step a record: for a search."""
+    view = memoryview(block)
+    parts: list[memoryview] = []
+    messages = np.empty(len(records), np.int64)
+    heads, bodies, ends = records.starts.tolist(), records.header_starts.tolist(), records.ends.tolist()
+    subject_sizes = records.subject_sizes.tolist()
+    for row, (start, subject_size, body, end) in enumerate(zip(heads, subject_sizes, bodies, ends, strict=True)):
+        subject = start + HEAD_SIZE
+        parts += (view[start + 4 : start + 20], view[subject : subject + subject_size], view[body : end - HASH_SIZE])
+        messages[row] = 16 + subject_size + end - HASH_SIZE - body
+    hashed = np.frombuffer(b"".join(parts), np.uint8)
+    hashes = highwayhash64(hashed, np.cumsum(messages) - messages, messages, key)
+    whole = np.frombuffer(block, np.uint8)
+    hashed_true = hashes == _elements(whole, "<u8")[records.ends - HASH_SIZE]
+    return np.asarray(hashed_true & headers_end_well(whole, records))
+
+
+def headers_end_well(view: np.ndarray, records: Records) -> np.ndarray:
+    """Return which possible records have headers that, if they begin as headers do, end with an empty line too."""
+    good = np.ones(len(records), bool)
+    asked = np.flatnonzero(records.header_sizes >= len(HEADERS_BEGIN) + len(HEADERS_END))
+    starts, sizes = records.header_starts[asked], records.header_sizes[asked]
+    begins = _elements(view, "<u8")[starts] == np.frombuffer(HEADERS_BEGIN, "<u8")[0]
+    ends = _elements(view, "<u4")[starts + sizes - len(HEADERS_END)] == np.frombuffer(HEADERS_END, "<u4")[0]
+    good[asked] = ends | ~begins
+    return good
+
+
+def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
+    """Cut `range(len(sizes))` into runs of at most `size_max` bytes, each of at least one element."""
+    totals = np.cumsum(sizes)
+    runs, first, done = [], 0, 0
+    while first < len(sizes):
+        end = max(first + 1, int(np.searchsorted(totals, done + size_max, side="right")))
+        runs.append((first, end))
+        first, done = end, int(totals[end - 1])
+    return runs
+
+
+def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.BinaryArray:
+    """Return the byte ranges of a block as one array. Ranges must ascend and be free of overlap.
+
+    The ranges and what lies between them are laid over the block as one array without a copy, of which Arrow then
+    takes every second element: a memcpy a range.
+    """
+    if not len(starts):
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2] = starts, starts + sizes
+    offsets[-1] = offsets[-2]
+    laid = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), block])
+    return laid.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
+
+
+def _verify_run(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
+    # Three pieces a record are hashed: number and time, the subject, and headers with payload.
+    count = len(records)
+    starts, sizes = np.empty((count, 3), np.int64), np.empty((count, 3), np.int64)
+    bodies = records.header_starts
+    ends = records.ends - HASH_SIZE
+    starts[:, 0], sizes[:, 0] = records.starts + 4, 16
+    starts[:, 1], sizes[:, 1] = records.starts + HEAD_SIZE, records.subject_sizes
+    starts[:, 2], sizes[:, 2] = bodies, ends - bodies
+    hashed = gather(block, starts.ravel(), sizes.ravel())
+    messages = sizes.sum(axis=1)
+    places = np.cumsum(messages) - messages
+    hashes = highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), places, messages, key)
+    view = np.frombuffer(block, np.uint8)
+    return np.asarray((hashes == _elements(view, "<u8")[ends]) & headers_end_well(view, records))
+
+
+def _elements(block: np.ndarray, dtype: str) -> np.ndarray:
+    """Return a view whose element i is read from byte i on, so that any unaligned place can be indexed."""
+    size = np.dtype(dtype).itemsize
+    return np.ndarray((max(len(block) - size + 1, 0),), dtype, block.data, 0, (1,))

@@ -1,0 +1,201 @@
+"""Scan of a block: every record whose checksum holds, and every stretch of bytes that is none.
+
+The chain of sizes is followed once and all records on it are checked. Where that leaves a stretch without true
+records (a checksum fails, or a damaged size led the chain astray), every byte of the stretch is tried as the start
+of a record: the few places whose head is plausible are hashed, and those whose checksum holds are records again. So
+one damaged record costs one record, wherever its damage is.
+
+What an attacker could make of the search is bounded: a stretch made to look like records at every byte is given up
+on, and the damage says so.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.foreign.nats.highwayhash import Key
+from storage_core.foreign.nats.record import (
+    HEAD_SIZE,
+    SIZE_MASK,
+    SIZE_MAX,
+    SIZE_MIN,
+    Records,
+    headers_end_well,
+    read_heads,
+    runs_by_size,
+    verify,
+    verify_scattered,
+    walk,
+)
+
+SEARCH_SIZE_MAX = 32 << 20  # bytes hashed in search of lost records, for each block; one record can be that long
+SEARCH_FACTOR = 6  # and this much more a byte of the block: a whole block of smallest records must be findable
+CANDIDATE_COST = 128  # bytes added for each candidate
+BATCH_SIZE = 1 << 20  # bytes of candidates that are hashed together
+SEARCH_STEP = 1 << 20  # bytes whose every place is looked at in one go
+SEQUENCE_PLAUSIBLE = 1 << 48  # beyond this, and beyond twice the highest sequence seen, a number is noise
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDamage:
+    """Bytes `[offset_bytes, end_bytes)` of a block (as decompressed) that are no true record."""
+
+    offset_bytes: int
+    end_bytes: int
+    reason: str
+    after: int  # highest sequence of a true message before the damage, 0 if there is none
+    before: int | None  # sequence of the first true message after it, None if there is none
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScan:
+    """True records in the order of the block, and what lies between them."""
+
+    records: Records
+    damage: tuple[RecordDamage, ...]
+
+    @property
+    def messages(self) -> np.ndarray:
+        """Return which records are messages that the block holds.
+
+        Numbers of messages and erased records rise inside a block; like the server, a reader passes over one that
+        is not above all before it.
+        """
+        records = self.records
+        sequences = np.where(records.tombstones, 0, records.sequences)
+        highest = np.maximum.accumulate(sequences) if len(sequences) else sequences
+        rising = sequences > np.concatenate(([0], highest[:-1]))
+        return np.asarray(rising & ~records.tombstones & ~records.erased)
+
+    @property
+    def tombstones(self) -> np.ndarray:
+        """Return the sequences, of this block or an earlier one, that tombstones here name as removed."""
+        return np.asarray(self.records.sequences[self.records.tombstones])
+
+
+def scan_block(block: pa.Buffer, key: Key) -> BlockScan:
+    """Return all that is true in an uncompressed block; never raises for what it holds."""
+    view = np.frombuffer(block, np.uint8)
+    starts, chain_end = walk(view.data, 0, len(view))
+    if not len(starts):
+        return _search_all(block, view, key)
+    records, possible = read_heads(view, starts, len(view))
+    good = possible
+    good[possible] = verify(block, records.take(possible), key)
+    if good.all() and chain_end == len(view):
+        return BlockScan(records, ())
+    return _fill_gaps(block, view, records.take(good), key)
+
+
+def _search_all(block: pa.Buffer, view: np.ndarray, key: Key) -> BlockScan:
+    none = np.empty(0, np.int64)
+    return _fill_gaps(block, view, Records(none, none, none.astype(np.uint64), none, none, none), key)
+
+
+def _fill_gaps(block: pa.Buffer, view: np.ndarray, chained: Records, key: Key) -> BlockScan:
+    """Look for records in every stretch that the true ones on the chain leave, and name what is still none."""
+    highest = int(np.max(chained.sequences, initial=0))
+    search = _Search(block, view, key, max(SEQUENCE_PLAUSIBLE, 2 * highest))
+    found = [search.stretch(first, end) for first, end in _gaps(chained, len(view))]
+    merged = _merge([chained, *found])
+    damage = [_describe(view, merged, first, end, search) for first, end in _gaps(merged, len(view))]
+    return BlockScan(merged, tuple(damage))
+
+
+def _gaps(records: Records, size: int) -> list[tuple[int, int]]:
+    edges = np.concatenate(([0], np.stack((records.starts, records.ends), axis=1).ravel(), [size])).reshape(-1, 2)
+    return [(first, end) for first, end in edges[edges[:, 0] < edges[:, 1]].tolist()]
+
+
+def _merge(parts: list[Records]) -> Records:
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in Records.__slots__]
+    merged = Records(*columns)
+    return merged.take(np.argsort(merged.starts, kind="stable"))
+
+
+class _Search:
+    """The search for true records in the damaged stretches of one block, with its budget."""
+
+    def __init__(self, block: pa.Buffer, view: np.ndarray, key: Key, sequence_max: int) -> None:
+        self._block, self._view, self._key, self._sequence_max = block, view, key, sequence_max
+        self._budget = SEARCH_SIZE_MAX + SEARCH_FACTOR * len(view)
+        self.given_up_at = len(view)  # places from here on were not all tried
+
+    def stretch(self, first: int, end: int) -> Records:
+        """Return the true records inside `[first, end)`; of two that overlap, the one that begins first."""
+        taken, done = [self._candidates(first, first, end)], first
+        for step in range(first, end - SIZE_MIN + 1, SEARCH_STEP):
+            candidates = self._candidates(max(step, done), min(step + SEARCH_STEP, end - SIZE_MIN + 1), end)
+            for run_first, run_end in runs_by_size(candidates.sizes, BATCH_SIZE):
+                batch = candidates.take(slice(run_first, run_end))
+                batch = batch.take(batch.starts >= done)  # a true record hides the places inside it
+                self._budget -= int(batch.sizes.sum()) + CANDIDATE_COST * len(batch)
+                if self._budget < 0:
+                    self.given_up_at = min(self.given_up_at, done)
+                    return _merge(taken)
+                true = batch.take(verify_scattered(self._block, batch, self._key))
+                taken.append(true.take(_apart(true)))
+                done = max(done, int(np.max(taken[-1].ends, initial=0)))
+        return _merge(taken)
+
+    def _candidates(self, first: int, stop: int, end: int) -> Records:
+        """Return what begins in `[first, stop)` and has the head of a record that fits in front of `end`."""
+        if first >= stop:
+            return read_heads(self._view, np.empty(0, np.int64), end)[0]
+        sizes = np.ndarray((stop - first,), "<u4", self._view.data, first, (1,)) & np.uint32(SIZE_MASK)
+        fits = (sizes >= SIZE_MIN) & (sizes <= min(SIZE_MAX, end - first))
+        starts = first + np.flatnonzero(fits).astype(np.int64)
+        records, possible = read_heads(self._view, starts, end)
+        records = records.take(possible)
+        return records.take(self._plausible(records))
+
+    def _plausible(self, records: Records) -> np.ndarray:
+        """Return which heads look like one of the kinds of records, and not like noise."""
+        sequences, bare = records.sequences, records.subject_sizes == 0
+        smallest = (records.sizes == SIZE_MIN) & bare
+        erased = bare & (records.header_sizes < 0) & (records.times_ns == 0)
+        subjects = records.starts + HEAD_SIZE
+        printable = (self._view[subjects] > 0x20) & (self._view[subjects + records.subject_sizes - 1] > 0x20)
+        kind = np.where(records.tombstones, smallest, np.where(records.erased, smallest | erased, ~bare & printable))
+        return np.asarray(kind & (records.times_ns >= 0) & (sequences > 0) & (sequences <= self._sequence_max))
+
+
+def _apart(records: Records) -> np.ndarray:
+    """Return which records to keep so that none overlap: each that begins where the ones kept before have ended."""
+    chosen, done = np.zeros(len(records), bool), 0
+    for position, (start, end) in enumerate(zip(records.starts.tolist(), records.ends.tolist(), strict=True)):
+        if start >= done:
+            chosen[position], done = True, end
+    return chosen
+
+
+def _describe(view: np.ndarray, records: Records, first: int, end: int, search: _Search) -> RecordDamage:
+    at = int(np.searchsorted(records.starts, first))
+    plain = ~records.tombstones
+    before = records.sequences[:at][plain[:at]]
+    after = records.sequences[at:][plain[at:]]
+    reason = _reason(view, first, end)
+    if end > search.given_up_at:
+        reason += "; the search for records in it was given up, too much there looks like one"
+    return RecordDamage(first, end, reason, int(np.max(before, initial=0)), int(after[0]) if len(after) else None)
+
+
+def _reason(view: np.ndarray, first: int, end: int) -> str:
+    """Say what is wrong with the bytes at `first`, where a record should begin."""
+    room = len(view) - first
+    if room < SIZE_MIN:
+        return f"the block ends {room} bytes into a record"
+    head, possible = read_heads(view, np.array([first]), len(view))
+    size, subject_size = int(head.sizes[0]), int(head.subject_sizes[0])
+    if not view[first:end].any():
+        return f"{end - first} zero bytes where a record should be"
+    if not SIZE_MIN <= size <= SIZE_MAX:
+        return f"the record declares {size} bytes, possible are {SIZE_MIN} to {SIZE_MAX}"
+    if size > room:
+        return f"the record declares {size} bytes, the block has {room} left"
+    if not possible[0]:
+        return f"subject ({subject_size} bytes) and headers do not fit into a record of {size} bytes"
+    if not headers_end_well(view, head)[0]:
+        return f"the headers ({int(head.header_sizes[0])} bytes) of the record do not end where their size says"
+    return f"checksum mismatch in the record of {size} bytes that claims sequence {int(head.sequences[0])}"

@@ -1,0 +1,259 @@
+"""What a stream shows: for each block the sequences that a client of the server would get.
+
+Three sources, the first that applies:
+- index.db, if it is whole and still ends with what ends the last block: it knows every removed message.
+- The N.idx of every block (servers up to 2.9), under the same condition.
+- The blocks themselves: every record is read and checked, tombstones remove messages in all blocks, then the limits
+  are applied again. Deleted messages that a server up to 2.9 left no trace of but in a lost N.idx show again.
+
+Not applied without an index: the time to live of single messages; such a stream is refused (UnsupportedVersionError)
+because messages that had expired would show again.
+
+Source: nats-server, server/filestore.go (`recoverFullState`, `recoverMsgs`, `recoverMsgBlock`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.block import read_block, read_file
+from storage_core.foreign.nats.columns import subjects_of
+from storage_core.foreign.nats.directory import BlockFile, StreamDirectory
+from storage_core.foreign.nats.index import (
+    SEQUENCE_END,
+    OldBlockIndex,
+    StreamIndex,
+    decode_index,
+    decode_old_block_index,
+)
+from storage_core.foreign.nats.limits import Limits
+from storage_core.foreign.nats.record import HASH_SIZE, Records, block_key
+from storage_core.foreign.nats.scan import scan_block
+from storage_core.sequences import SequenceSet
+
+INDEX_FILE, OLD_INDEX_SUFFIX = "index.db", ".idx"
+INDEX_SIZE_MAX = 1 << 30  # bytes
+SUBJECT_COUNT_MAX = 1024  # subjects that are told to readers; more are not checked against
+SUBJECTS_SIZE_MAX = 32 << 10  # bytes of them
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """The part of a stream that one block answers for: sequences in `[first, end)` without `removed`."""
+
+    file: BlockFile
+    first: int
+    end: int
+    removed: SequenceSet
+    message_count: int
+    known: bool  # an index vouches that the block holds every sequence of the part
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    first: int  # sequence of the first message; last + 1 if there is none
+    last: int  # highest sequence ever used, as far as it is known
+    message_count: int
+    source: str  # what the state was read from
+    blocks: tuple[BlockState, ...]
+    subjects: tuple[str, ...] | None  # all subjects of shown messages, if an index lists them and they are few
+
+
+def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
+    """Return what the stream shows. Reads every block if there is no current index.
+
+    Raises the stream's problem, or UnsupportedVersionError as the module says.
+    """
+    if stream.problem is not None:
+        raise stream.problem
+    index = _load_index(stream, files)
+    if index is not None and _is_current(index, stream, files):
+        return _from_index(index, stream)
+    old = [_load_old_index(block, files) for block in stream.blocks]
+    current = [
+        one for one, block in zip(old, stream.blocks, strict=True) if one and _ends_with(block, one.last_hash, files)
+    ]
+    if old and len(current) == len(old):
+        return _from_old_indexes(current, stream)
+    return _from_blocks(stream, index, old, files)
+
+
+def _load_index(stream: StreamDirectory, files: Files) -> StreamIndex | None:
+    path = Path(stream.messages_path) / INDEX_FILE
+    try:
+        return decode_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), stream.name, str(path))
+    except (FileNotFoundError, CorruptionError, UnsupportedVersionError):
+        return None  # it is a cache: the blocks tell as well
+
+
+def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bool:
+    """Return whether nothing was written to the blocks since the index was."""
+    listed = {block.block_index for block in index.blocks}
+    present = {block.block_index: block for block in stream.blocks}
+    if index.last_block != max(listed, default=0) or index.last_block != max(present, default=0):
+        return False
+    if index.message_count != sum(block.message_count for block in index.blocks):
+        return False
+    return not listed or _ends_with(present[index.last_block], index.last_hash, files)
+
+
+def _ends_with(block: BlockFile, last_hash: bytes, files: Files) -> bool:
+    if block.size < HASH_SIZE:
+        return not any(last_hash)
+    file = files.open(Path(block.path).resolve())
+    try:
+        return file.read_at(block.size - HASH_SIZE, HASH_SIZE) == last_hash
+    finally:
+        file.close()
+
+
+def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
+    present = {block.block_index: block for block in stream.blocks}
+    states = []
+    for block in sorted(index.blocks, key=lambda block: block.block_index):
+        if not block.message_count:
+            continue
+        # A listed block without a file is kept: reading it tells what is lost.
+        path = str(Path(stream.messages_path) / f"{block.block_index}.blk")
+        file = present.get(block.block_index) or BlockFile(block.block_index, path, 0)
+        removed = block.removed.clip(block.first, block.end)
+        states.append(BlockState(file, block.first, block.end, removed, block.message_count, True))
+    known = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
+    subjects = tuple(sorted(index.subjects)) if known else None
+    return StreamState(index.first, index.last, index.message_count, INDEX_FILE, tuple(states), subjects)
+
+
+def _load_old_index(block: BlockFile, files: Files) -> OldBlockIndex | None:
+    path = Path(block.path).with_suffix(OLD_INDEX_SUFFIX)
+    try:
+        return decode_old_block_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), str(path))
+    except (FileNotFoundError, CorruptionError):
+        return None
+
+
+def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> StreamState:
+    states = []
+    for file, one in zip(stream.blocks, old, strict=True):
+        count = one.end - one.first - len(one.removed)
+        if count > 0:
+            states.append(BlockState(file, one.first, one.end, one.removed, count, True))
+    last = max((one.end - 1 for one in old), default=0)
+    total = sum(state.message_count for state in states)
+    return StreamState(states[0].first if states else last + 1, last, total, "N.idx", tuple(states), None)
+
+
+# --- without an index -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What is kept of a block that was read: its messages and what it says about others."""
+
+    file: BlockFile
+    messages: Records
+    subjects: pa.StringArray | None
+    tombstones: np.ndarray
+    highest: int  # sequence, of messages, erased and skipped records and tombstones
+    damaged: bool
+
+
+def _from_blocks(
+    stream: StreamDirectory, index: StreamIndex | None, old: Sequence[OldBlockIndex | None], files: Files
+) -> StreamState:
+    if stream.config.get("allow_msg_ttl"):
+        raise UnsupportedVersionError(
+            f"stream {stream.name!r} in {stream.path} has no current {INDEX_FILE} and messages with a time to live: "
+            "which of them had expired cannot be told yet"
+        )
+    limits = Limits.of(stream.config)
+    read = [_read_block(stream, file, limits.max_msgs_per_subject > 0, files) for file in stream.blocks]
+    removed = SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *(one.tombstones for one in read)]))
+    for stale, one in zip(old, read, strict=True):
+        if stale is not None:  # what it removed stays removed
+            own_first = int(np.min(one.messages.sequences, initial=stale.first))
+            removed = removed.union(stale.removed).union(SequenceSet.from_ranges([(own_first, stale.first)]))
+    shown = _shown(read, removed, limits)
+    states = _spans(read, shown, removed)
+    last = max([one.highest for one in read] + [index.last if index else 0])
+    states += _lost_at_end(stream, index)
+    count = sum(len(sequences) for sequences in shown)
+    first = next((int(sequences[0]) for sequences in shown if len(sequences)), last + 1)
+    return StreamState(first, last, count, "blocks", tuple(states), None)
+
+
+def _read_block(stream: StreamDirectory, file: BlockFile, with_subjects: bool, files: Files) -> _Read:
+    try:
+        content = read_block(file.path, files)
+        data, damaged = content.data, bool(content.damage)
+        scan = scan_block(data, block_key(stream.name, file.block_index))
+    except (OSError, StorageError):  # told when the block is read for its messages
+        data, damaged = pa.py_buffer(b""), True
+        scan = scan_block(data, block_key(stream.name, file.block_index))
+    messages = scan.records.take(scan.messages)
+    return _Read(
+        file,
+        messages,
+        subjects_of(data, messages) if with_subjects else None,
+        scan.tombstones,
+        int(np.max(scan.records.sequences, initial=0)),
+        damaged or bool(scan.damage),
+    )
+
+
+def _shown(read: Sequence[_Read], removed: SequenceSet, limits: Limits) -> list[np.ndarray]:
+    """Return, block by block, the sequences that stay: not removed, not in an earlier block, within the limits."""
+    masks, highest = [], 0
+    for one in read:
+        sequences = one.messages.sequences
+        masks.append((sequences > highest) & ~removed.mask(sequences))
+        highest = max(highest, int(np.max(sequences, initial=0)))
+    if not read:
+        return []
+    parts = [one.messages.take(mask) for one, mask in zip(read, masks, strict=True)]
+    codes = np.zeros(sum(map(len, parts)), np.int64)
+    if limits.max_msgs_per_subject:
+        subjects = [one.subjects.filter(pa.array(mask)) for one, mask in zip(read, masks, strict=True) if one.subjects]
+        codes = pa.concat_arrays(subjects).dictionary_encode().indices.to_numpy() if subjects else codes
+    keep = limits.keep(
+        np.concatenate([part.sequences for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
+        np.concatenate([part.times_ns for part in parts]),
+        codes,
+    )
+    cuts = np.cumsum([len(part) for part in parts])[:-1]
+    return [part.sequences[mask] for part, mask in zip(parts, np.split(keep, cuts), strict=True)]
+
+
+def _spans(read: Sequence[_Read], shown: Sequence[np.ndarray], removed: SequenceSet) -> list[BlockState]:
+    """Return the parts. A damaged block answers for everything between its neighbours: it may have held that."""
+    states: list[BlockState] = []
+    end_before = 1
+    for at, (one, sequences) in enumerate(zip(read, shown, strict=True)):
+        own = one.messages.sequences
+        if one.damaged:
+            after = [int(other.messages.sequences[0]) for other in read[at + 1 :] if len(other.messages)]
+            first, end = end_before, after[0] if after else SEQUENCE_END
+        elif len(sequences):
+            first, end = int(sequences[0]), int(sequences[-1]) + 1
+        else:
+            first = end = end_before
+        if first < end:
+            gone = SequenceSet.from_sequences(own).difference(SequenceSet.from_sequences(sequences))
+            gone = gone.union(removed).clip(first, end)
+            states.append(BlockState(one.file, first, end, gone, len(sequences), False))
+        end_before = max(end_before, int(np.max(own, initial=0)) + 1)
+    return states
+
+
+def _lost_at_end(stream: StreamDirectory, index: StreamIndex | None) -> list[BlockState]:
+    """Return the blocks after the last file that the index lists: they are gone, and nothing here replaces them."""
+    if index is None:
+        return []
+    last = max((block.block_index for block in stream.blocks), default=0)
+    later = replace(index, blocks=tuple(block for block in index.blocks if block.block_index > last))
+    return list(_from_index(later, stream).blocks)

@@ -1,0 +1,146 @@
+"""A JetStream store: its streams by name, and plans over them."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from storage_core.errors import NotFoundError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.directory import StreamDirectory, find_streams
+from storage_core.foreign.nats.state import BlockState, StreamState, load_state
+from storage_core.foreign.slices import ForeignSlice
+from storage_core.schema import read_schema
+from storage_core.subjects import is_filter
+
+LAYOUT = "nats"
+_GLOB_CHARACTERS = frozenset("*?[")
+
+
+class NatsStore:
+    """Streams that nats-servers left at or below some paths. What a stream shows is read once, when it is asked for."""
+
+    layout = LAYOUT
+
+    def __init__(
+        self, paths: Sequence[str | os.PathLike[str]], account: str | None = None, files: Files = OS_FILES
+    ) -> None:
+        self._files = files
+        self._paths = ", ".join(str(path) for path in paths)
+        found = find_streams(paths, files)
+        if account is not None:
+            accounts = sorted({stream.account for stream in found})
+            found = [stream for stream in found if stream.account == account]
+            if not found:
+                raise NotFoundError(f"account {account!r} has no streams in {self._paths}; there are: {accounts}")
+        self._directories: dict[str, list[StreamDirectory]] = {}
+        for stream in found:
+            self._directories.setdefault(stream.name, []).append(stream)
+        self._states: dict[str, StreamState] = {}
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams, sorted, also of those that cannot be read."""
+        return sorted(self._directories)
+
+    def directory(self, stream: str) -> StreamDirectory:
+        """Return where a stream lies, with its configuration.
+
+        Raises NotFoundError, or ValueError if the name is there twice.
+        """
+        found = self._directories.get(stream)
+        if found is None:
+            near = difflib.get_close_matches(stream, self._directories, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(self.streams()[:10])}"
+            raise NotFoundError(f"stream {stream!r} is not in {self._paths}{hint}")
+        if len(found) > 1:
+            accounts = sorted({one.account for one in found})
+            if len(accounts) == len(found):
+                raise ValueError(f"account: stream {stream!r} is in the accounts {', '.join(accounts)}: name one")
+            places = ", ".join(one.path for one in found)
+            raise ValueError(f"path: {len(found)} copies of stream {stream!r}, give the path of one: {places}")
+        return found[0]
+
+    def state(self, stream: str) -> StreamState:
+        """Return what a stream shows; reads all its blocks if it has no current index."""
+        if stream not in self._states:
+            self._states[stream] = load_state(self.directory(stream), self._files)
+        return self._states[stream]
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
+        state = self.state(stream)
+        return state.first, max(state.first, state.last + 1)
+
+    def plan(
+        self,
+        streams: str | Sequence[str] = "*",
+        columns: Sequence[str] | None = None,
+        *,
+        first: int | None = None,
+        end: int | None = None,
+        time_first_ns: int | None = None,
+        time_end_ns: int | None = None,
+        subject_filters: Sequence[str] = (),
+    ) -> list[ForeignSlice]:
+        """Return the slices to read; see ForeignStore.plan."""
+        read_schema(None if columns is None else tuple(columns))
+        _check_range("sequences", first, end)
+        _check_range("times", time_first_ns, time_end_ns)
+        for one in subject_filters:
+            if not is_filter(one):
+                raise ValueError(f"subject: {one!r} is no subject filter")
+        slices = []
+        for name in self._match([streams] if isinstance(streams, str) else streams):
+            directory, state = self.directory(name), self.state(name)
+            for block in state.blocks:
+                low = block.first if first is None else max(block.first, first)
+                high = block.end if end is None else min(block.end, end)
+                part = _slice(directory, state, block, low, high)
+                if low < high and (part.row_count or not block.known):
+                    slices.append(_with_filters(part, time_first_ns, time_end_ns, tuple(subject_filters)))
+        return slices
+
+    def _match(self, patterns: Sequence[str]) -> list[str]:
+        names: list[str] = []
+        for pattern in patterns:
+            if pattern in self._directories or not _GLOB_CHARACTERS & set(pattern):
+                names.append(self.directory(pattern).name)
+                continue
+            hits = [name for name in self.streams() if fnmatchcase(name, pattern)]
+            if not hits:
+                raise NotFoundError(f"stream: nothing in {self._paths} matches {pattern!r}")
+            names += hits
+        return sorted(set(names))
+
+
+def _check_range(what: str, first: int | None, end: int | None) -> None:
+    if first is not None and end is not None and first > end:
+        raise ValueError(f"range of {what}: {first} to {end} ends before it begins")
+
+
+def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, first: int, end: int) -> ForeignSlice:
+    removed = block.removed.clip(first, end)
+    asked = max(0, end - first) - len(removed)
+    row_count = min(asked, block.message_count)  # exact for a known block
+    return ForeignSlice(
+        layout=LAYOUT,
+        account=directory.account,
+        stream=directory.name,
+        path=block.file.path,
+        block_index=block.file.block_index,
+        file_size=block.file.size,
+        first=first,
+        end=end,
+        removed=removed.encode(),
+        known=block.known,
+        row_count=row_count,
+        byte_size=block.file.size * row_count // max(1, block.message_count),
+        subjects=state.subjects,
+    )
+
+
+def _with_filters(
+    part: ForeignSlice, time_first_ns: int | None, time_end_ns: int | None, subject_filters: tuple[str, ...]
+) -> ForeignSlice:
+    return replace(part, time_first_ns=time_first_ns, time_end_ns=time_end_ns, subject_filters=subject_filters)

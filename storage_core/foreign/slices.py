@@ -1,0 +1,55 @@
+"""What a plan over a foreign store consists of, and what is told about damage in it. Plain values, picklable."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSlice:
+    """Part of one stream that lies in one block file: sequences in `[first, end)` that are not in `removed`."""
+
+    layout: str
+    account: str
+    stream: str
+    path: str  # of the block file, absolute
+    block_index: int
+    file_size: int  # bytes
+    first: int
+    end: int
+    removed: bytes  # SequenceSet.encode(), clipped to the part
+    known: bool  # an index vouches for every sequence of the part, so one that is missing is lost
+    row_count: int  # messages, as many as are known before the file is read; filters not counted
+    byte_size: int  # of the file's share that the part is, for packing
+    subjects: tuple[str, ...] | None = None  # all subjects of the stream, if they are known and few
+    time_first_ns: int | None = None  # messages from this time on
+    time_end_ns: int | None = None  # and before this one
+    subject_filters: tuple[str, ...] = ()  # empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignDamage:
+    """Bytes of a block file that are not what they should be, and the messages of the slice that they cost."""
+
+    layout: str
+    account: str
+    stream: str
+    file: str
+    offset_bytes: int  # in the block; in the decompressed block if it is compressed
+    end_bytes: int
+    first: int | None  # lost sequences lie in [first, end); None: no message was lost
+    end: int | None  # None with a first: nothing tells how far the loss reaches
+    lost_count: int | None  # messages lost, if an index tells
+    unclear: bool  # no message is known to be lost, but a removal may be, so that a removed message shows again
+    reason: str
+
+    def describe(self) -> str:
+        """Return it as a sentence that names stream, sequences, file and place."""
+        if self.first is None:
+            what = "a damaged record of a removal" if self.unclear else "damage that cost no message"
+        elif self.end is None:
+            what = f"messages from sequence {self.first} on are lost"
+        elif self.end == self.first + 1:
+            what = f"the message with sequence {self.first} is lost"
+        else:
+            count = "" if self.lost_count is None else f"{self.lost_count} "
+            what = f"{count}messages of the sequences {self.first} to {self.end - 1} are lost"
+        return f"stream {self.stream!r}: {what}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"

@@ -1,0 +1,83 @@
+"""Stores of other servers, read in place and never written: opened, planned on the driver, read on executors."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.reading import read_slice
+from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
+from storage_core.foreign.nats.store import NatsStore
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+
+LAYOUTS = (NATS_LAYOUT,)
+
+
+class ForeignStore(Protocol):
+    """A store that another server wrote."""
+
+    layout: str
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams, sorted, also of those that cannot be read."""
+        ...
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
+        ...
+
+    def plan(
+        self,
+        streams: str | Sequence[str] = "*",
+        columns: Sequence[str] | None = None,
+        *,
+        first: int | None = None,
+        end: int | None = None,
+        time_first_ns: int | None = None,
+        time_end_ns: int | None = None,
+        subject_filters: Sequence[str] = (),
+    ) -> list[ForeignSlice]:
+        """Return the slices to read, by stream and sequence, one a block file.
+
+        `streams` is a name, names, or globs; `[first, end)` are sequences, times are ns since 1970 UTC, half open too.
+        Raises NotFoundError for a name or glob that no stream has, ValueError for columns or ranges that cannot be,
+        and whatever makes an asked stream unreadable.
+        """
+        ...
+
+
+def open_foreign(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    layout: str = NATS_LAYOUT,
+    account: str | None = None,
+    files: Files = OS_FILES,
+) -> ForeignStore:
+    """Return the store of another server that lies at or below the paths.
+
+    `account` leaves only the streams of that account. Raises NotAStoreError, NotFoundError for an account that is
+    not there, ValueError for a layout that is not known.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout {layout!r}: foreign stores are {', '.join(LAYOUTS)}")
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not listed:
+        raise ValueError("path: at least one is needed")
+    return NatsStore(listed, account, files)
+
+
+def read_foreign_slice(
+    part: ForeignSlice,
+    columns: Sequence[str],
+    on_damage: Callable[[ForeignDamage], None] | None = None,
+    files: Files = OS_FILES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a slice in schema.read_schema(columns), ascending by sequence, 3 MiB a batch.
+
+    Every message is checked by its checksum and never served if that fails. Damage goes to `on_damage`, and reading
+    goes on without it; without `on_damage`, damage that cost messages or may have raises DataLossError, which names
+    stream, file, offset and sequences, before the first batch.
+    """
+    assert part.layout == NATS_LAYOUT, part.layout
+    return read_slice(part, columns, on_damage, files)
