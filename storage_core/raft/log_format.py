@@ -164,7 +164,8 @@ def scan(data: memoryview, start_bytes: int) -> Iterator[tuple[Record | BadRecor
     """
     at, in_batch = 0, 0
     while at < len(data):
-        if not any(data[at : at + _RECORD.size]):
+        # Not a byte further than the page: the next batch may begin right behind it.
+        if not any(data[at : min(at + _RECORD.size, _next_page(at))]):
             at, in_batch = _next_page(at), 0
             continue
         try:
