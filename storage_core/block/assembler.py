@@ -17,11 +17,12 @@ assert SMALL_ROW_COUNT**2 >= FRAME_ROW_COUNT_MAX
 class FrameAssembler:
     """Batches in, frames out, in order. Holds less than one frame and SMALL_ROW_COUNT small batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame_row_count: int = FRAME_ROW_COUNT_MAX) -> None:
+        self._frame_row_count = frame_row_count
         self._small: list[pa.RecordBatch] = []
         self._small_size = 0
         self._parts: list[pa.RecordBatch] = []
-        # Invariant: 0 <= _part_rows <= FRAME_ROW_COUNT_MAX; _part_size <= FRAME_SIZE_TARGET unless it is one row.
+        # Invariant: 0 <= _part_rows <= _frame_row_count; _part_size <= FRAME_SIZE_TARGET unless it is one row.
         self._part_rows = 0
         self._part_size = 0
 
@@ -52,7 +53,7 @@ class FrameAssembler:
         start, done = 0, 0  # rows of the batch, and their bytes, that are in parts
         while start < batch.num_rows:
             fits = int(np.searchsorted(ends, done + FRAME_SIZE_TARGET - self._part_size, side="right"))
-            end = min(fits, start + FRAME_ROW_COUNT_MAX - self._part_rows)
+            end = min(fits, start + self._frame_row_count - self._part_rows)
             if end == start and not self._parts:
                 end = start + 1  # one row beyond the target is a frame of its own
             if end > start:

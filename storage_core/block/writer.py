@@ -13,9 +13,11 @@ from storage_core.block.assembler import FrameAssembler
 from storage_core.block.footer import Footer
 from storage_core.block.format import (
     BLOCK_SIZE_MAX,
+    CODECS,
     FOOTER_SIZE_MAX,
     FRAME_COUNT_MAX,
     FRAME_HEADER_SIZE,
+    FRAME_ROW_COUNT_MAX,
     HEADER_SIZE,
     KIND_MESSAGE_IDS,
     KIND_MESSAGES,
@@ -51,9 +53,18 @@ class BlockWriter:
     writer is failed and refuses everything.
     """
 
-    def __init__(self, file: File, identity: BlockIdentity, codec: str = "none") -> None:
+    def __init__(
+        self,
+        file: File,
+        identity: BlockIdentity,
+        codec: str = "none",
+        frame_row_count: int = FRAME_ROW_COUNT_MAX,  # rows that close a frame before its size does
+    ) -> None:
+        if codec not in CODECS:
+            raise ValueError(f"codec {codec!r}: blocks are written with {', '.join(CODECS)}")
+        assert 1 <= frame_row_count <= FRAME_ROW_COUNT_MAX, frame_row_count
         self._file, self._identity, self._codec = file, identity, codec
-        self._assembler = FrameAssembler()
+        self._assembler = FrameAssembler(frame_row_count)
         self._frames: list[FrameHeader] = []
         self._runs = RunBuilder()
         self._subjects = SubjectCounter()
