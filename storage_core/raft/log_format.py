@@ -107,9 +107,11 @@ def decode_commit_record(page: bytes) -> CommitRecord | None:
 
     Raises CorruptRecordError if it is torn or damaged (a record being written just now looks the same).
     """
+    if len(page) < PAGE_SIZE:
+        raise CorruptRecordError("commit record", 0, f"the file ends after {len(page)} of {PAGE_SIZE} bytes")
     if not any(page):
         return None
-    if len(page) < PAGE_SIZE or not _page_is_sealed(page):
+    if not _page_is_sealed(page):
         raise CorruptRecordError("commit record", 0, "bad checksum")
     magic, version, _, _, generation, term, index, chain = _COMMIT.unpack_from(page)
     if magic != COMMIT_MAGIC or version != FORMAT_VERSION:

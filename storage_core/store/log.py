@@ -7,6 +7,7 @@ This module reads and writes them; what the evidence means (torn tail or damage,
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
 SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
+_NUMBER = re.compile(r"[0-9a-f]{16}")
 
 
 class SyncError(OSError):
@@ -120,11 +122,8 @@ class VolumeLog:
         numbers = []
         for name in self._files.list_directory(self.directory):
             stem = name[: -len(suffix)]
-            if name.endswith(suffix) and len(stem) == 16 and stem == stem.lower():
-                try:
-                    numbers.append(int(stem, 16))
-                except ValueError:
-                    continue
+            if name.endswith(suffix) and _NUMBER.fullmatch(stem):
+                numbers.append(int(stem, 16))
         return sorted(numbers)
 
     def segment_path(self, number: int) -> Path:
@@ -167,8 +166,12 @@ class VolumeLog:
         numbers = self.segments()
         if not numbers:
             raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
-        for number in numbers:
-            self._read_segment(number, collected, evidence, newest=number == numbers[-1])
+        seal: Seal | None = None
+        for at, number in enumerate(numbers):
+            # Its predecessor is sealed only after a segment is durable, name and all; the first one was there before
+            # the volume was, or before its predecessor was removed.
+            durable = at == 0 or (seal is not None and seal.next_segment == number)
+            seal = self._read_segment(number, collected, evidence, number == numbers[-1], durable)
         _link(collected, evidence)
         return evidence
 
@@ -199,7 +202,7 @@ class VolumeLog:
             try:
                 with self._open(path) as file:
                     header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                    payload = file.read_at(PAGE_SIZE, header.payload_size + 1)
+                    payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
             except CorruptionError as error:
                 evidence.damage.append(f"{path}: {error}")
                 continue
@@ -212,19 +215,29 @@ class VolumeLog:
                 evidence.snapshot, evidence.snapshot_payload = header, payload
                 return
 
-    def _read_segment(self, number: int, collected: "_Collected", evidence: Evidence, newest: bool) -> None:
+    def _read_segment(
+        self, number: int, collected: "_Collected", evidence: Evidence, newest: bool, durable: bool
+    ) -> Seal | None:
+        """Add what the segment says to the evidence; return its seal.
+
+        `durable`: the segment was made durable before anything that came later. If not, nothing in it has counted yet
+        and its name may not last, so it is not appended to.
+        """
         path = self.segment_path(number)
         with self._open(path) as file:
             size = file.size()
             if size > SEGMENT_READ_MAX:
                 raise CorruptionError(f"{path} has {size} bytes, no log segment is that large")
             data = memoryview(file.read_at(0, size))
-        if newest:
-            # Whatever happens below, a segment that could not be read to its end is not appended to.
-            evidence.position, evidence.tail_is_clean = Position(number, BATCHES_OFFSET), False
+        if newest and durable and size < BATCHES_OFFSET + PAGE_SIZE:
+            raise CorruptionError(f"{path} was cut to {size} bytes: it was begun with more. Nothing has been changed")
+        clean = durable and size % PAGE_SIZE == 0
         try:
-            self._check_header(log_format.decode_segment_header(bytes(data[:PAGE_SIZE])), number)
+            header = log_format.decode_segment_header(bytes(data[:PAGE_SIZE]))
+            self._check_header(header, number)
+            evidence.damage.extend(collected.missed_at(header.base_index))
         except (CorruptRecordError, TruncatedRecordError):
+            clean = False
             evidence.damage.append(f"{path}: the segment header is torn or damaged")
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
@@ -234,27 +247,28 @@ class VolumeLog:
             evidence.slots_are_whole = evidence.slots_are_whole and not newest
         if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
             evidence.commit = best
-        clean, end_bytes = len(data) >= BATCHES_OFFSET and len(data) % PAGE_SIZE == 0, BATCHES_OFFSET
+        end_bytes, seal = BATCHES_OFFSET, None
         for record, batch_end in log_format.scan(data[BATCHES_OFFSET:], BATCHES_OFFSET):
             if isinstance(record, BadRecord):
                 clean = False
-                evidence.damage.append(f"{path}: offset_bytes {record.offset_bytes}: {record.reason}")
-                collected.hurt(f"{path}: offset_bytes {record.offset_bytes}: {record.reason}")
-            elif isinstance(record, Vote):
-                evidence.votes.append(record)
-                end_bytes = batch_end
+                where = f"{path}: offset_bytes {record.offset_bytes}: {record.reason}"
+                collected.hurt(where)
+                collected.tail.append(where)
             elif isinstance(record, Seal):
-                clean = False
-                if newest:
-                    raise CorruptionError(
-                        f"{path} goes on in {self.segment_path(record.next_segment).name}, which is missing"
-                    )
+                seal = record
             else:
-                collected.take(record)
                 end_bytes = batch_end
+                evidence.damage.extend(collected.missed())
+                if isinstance(record, Vote):
+                    evidence.votes.append(record)
+                else:
+                    collected.take(record)
+        if newest and seal is not None:
+            raise CorruptionError(f"{path} goes on in {self.segment_path(seal.next_segment).name}, which is missing")
         if newest:
-            clean = clean and len(data) == end_bytes
-            evidence.position, evidence.tail_is_clean = Position(number, end_bytes), clean
+            evidence.damage.extend(collected.missed())
+            evidence.position, evidence.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
+        return seal
 
     def _check_header(self, header: SegmentHeader, number: int) -> None:
         ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
@@ -298,16 +312,28 @@ class VolumeLog:
             at = log_format.slot_offset(commit.generation) - PAGE_SIZE
             slots[at : at + PAGE_SIZE] = log_format.encode_commit_record(commit)
         batch = log_format.encode_batch(list(records), BATCHES_OFFSET)
-        file = self._files.create(self.segment_path(number))
+        path = self.segment_path(number)
+        file = self._files.create(path)
         try:
-            file.write_at(0, header.encode() + bytes(slots) + batch)
-            _sync(file)
-        finally:
-            file.close()
-        self._files.sync_directory(self.directory)
+            try:
+                file.write_at(0, header.encode() + bytes(slots) + batch)
+                _sync(file)
+            finally:
+                file.close()
+            self._files.sync_directory(self.directory)
+        except OSError:
+            self._discard(path)
+            raise
         for old in before:
             self._seal(old, Seal(base[1], number))
         return Position(number, BATCHES_OFFSET + len(batch))
+
+    def _discard(self, path: Path) -> None:
+        """Remove a segment that could not be made durable: nothing in it counts."""
+        try:
+            self._files.unlink(path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", path, error)
 
     def _seal(self, number: int, seal: Seal) -> None:
         """Say at the end of a segment, whatever stands there, that the log goes on in the next one."""
@@ -349,10 +375,7 @@ class VolumeLog:
         self._files.sync_directory(self.directory)
 
     def compact(self) -> None:
-        """Remove snapshots but the two newest, and segments that end at or before the older of those.
-
-        A segment ends where the next one begins; the newest one always stays.
-        """
+        """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
         valid = [index for index in self.snapshots() if self._snapshot_is_whole(index)]
         if len(valid) < 2:
             return
@@ -361,11 +384,12 @@ class VolumeLog:
             if index < keep_from:
                 self._files.unlink(self.snapshot_path(index))
         numbers = self.segments()
-        for number, following in zip(numbers, numbers[1:], strict=False):
-            base = self._base_index(following)
-            if base is None or base > keep_from:
-                break
-            self._files.unlink(self.segment_path(number))
+        bases = [self._base_index(number) for number in numbers]
+        # What follows a segment's base stands in it and in later ones, whatever became of those before.
+        begun = [number for number, base in zip(numbers, bases, strict=True) if base is not None and base <= keep_from]
+        for number in numbers:
+            if begun and number < begun[-1]:
+                self._files.unlink(self.segment_path(number))
         self._files.sync_directory(self.directory)
 
     def _base_index(self, number: int) -> int | None:
@@ -379,7 +403,7 @@ class VolumeLog:
         try:
             with self._open(self.snapshot_path(index)) as file:
                 header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                payload = file.read_at(PAGE_SIZE, header.payload_size + 1)
+                payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
         except UnsupportedVersionError:
             raise
         except StorageError:
@@ -420,6 +444,17 @@ class _Collected:
         self.entries: dict[int, Entry] = {}
         self.pending: str | None = None  # where a bad record stands after which no entry has come
         self.last_bad = ""
+        self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
+
+    def missed(self) -> list[str]:
+        """Return the bad records of the tail, which turned out to be none."""
+        missed, self.tail = self.tail, []
+        return missed
+
+    def missed_at(self, base_index: int) -> list[str]:
+        """Return the same where the log went on after `base_index`; a torn tail that was set aside is no damage."""
+        missed = self.missed()
+        return missed if base_index > max(self.entries, default=0) else []
 
     def take(self, entry: Entry) -> None:
         self.pending = None
