@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"  # the JARs of 4.4.1 are not there, although its wheel is
-MAIN_JAR = "*delta-spark_4.2_2.13-4.4.0.jar"
+MAIN_JAR = "delta-spark_4.2_2.13-4.4.0.jar"
 FETCH_TIMEOUT_S = 900
 CONNECT_TIMEOUT_MS = 15_000
 READ_TIMEOUT_MS = 60_000
@@ -29,7 +29,7 @@ def given_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def has_delta(folder: Path) -> bool:
-    return any(folder.glob(MAIN_JAR))
+    return (folder / MAIN_JAR).is_file()
 
 
 def fetch(python: Path, java_home: Path, folder: Path) -> str | None:
@@ -53,6 +53,8 @@ def fetch(python: Path, java_home: Path, folder: Path) -> str | None:
             timeout=FETCH_TIMEOUT_S,
             check=False,
         )
+        for jar in (cache / "jars").glob("*.jar"):  # called GROUP_ARTIFACT-VERSION.jar by Spark, and as in Maven by us
+            jar.rename(jar.with_name(jar.name.partition("_")[2]))
         if done.returncode != 0 or not has_delta(cache / "jars"):
             return failure_reason(done.stdout)
         shutil.rmtree(folder, ignore_errors=True)

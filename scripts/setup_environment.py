@@ -113,16 +113,26 @@ def recorded_environment() -> "dict[str, str]":
     if not ENVIRONMENT.is_file():
         return {}
     words = shlex.split(ENVIRONMENT.read_text(), comments=True)
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    return dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("PATH="))
 
 
 def write_environment(java: Path, delta: "Path | None") -> None:
-    values = {"JAVA_HOME": java, "PYSPARK_PYTHON": PYTHON, "PYSPARK_DRIVER_PYTHON": PYTHON}
+    values = {"JAVA_HOME": str(java), "PYSPARK_PYTHON": worker_python(), "PYSPARK_DRIVER_PYTHON": worker_python()}
     if delta is not None:
-        values["JSTREAM_DELTA_JARS"] = delta
+        values["JSTREAM_DELTA_JARS"] = str(delta)
     lines = ["# Written by scripts/setup_environment.py; read by the Makefile and by tests/conftest.py."]
-    lines += [f"export {name}={shlex.quote(str(value))}" for name, value in values.items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    lines += [f'PATH={shlex.quote(str(PYTHON.parent))}:"$PATH"']
     ENVIRONMENT.write_text("\n".join(lines) + "\n")
+
+
+def worker_python() -> str:
+    """Return what PYSPARK_PYTHON is to be: the path of .venv's Python, or its bare name, which the PATH resolves.
+
+    Spark 4.2 asks a shell whether that Python exists, without quotes. Where there is none it looks up no Python data
+    sources, and says nothing; so it must not be given a path with a space.
+    """
+    return str(PYTHON) if shlex.quote(str(PYTHON)) == str(PYTHON) else PYTHON.name
 
 
 if __name__ == "__main__":

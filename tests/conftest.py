@@ -28,7 +28,10 @@ def set_environment() -> None:
         words = shlex.split(RECORDED_ENVIRONMENT.read_text(), comments=True)
         for name, value in (word.split("=", 1) for word in words if "=" in word):
             os.environ.setdefault(name, value)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # By its name and the PATH: Spark finds no data source by look-up where this is a path with a space.
+    folder, name = os.path.split(sys.executable)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = name
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 

@@ -36,10 +36,11 @@ print(sorted((row.sequence, row.subject, bytes(row.data)) for row in rows))
 """
 
 
-def run(python: Path, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(python: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run `python` in `folder` with no PYTHONPATH, so that nothing is found but what is installed or lies there."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
-    kept |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), **environment}
+    kept["PATH"] = f"{python.parent}{os.pathsep}{kept['PATH']}"
+    kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = python.name
     command = [str(python), *arguments]
     return subprocess.run(
         command, cwd=folder, env=kept, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
