@@ -1,5 +1,6 @@
 """The root command: global options, and the list of all commands."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from spark_stream.cli import block, follow, publish, store, stream, verify
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
+from spark_stream.cli.render import write
 
 app = typer.Typer(
     name="jstream",
@@ -30,7 +32,7 @@ def print_version(wanted: bool) -> None:
         found = version("pyspark-jstream")
     except PackageNotFoundError:
         found = "(not installed: run from its source)"
-    print(f"jstream {found}")
+    write(f"jstream {found}\n")
     raise typer.Exit
 
 
@@ -55,8 +57,7 @@ app.command("verify")(verify.verify)
 
 def main() -> None:
     """Run the command that the words of the process name, and exit with its code."""
-    for output in (sys.stdout, sys.stderr):
-        # An odd locale must not turn a subject into a crash.
-        if hasattr(output, "reconfigure"):
-            output.reconfigure(errors="backslashreplace")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us, as `jstream ... 2>&-` does
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     app()

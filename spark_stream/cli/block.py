@@ -10,7 +10,7 @@ from spark_stream.cli.failures import EXIT_FAILED, VerbGroup
 from spark_stream.cli.options import GroupStoreOption, JsonOption, RawOption, remember_store
 from spark_stream.cli.printer import PRINTED_COLUMNS, Style, print_batch, show_time
 from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import print_facts, print_json, print_table, say
+from spark_stream.cli.render import print_facts, print_json, print_table, say, write
 
 if TYPE_CHECKING:
     from spark_stream.cli.block_survey import BlockSurvey, FrameFinding
@@ -151,9 +151,10 @@ def _print_for_people(found: "BlockSurvey") -> None:
     columns = ("frame", "offset_bytes", "kind", "rows", "payload_size", "time_min", "time_max", "state")
     print_table(columns, [[frame[column] for column in columns] for frame in frames], "Frames")
     if footer is not None:
-        print()
+        write("\n")
         counts = footer.subjects.count_by_subject()
         if counts is None:
-            print(f"subjects: too many to be listed; a bloom filter of {show_size(len(footer.subjects.bloom))}")
+            size = show_size(len(footer.subjects.bloom))
+            write(f"subjects: too many to be listed, a bloom filter of {size} stands for them\n")
         else:
             print_table(("subject", "messages"), list(counts.items()), "Subjects")

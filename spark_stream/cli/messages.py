@@ -24,7 +24,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.printer import Style, print_batch, print_message
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
-from spark_stream.cli.render import print_json, print_lines, print_table, say
+from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.stream import app
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def purge(
         stream = opened.stream(name)
         ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to)
-    say(f"removed {count} messages from stream {name}")
+    say(f"removed {counted(count, 'message')} from stream {name}")
 
 
 def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
@@ -200,8 +200,10 @@ def remove_messages(
     wanted = sorted(set(sequences))
     with open_store(store, writable=True) as opened:
         stream = opened.stream(name)
-        ask_consent(f"Remove {len(wanted)} messages of stream {name}?", force)
+        ask_consent(f"Remove {counted(len(wanted), 'message')} of stream {name}?", force)
         count = stream.remove(wanted)
     if count < len(wanted):
-        raise CommandFailed(f"removed {count} of {len(wanted)} messages from stream {name}: the others were not there")
-    say(f"removed {count} messages from stream {name}")
+        raise CommandFailed(
+            f"removed {count} of {counted(len(wanted), 'message')} from stream {name}: the others were not there"
+        )
+    say(f"removed {counted(count, 'message')} from stream {name}")

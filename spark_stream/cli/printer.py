@@ -8,14 +8,12 @@ Batches come with the columns PRINTED_COLUMNS. A message for people looks as the
     the data
 """
 
-import sys
 from base64 import b64encode
 from enum import Enum
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from spark_stream.cli.failures import naming_stdout
-from spark_stream.cli.render import printable
+from spark_stream.cli.render import print_json, printable, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +41,7 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
         return
     if style is Style.RAW:
         chunks = [(data or b"") + b"\n" for data in batch.column("data").to_pylist()]
-        _write(b"".join(chunks))
+        write(b"".join(chunks))
         return
     times = show_times(batch.column("timestamp_ns"))
     columns = [batch.column(name).to_pylist() for name in ("stream", "sequence", "subject", "headers", "data")]
@@ -52,20 +50,20 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
         text = "".join(_json_line(*row[1:]) for row in rows)
     else:
         text = "".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in rows)
-    _write(text.encode("utf-8", "backslashreplace"))
+    write(text)
 
 
 def print_message(message: "Message", style: Style) -> None:
     """Print one message; as JSON it is a document of several lines."""
     if style is Style.RAW:
-        _write((message.data or b"") + b"\n")
+        write((message.data or b"") + b"\n")
     elif style is Style.JSON:
-        _write((dumps(message.to_json(), indent=2) + "\n").encode())
+        print_json(message.to_json())
     else:
         headers = [{"key": key, "value": value} for key, value in message.headers or ()]
         time = show_time(message.timestamp_ns)
         text = _paragraph("", message.sequence, message.subject, headers, message.data, time)
-        _write(text.encode("utf-8", "backslashreplace"))
+        write(text)
 
 
 def show_times(times_ns: "pa.Array") -> list[str]:
@@ -111,10 +109,3 @@ def _readable(value: bytes | None) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)
-
-
-def _write(chunk: bytes) -> None:
-    with naming_stdout():
-        sys.stdout.flush()  # whatever was printed as text before goes out first, so that the order is kept
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()

@@ -19,7 +19,7 @@ from spark_stream.cli.failures import CommandFailed, WrongUsage, explain
 from spark_stream.cli.follow import streams_with
 from spark_stream.cli.options import JsonOption, StoreOption, open_store
 from spark_stream.cli.quantities import parse_pairs
-from spark_stream.cli.render import print_json
+from spark_stream.cli.render import counted, print_json, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,9 +42,10 @@ class LineBatches:
         read: Callable[[int], bytes],
         ready: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
+        line_size_max: int = LINE_SIZE_MAX,
     ) -> None:
         """`read(size)` returns what there is, b"" at the end; `ready(seconds)` waits for it that long at most."""
-        self._read, self._ready, self._clock = read, ready, clock
+        self._read, self._ready, self._clock, self._line_size_max = read, ready, clock, line_size_max
 
     def __iter__(self) -> Iterator[list[bytes]]:
         """Yield batches of lines without their line breaks; a last line may lack one. Empty lines are lines."""
@@ -82,8 +83,8 @@ class LineBatches:
                 yield from lines
             parts.append(rest)
             size += len(rest)
-            if size > LINE_SIZE_MAX:
-                raise CommandFailed(f"a line is longer than {LINE_SIZE_MAX} bytes: no stream takes such a message")
+            if size > self._line_size_max:
+                raise CommandFailed(f"a line is over {self._line_size_max} bytes long: no stream takes such a message")
         if size:
             yield b"".join(parts)
 
@@ -165,7 +166,7 @@ def _append_all(
     except (StorageError, OSError, CommandFailed) as error:
         if not stored or isinstance(error, BrokenPipeError):
             raise
-        raise CommandFailed(f"{explain(error)} ({stored} messages were stored before)") from error
+        raise CommandFailed(f"{explain(error)} ({counted(stored, 'message')} stored before)") from error
 
 
 def message_batch(subject: str, lines: list[bytes], headers: list[tuple[str, bytes]]) -> "pa.RecordBatch":
@@ -209,11 +210,11 @@ def _print_published(stream: str, sequence: int, duplicate: bool, json: bool) ->
     if json:
         print_json({"stream": stream, "seq": sequence, "duplicate": duplicate})
     else:
-        print(f"{stream} {sequence}{' duplicate' if duplicate else ''}", flush=True)
+        write(f"{stream} {sequence}{' duplicate' if duplicate else ''}\n")
 
 
 def _print_appended(stream: str, got: range, json: bool) -> None:
     if json:
-        print(dumps({"stream": stream, "first": got.start, "end": got.stop}), flush=True)
+        write(dumps({"stream": stream, "first": got.start, "end": got.stop}) + "\n")
     else:
-        print(f"{stream} {got.start} to {got.stop - 1}", flush=True)
+        write(f"{stream} {got.start} to {got.stop - 1}\n")

@@ -9,20 +9,38 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from spark_stream.cli.failures import naming_stdout
+
+
+def write(data: str | bytes) -> None:
+    """Write all of `data` to stdout, and flush it."""
+    rest = memoryview(data.encode(sys.stdout.encoding, "backslashreplace") if isinstance(data, str) else data)
+    with naming_stdout():
+        sys.stdout.flush()  # what others have printed there goes out first
+        while rest:
+            # With PYTHONUNBUFFERED the "buffer" is the bare file, which may take less than it is given.
+            rest = rest[sys.stdout.buffer.write(rest) or 0 :]
+        sys.stdout.buffer.flush()
+
 
 def print_json(value: Any) -> None:
     """Print one JSON document; whatever lies outside ASCII is escaped, so no locale can spoil it."""
-    print(json.dumps(value, indent=2))
+    write(json.dumps(value, indent=2) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print names and the like, one a line, escaped as they need it."""
-    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+    write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def say(text: str) -> None:
     """Tell the person something that is no data."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def counted(count: int, thing: str) -> str:
+    """Return `1 message` or `2 messages`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def printable(text: str) -> str:
@@ -41,16 +59,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
         return
     table = [list(columns), *texts]
     widths = [max(len(row[at]) for row in table) for at in range(len(columns))]
-    sys.stdout.write("".join(f"{_plain_row(row, widths, numeric)}\n" for row in table))
+    write("".join(f"{_plain_row(row, widths, numeric)}\n" for row in table))
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
     """Print what is known of one thing: a heading, one `name: value` a line, an empty line."""
-    print(f"{printable(title)}\n")
     width = max((len(name) for name, _ in facts), default=0)
-    for name, value in facts:
-        print(f"  {name:>{width}}: {printable(_cell(value))}".rstrip())
-    print()
+    lines = [f"  {name:>{width}}: {printable(_cell(value))}".rstrip() for name, value in facts]
+    write("\n".join([printable(title), "", *lines, "", ""]))
 
 
 def _cell(value: Any) -> str:
@@ -81,4 +97,5 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: what a stream holds is never read as markup
-    Console().print(table)
+    with naming_stdout():
+        Console().print(table)

@@ -1,6 +1,7 @@
 """`jstream stream add|edit|ls|info|find|rm`: streams as wholes."""
 
 import time
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from spark_stream.cli.options import (
     require_consent_possible,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_size
-from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
+from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import (
     BlockBytesOption,
     BlockMessagesOption,
@@ -95,20 +96,21 @@ def edit(
     json: JsonOption = False,
 ) -> None:
     """Change a stream's configuration: the keys that are given, and no others."""
-    wanted = configuration(context.params)
+    wanted = {key: value for key, value in configuration(context.params).items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, writable=not dry_run) as opened:
         before = opened.stream(name).config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
-        for key, value in changes.items():
-            say(f"{key}: {before.get(key)} -> {value}")
-        if not changes:
-            say("nothing changes")
-        elif not dry_run:
-            opened.edit_stream({**before, **changes, "name": name})
+        if changes and not dry_run:
+            opened.edit_stream({**changes, "name": name})
         info = opened.stream(name).info()
-    _print_info(info, json)
+    for key, value in changes.items():
+        say(f"{key}: {dumps(before.get(key))} -> {dumps(value)}")
+    if not changes:
+        say("nothing changes")
+    if not dry_run:
+        _print_info(info, json)
 
 
 @app.command("ls")
@@ -181,10 +183,10 @@ def remove(name: StreamArgument, force: ForceOption = False, store: StoreOption 
     """Delete a stream with all its messages."""
     require_consent_possible("stream rm", force)
     with open_store(store, writable=True) as opened:
-        state = opened.stream(name).info()["state"]
-        ask_consent(f"Delete stream {name} with its {state['messages']:,} messages?", force)
+        messages = counted(opened.stream(name).state().message_count, "message")
+        ask_consent(f"Delete stream {name} with {messages}?", force)
         opened.delete_stream(name)
-    say(f"stream {name} was deleted with its {state['messages']} messages")
+    say(f"stream {name} was deleted with {messages}")
 
 
 def _all_infos(store: "Store") -> list[dict[str, Any]]:

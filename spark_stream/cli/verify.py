@@ -9,7 +9,7 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
 from spark_stream.cli.options import JsonOption, StoreOption, open_store
-from spark_stream.cli.render import print_json, print_table, say
+from spark_stream.cli.render import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
@@ -38,8 +38,8 @@ def print_verdict(found: dict[str, Any]) -> None:
     damage = found["damage"]
     if damage:
         print_table(_COLUMNS, [[entry.get(column) for column in _COLUMNS] for entry in damage], "Damage")
-    verdict = "all is well" if found["ok"] else f"{len(damage)} damaged places"
-    say(f"{found['checked_blocks']} blocks checked: {verdict}")
+    verdict = "all is well" if found["ok"] else counted(len(damage), "damaged place")
+    say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
 
 
 @contextmanager

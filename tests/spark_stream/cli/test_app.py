@@ -1,0 +1,114 @@
+"""The command line as a whole: global options, wrong words, exit codes, and what starting it costs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_version_needs_no_store(jstream) -> None:
+    outcome = jstream("--version", with_store=False)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.fullmatch(r"jstream \S.*\n", outcome.out)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["stream"], ["store"], ["block"], ["pub"], ["sub"], ["verify"], ["stream", "view"], ["block", "dump"]]
+)
+def test_every_level_has_help(jstream, words: list[str]) -> None:
+    outcome = jstream(*words, "--help", with_store=False)
+    assert outcome.code == 0
+    assert f"Usage: jstream {' '.join(words)}".rstrip() in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["strem"], "no such command: strem; did you mean stream?"),
+        (["stream", "lss"], "no such command: lss; did you mean ls?"),
+        (["consumer", "ls"], "no such command: consumer"),
+        (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean --json?"),
+        (["--sotre", "x", "verify"], "no such option: --sotre; did you mean --store?"),
+        ([], "Missing command (help: jstream --help)"),
+        (["stream"], "Missing command (help: jstream stream --help)"),
+        (["stream", "get"], "Missing argument"),
+        (["stream", "get", "ORDERS", "first"], "Invalid value"),
+        (["stream", "view", "ORDERS", "0"], "Invalid value"),
+        (["stream", "ls", "more"], "more"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(jstream, words: list[str], said: str) -> None:
+    outcome = jstream(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert said in outcome.err
+
+
+def test_without_a_store_it_says_how_to_name_one(jstream) -> None:
+    outcome = jstream("stream", "ls", with_store=False)
+    assert outcome.code == 2
+    assert outcome.err == "error: no store: pass --store VOLUME[,VOLUME] or set JSTREAM_STORE\n"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_store_may_be_named_before_within_and_after_the_verb(jstream, orders, place: int) -> None:
+    words = ["stream", "ls", "--names"]
+    words[place:place] = ["--store", str(jstream.volume)]
+    outcome = jstream(*words, with_store=False)
+    assert (outcome.code, outcome.out) == (0, "ORDERS\n")
+
+
+def test_a_store_that_is_named_wins_over_the_environment_and_the_nearest_to_the_verb_wins(jstream, orders) -> None:
+    assert jstream("--store", "/nowhere", "stream", "ls").code == 1
+    assert jstream("--store", "/nowhere", "stream", "ls", "--store", jstream.volume).code == 0
+
+
+def test_a_place_without_a_store_is_an_error_that_names_it(jstream, tmp_path: Path) -> None:
+    outcome = jstream("stream", "ls", "--store", tmp_path / "nowhere")
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: ")
+    assert str(tmp_path / "nowhere") in outcome.err
+
+
+def test_an_unknown_stream_is_an_error_with_the_nearest_name(jstream, orders) -> None:
+    outcome = jstream("stream", "info", "ORDER")
+    assert outcome.code == 1
+    assert "did you mean 'ORDERS'?" in outcome.err
+
+
+def test_an_error_cannot_steer_the_terminal(jstream, orders) -> None:
+    outcome = jstream("stream", "info", "\x1b[2J\n\r")
+    assert outcome.code == 1
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.rstrip("\n").isprintable()
+
+
+def test_a_full_disk_behind_stdout_is_an_error_that_names_it(jstream, orders) -> None:
+    with open("/dev/full", "wb") as full:
+        outcome = jstream.process("stream", "info", "ORDERS", stdout=full)
+    assert outcome.code == 1
+    assert outcome.err == "error: standard output: no space left on device\n"
+
+
+def test_a_closed_pipe_is_quiet(jstream, store) -> None:
+    store.add_stream({"name": "BIG"})
+    jstream.done("pub", "BIG", "x" * 1000, "--count", 2000)
+    with jstream.start("stream", "view", "BIG") as process:
+        assert process.stdout.readline().startswith(b"[1] Subject: BIG")
+        process.stdout.close()
+        assert process.wait(60) == 141
+        assert process.stderr.read() == b""
+
+
+def test_starting_imports_neither_arrow_nor_spark() -> None:
+    script = (
+        "import sys, spark_stream.cli\n"
+        "try: spark_stream.cli.app.app(['stream', 'ls', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyarrow', 'numpy', 'pyspark', 'storage_core'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,159 @@
+"""`jstream block dump`: whole blocks, and what can be made out of damaged ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_stream.cli.block_survey import survey
+from spark_stream.cli.publish import message_batch
+from storage_core.block.format import FRAME_HEADER_SIZE, HEADER_SIZE, TRAILER_SIZE
+from storage_core.files import OS_FILES
+from storage_core.store.plan import ReadRequest
+
+ROWS = 70_000  # more than one frame takes
+
+
+@pytest.fixture(params=["none", "zstd"])
+def block(request: pytest.FixtureRequest, jstream, store) -> Path:
+    """A block of two frames of messages."""
+    store.add_stream({"name": "S", "subjects": ["s.>"], "compression": request.param})
+    lines = b"".join(b"line %d\n" % number for number in range(ROWS))
+    jstream.done("pub", "s.a", "--stdin", stdin=lines[: lines.index(b"line 3\n")])  # another block, first
+    stream = store.stream("S")
+    first = stream.last_sequence + 1
+    stream.append(message_batch("s.b", lines.splitlines(), [("k", b"v")]))
+    (found,) = store.plan(ReadRequest(("S",), {"S": (first, None)})).slices
+    return Path(found.paths[0])
+
+
+def dumped(jstream, block: Path, code: int) -> dict[str, object]:
+    outcome = jstream("block", "dump", block, "--json", with_store=False)
+    assert outcome.code == code, outcome
+    return json.loads(outcome.out)
+
+
+def flip(path: Path, offset_bytes: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset_bytes] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_block_says_whose_it_is_and_what_it_holds(jstream, store, block: Path) -> None:
+    found = dumped(jstream, block, 0)
+    assert found["header"]["store_id"] == store.id.hex()
+    assert found["header"]["incarnation"] == store.stream("S").incarnation.hex() == block.parent.name
+    assert found["header"]["block_id"] == block.stem
+    assert (found["totals"]["messages"], found["totals"]["span"]) == (ROWS, ROWS)
+    assert (found["runs"], found["subjects"], found["damage"]) == ([[0, ROWS]], {"s.b": ROWS}, [])
+    assert sum(frame["rows"] for frame in found["frames"]) == ROWS
+    assert [frame["state"] for frame in found["frames"]] == ["ok"] * len(found["frames"])
+    assert len(found["frames"]) >= 2
+
+
+def test_a_block_is_shown_to_people(jstream, block: Path) -> None:
+    lines = [line.strip() for line in jstream.done("block", "dump", block).splitlines()]
+    assert f"messages: {ROWS}" in lines
+    assert f"block_id: {block.stem}" in lines
+    assert any(line.split() == ["s.b", str(ROWS)] for line in lines)
+
+
+def test_the_messages_of_a_block_are_shown_with_relative_sequences(jstream, block: Path) -> None:
+    lines = jstream.done("block", "dump", block, "--messages", "--json").splitlines()
+    assert len(lines) == ROWS
+    assert json.loads(lines[0])["seq"] == 0
+    assert jstream.done("block", "dump", block, "--messages", "--raw").splitlines()[-1] == f"line {ROWS - 1}"
+
+
+def test_message_ids_are_frames_of_their_own(jstream, store) -> None:
+    stream = store.add_stream({"name": "S"})
+    stream.publish("S", b"x", msg_id="a")
+    (found,) = store.plan(ReadRequest(("S",))).slices
+    shown = dumped(jstream, Path(found.paths[0]), 0)
+    assert [frame["kind"] for frame in shown["frames"]] == ["messages", "message ids"]
+    assert shown["totals"]["msg_ids"] == 1
+
+
+def test_a_damaged_payload_is_named_and_the_other_frames_are_whole(jstream, block: Path) -> None:
+    flip(block, HEADER_SIZE + FRAME_HEADER_SIZE + 1000)
+    found = dumped(jstream, block, 1)
+    states = [frame["state"] for frame in found["frames"]]
+    assert "fails its checksum" in states[0]
+    assert set(states[1:]) == {"ok"}
+    outcome = jstream("block", "dump", block, "--messages", "--json")
+    assert outcome.code == 1
+    assert len(outcome.out.splitlines()) == ROWS - found["frames"][0]["rows"]
+    assert outcome.err.startswith("damaged: ")
+
+
+def test_without_its_header_a_block_still_shows_footer_and_frames(jstream, block: Path) -> None:
+    flip(block, 20)
+    found = dumped(jstream, block, 1)
+    assert found["header"] is None
+    assert found["totals"]["messages"] == ROWS
+    assert {frame["state"] for frame in found["frames"]} == {"ok"}
+    assert len(found["damage"]) == 1
+
+
+def test_without_its_footer_the_frames_are_found_by_searching(jstream, block: Path) -> None:
+    whole = dumped(jstream, block, 0)["frames"]
+    with block.open("r+b") as file:
+        file.truncate(block.stat().st_size - 1)
+    found = dumped(jstream, block, 1)
+    assert found["header"]["block_id"] == block.stem
+    assert (found["totals"], found["runs"], found["subjects"]) == (None, None, None)
+    assert found["frames"] == whole
+
+
+def test_a_frame_behind_one_with_a_damaged_header_is_found(jstream, block: Path) -> None:
+    whole = dumped(jstream, block, 0)["frames"]
+    flip(block, HEADER_SIZE + 20)
+    assert "not what the footer says" in dumped(jstream, block, 1)["frames"][0]["state"]
+    flip(block, block.stat().st_size - TRAILER_SIZE)
+    assert dumped(jstream, block, 1)["frames"] == whole[1:]
+
+
+def test_a_file_cut_inside_a_frame_says_how_much_is_there(jstream, block: Path) -> None:
+    with block.open("r+b") as file:
+        file.truncate(HEADER_SIZE + FRAME_HEADER_SIZE + 100)
+    (frame,) = dumped(jstream, block, 1)["frames"]
+    assert frame["state"].startswith("the file ends inside it, after 100 of ")
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1])
+def test_a_file_that_is_too_short_for_a_frame_is_damaged(jstream, block: Path, size: int) -> None:
+    with block.open("r+b") as file:
+        file.truncate(size)
+    found = dumped(jstream, block, 1)
+    assert (found["frames"], found["totals"]) == ([], None)
+    assert (found["header"] is None) == (size < HEADER_SIZE)
+    assert jstream("block", "dump", block).code == 1
+    assert jstream("block", "dump", block, "--messages").code == 1
+
+
+def test_a_file_that_is_no_block_is_said_to_be_none(jstream, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_bytes(b"dear reader " * 1000)
+    outcome = jstream("block", "dump", tmp_path / "letter.txt", with_store=False)
+    assert outcome.code == 1
+    assert "magic" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["missing.blk", "."])
+def test_what_is_no_file_is_an_error(jstream, tmp_path: Path, name: str) -> None:
+    outcome = jstream("block", "dump", tmp_path / name, with_store=False)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: ")
+
+
+def test_a_flipped_bit_in_any_byte_of_a_small_block_is_reported(jstream, store) -> None:
+    store.add_stream({"name": "S"}).publish("S", b"x")
+    (found,) = store.plan(ReadRequest(("S",))).slices
+    path = Path(found.paths[0])
+    whole = path.read_bytes()
+    for offset_bytes in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[offset_bytes] ^= 1 << offset_bytes % 8
+        path.write_bytes(damaged)
+        with OS_FILES.open(path) as file:
+            assert survey(file).damage, f"offset_bytes {offset_bytes}"
+    print(f"{len(whole)} cases")

@@ -1,0 +1,61 @@
+"""docs/guide/commands.md shows what the commands print: every example is run again.
+
+`JSTREAM_WRITE_GOLDEN=1 pytest tests/spark_stream/cli/test_guide.py` writes the outputs anew; read the diff.
+"""
+
+import glob
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_stream.cli.app import app
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "commands.md"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HOME = "/home/you"
+
+
+class Shell:
+    """The little of a shell that the guide's examples need."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.variables = directory, {"COLUMNS": "100"}
+
+    def run(self, line: str) -> str:
+        """Return what the command prints on both outputs."""
+        if line.startswith("export "):
+            name, value = line.removeprefix("export ").split("=")
+            self.variables[name] = value
+            return ""
+        before, _, command = line.rpartition(" | ")
+        stdin = shlex.split(before)[1].encode().decode("unicode_escape") if before.startswith("printf ") else ""
+        program, *words = shlex.split(command)
+        assert program == "jstream", line
+        words = [path for word in words for path in (sorted(glob.glob(word))[:1] if "/" in word else [word])]
+        found = CliRunner().invoke(app, words, input=stdin, env=self.variables)
+        return "\n".join(
+            part.rstrip() for part in found.output.strip("\n").replace(str(self.directory), HOME).split("\n")
+        )
+
+
+def rerun(console: str, shell: Shell) -> str:
+    """Return a console block with its commands, and the outputs that they have now."""
+    lines: list[str] = []
+    for line in console.splitlines():
+        if line.startswith("$ "):
+            output = shell.run(line.removeprefix("$ "))
+            lines += [line, *([output] if output else [])]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_guide_shows_what_the_commands_print(jstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, shell = GUIDE.read_text(), Shell(tmp_path)
+    found = BLOCK.sub(lambda block: f"```console\n{rerun(block[1], shell)}```", text)
+    if os.environ.get("JSTREAM_WRITE_GOLDEN"):
+        GUIDE.write_text(found)
+    assert jstream.normalised(found) == jstream.normalised(GUIDE.read_text())

@@ -1,0 +1,165 @@
+"""`jstream stream get|view|subjects|gaps|purge|rmm`."""
+
+import json
+
+import pytest
+
+from spark_stream.cli.render import counted
+
+
+def sequences(out: str) -> list[int]:
+    return [json.loads(line)["seq"] for line in out.splitlines()]
+
+
+def test_a_message_is_got_by_sequence(jstream, orders) -> None:
+    first, header, *body = jstream.done("stream", "get", "ORDERS", 4).splitlines()
+    assert first.startswith("[4] Subject: orders.new Received: 2")
+    assert (header, body) == ("  number: 4", ["", "body 4", ""])
+    assert jstream.done("stream", "get", "ORDERS", 4, "--raw") == "body 4\n"
+
+
+def test_the_last_message_of_a_subject_is_got(jstream, orders) -> None:
+    assert json.loads(jstream.done("stream", "get", "ORDERS", "-S", "orders.paid", "--json"))["seq"] == 5
+    assert json.loads(jstream.done("stream", "get", "ORDERS", "--last-for", "orders.>", "--json"))["seq"] == 6
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 7, 10**15])
+def test_a_message_that_is_not_there_is_an_error(jstream, orders, sequence: int) -> None:
+    outcome = jstream("stream", "get", "ORDERS", sequence)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert str(sequence) in outcome.err
+
+
+def test_get_wants_either_a_sequence_or_a_subject(jstream, orders) -> None:
+    assert jstream("stream", "get", "ORDERS").code == 2
+    assert jstream("stream", "get", "ORDERS", 4, "-S", "orders.new").code == 2
+
+
+def test_what_is_piped_is_all_messages_in_order(jstream, orders) -> None:
+    out = jstream.done("stream", "view", "ORDERS")
+    heads = [line.split()[0] for line in out.splitlines() if line.startswith("[")]
+    assert heads == ["[1]", "[4]", "[5]", "[6]"]
+    assert jstream.done("stream", "view", "ORDERS", "--raw") == "body 1\nbody 4\nbody 5\nbody 6\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([2], [1, 4]),
+        (["--id", 2], [4, 5, 6]),
+        (["--id", 5, 1], [5]),
+        (["--id", 99], []),
+        (["--subject", "orders.paid"], [5]),
+        (["--subject", "none.such"], []),
+        (["--since", "1h"], [1, 4, 5, 6]),
+        (["--since", "2099-01-01T00:00:00Z"], []),
+    ],
+)
+def test_a_view_begins_and_ends_where_it_is_told_to(jstream, orders, words: list[object], found: list[int]) -> None:
+    assert sequences(jstream.done("stream", "view", "ORDERS", *words, "--json")) == found
+
+
+def test_a_view_refuses_two_beginnings_and_filters_that_are_none(jstream, orders) -> None:
+    assert jstream("stream", "view", "ORDERS", "--id", 1, "--since", "1h").code == 2
+    assert jstream("stream", "view", "ORDERS", "--subject", "a..b").code == 2
+    assert jstream("stream", "view", "ORDERS", "--since", "soon").code == 2
+
+
+def test_each_line_of_a_view_is_what_get_says_as_json(jstream, orders) -> None:
+    orders.stream("ORDERS").publish("orders.größe", None, [("a", None), ("a", b"\xff")])
+    lines = jstream.done("stream", "view", "ORDERS", "--json").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        json.loads(jstream.done("stream", "get", "ORDERS", json.loads(line)["seq"], "--json")) for line in lines
+    ]
+    assert json.loads(lines[-1])["headers"] == [["a", None], ["a", "/w=="]]
+    assert json.loads(lines[-1])["data"] is None
+
+
+def test_null_and_empty_and_binary_data_can_be_told_apart_and_steer_no_terminal(jstream, store) -> None:
+    stream = store.add_stream({"name": "S"})
+    for data in (None, b"", b"\x1b[31m\xff", b"zwei\nZeilen"):
+        stream.publish("S", data)
+    bodies = [text.split("\n\n", 1)[1] for text in jstream.done("stream", "view", "S").split("[")[1:]]
+    assert bodies[0] == "(null)\n\n"
+    assert bodies[1] == "\n\n"
+    assert jstream.done("stream", "get", "S", 3).splitlines()[2] == "\\x1b[31m\\xff"
+    assert jstream.done("stream", "get", "S", 4).splitlines()[2:4] == ["zwei", "Zeilen"]
+
+
+def test_subjects_are_counted(jstream, orders) -> None:
+    assert jstream.done("stream", "subjects", "ORDERS").splitlines() == [
+        "subject      messages",
+        "orders.new          3",
+        "orders.paid         1",
+    ]
+    assert json.loads(jstream.done("stream", "subjects", "ORDERS", "--json")) == {"orders.new": 3, "orders.paid": 1}
+    assert jstream.done("stream", "subjects", "ORDERS", "--filter", "*.paid", "--names") == "orders.paid\n"
+    assert jstream("stream", "subjects", "ORDERS", "--filter", "nothing").err == "no subjects\n"
+
+
+def test_subjects_are_sorted_by_messages_when_asked(jstream, orders) -> None:
+    for _ in range(5):
+        orders.stream("ORDERS").publish("orders.paid", b"")
+    assert jstream.done("stream", "subjects", "ORDERS", "--sort", "messages", "-n") == "orders.paid\norders.new\n"
+    assert jstream("stream", "subjects", "ORDERS", "--sort", "age").code == 2
+
+
+def test_gaps_are_listed(jstream, orders) -> None:
+    assert jstream.done("stream", "gaps", "ORDERS").splitlines()[1].split() == ["2", "3", "2"]
+    assert json.loads(jstream.done("stream", "gaps", "ORDERS", "--json")) == [[2, 4]]
+
+
+def test_a_stream_without_gaps_says_so_on_stderr(jstream, store) -> None:
+    store.add_stream({"name": "S"})
+    outcome = jstream("stream", "gaps", "S")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "no gaps\n")
+    assert jstream.done("stream", "gaps", "S", "--json") == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ([], []),
+        (["--seq", 5], [5, 6]),
+        (["--keep", 1], [6]),
+        (["--subject", "orders.new"], [5]),
+        (["--subject", "orders.new", "--keep", 1], [5, 6]),
+        (["--subject", "orders.new", "--seq", 5], [5, 6]),
+    ],
+)
+def test_a_purge_leaves_what_it_is_told_to(jstream, orders, words: list[object], left: list[int]) -> None:
+    outcome = jstream("stream", "purge", "ORDERS", *words, "--force")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == f"removed {counted(4 - len(left), 'message')} from stream ORDERS\n"
+    assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == left
+
+
+@pytest.mark.parametrize("words", [["purge", "ORDERS"], ["rmm", "ORDERS", 1]])
+def test_nothing_is_removed_without_consent(jstream, orders, words: list[object]) -> None:
+    outcome = jstream("stream", *words)
+    assert outcome.code == 2
+    assert "nothing was done" in outcome.err
+    assert "--force" in outcome.err
+    assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == [1, 4, 5, 6]
+
+
+def test_a_purge_refuses_two_limits(jstream, orders) -> None:
+    assert jstream("stream", "purge", "ORDERS", "--seq", 3, "--keep", 1, "--force").code == 2
+
+
+def test_a_purge_that_the_stream_denies_fails(jstream, orders) -> None:
+    orders.edit_stream({"name": "ORDERS", "deny_purge": True})
+    outcome = jstream("stream", "purge", "ORDERS", "--force")
+    assert outcome.code == 1
+    assert "deny_purge" in outcome.err
+
+
+def test_single_messages_are_removed(jstream, orders) -> None:
+    assert jstream("stream", "rmm", "ORDERS", 6, 1, 6, "--force").err == "removed 2 messages from stream ORDERS\n"
+    assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == [4, 5]
+
+
+def test_removing_what_is_not_there_fails_and_says_how_many_were(jstream, orders) -> None:
+    outcome = jstream("stream", "rmm", "ORDERS", 1, 2, 99, "--force")
+    assert outcome.code == 1
+    assert "removed 1 of 3 messages" in outcome.err

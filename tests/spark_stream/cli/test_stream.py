@@ -1,0 +1,188 @@
+"""`jstream stream add|edit|ls|info|find|rm`."""
+
+import json
+
+import pytest
+
+
+def config_of(jstream, name: str) -> dict[str, object]:
+    return json.loads(jstream.done("stream", "info", name, "--json"))["config"]
+
+
+def test_a_stream_is_made_with_what_was_asked_for(jstream) -> None:
+    outcome = jstream(
+        *("stream", "add", "ORDERS", "--subjects", "orders.new,orders.paid", "--subjects", "refunds.>"),
+        *("--description", "all of them", "--compression", "zstd", "--max-msg-size", "64KB", "--dupe-window", "1h30m"),
+        *("--deny-delete", "--metadata", "team=sales", "--metadata", "note=a=b", "--block-max-bytes", "1MB"),
+        *("--block-max-msgs", 1000, "--replicas", 1, "--json"),
+    )
+    assert (outcome.code, outcome.err) == (0, "stream ORDERS was made\n")
+    config = json.loads(outcome.out)["config"]
+    wanted = {
+        "name": "ORDERS",
+        "subjects": ["orders.new", "orders.paid", "refunds.>"],
+        "description": "all of them",
+        "compression": "zstd",
+        "max_msg_size": 65536,
+        "duplicate_window": 5_400_000_000_000,
+        "deny_delete": True,
+        "deny_purge": False,
+        "metadata": {"team": "sales", "note": "a=b"},
+        "block_max_bytes": 1 << 20,
+        "block_max_msgs": 1000,
+        "num_replicas": 1,
+    }
+    assert {key: config[key] for key in wanted} == wanted
+
+
+def test_a_stream_without_subjects_takes_its_name(jstream) -> None:
+    jstream.done("stream", "add", "ORDERS")
+    assert config_of(jstream, "ORDERS")["subjects"] == ["ORDERS"]
+
+
+def test_the_config_of_one_stream_makes_another_and_options_win_over_it(jstream, tmp_path) -> None:
+    jstream.done("stream", "add", "A", "--subjects", "a.>", "--compression", "lz4", "--deny-purge")
+    (tmp_path / "a.json").write_text(jstream.done("stream", "info", "A", "--json"))
+    jstream.done("stream", "add", "B", "--config", tmp_path / "a.json", "--compression", "zstd")
+    made = config_of(jstream, "B")
+    assert (made["name"], made["subjects"], made["compression"], made["deny_purge"]) == ("B", ["a.>"], "zstd", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('{"max_age": 5}', "max_age"),
+        ('{"subject": ["a"]}', "did you mean 'subjects'?"),
+    ],
+)
+def test_a_config_that_is_none_is_wrong_usage(jstream, tmp_path, content: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    outcome = jstream("stream", "add", "A", "--config", tmp_path / "config.json")
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert jstream.done("stream", "ls", "--json") == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a b"], "name of a stream"),
+        (["A", "--subjects", "a..b"], "subjects"),
+        (["A", "--compression", "gzip"], "compression"),
+        (["A", "--dupe-window", "120"], "--dupe-window"),
+        (["A", "--max-msg-size", "huge"], "--max-msg-size"),
+        (["A", "--metadata", "novalue"], "--metadata"),
+        (["A", "--replicas", "3"], "num_replicas"),
+    ],
+)
+def test_a_value_that_is_not_taken_is_wrong_usage_that_names_it(jstream, words: list[str], said: str) -> None:
+    outcome = jstream("stream", "add", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_a_name_that_is_taken_in_another_case_is_refused(jstream, orders) -> None:
+    outcome = jstream("stream", "add", "orders")
+    assert outcome.code == 1
+    assert "ORDERS" in outcome.err
+
+
+def test_an_edit_changes_what_is_given_and_nothing_else(jstream, orders) -> None:
+    before = config_of(jstream, "ORDERS")
+    outcome = jstream("stream", "edit", "ORDERS", "--max-msg-size", "1KB", "--deny-purge")
+    assert outcome.code == 0
+    assert outcome.err == "max_msg_size: -1 -> 1024\ndeny_purge: false -> true\n"
+    assert config_of(jstream, "ORDERS") == {**before, "max_msg_size": 1024, "deny_purge": True}
+
+
+def test_an_edit_that_the_store_refuses_says_so_and_nothing_else(jstream, orders) -> None:
+    orders.edit_stream({"name": "ORDERS", "deny_purge": True})
+    outcome = jstream("stream", "edit", "ORDERS", "--no-deny-purge")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == "error: stream 'ORDERS': deny_purge cannot be taken back\n"
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(jstream, orders) -> None:
+    before = config_of(jstream, "ORDERS")
+    outcome = jstream("stream", "edit", "ORDERS", "--subjects", "a,b", "--dry-run")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == 'subjects: ["orders.>"] -> ["a", "b"]\n'
+    assert config_of(jstream, "ORDERS") == before
+
+
+def test_an_edit_without_a_change_is_wrong_usage_and_of_the_same_value_is_none(jstream, orders) -> None:
+    assert jstream("stream", "edit", "ORDERS").code == 2
+    assert jstream("stream", "edit", "ORDERS", "--compression", "none").err == "nothing changes\n"
+
+
+def test_an_edit_cannot_rename(jstream, orders, tmp_path) -> None:
+    (tmp_path / "other.json").write_text(json.dumps({"name": "OTHER", "description": "new"}))
+    jstream.done("stream", "edit", "ORDERS", "--config", tmp_path / "other.json")
+    assert jstream.done("stream", "ls", "--names") == "ORDERS\n"
+    assert config_of(jstream, "ORDERS")["description"] == "new"
+
+
+def test_streams_are_listed_for_people_as_names_and_as_json(jstream, orders) -> None:
+    jstream.done("stream", "add", "EMPTY", "--subjects", "e")
+    heading, empty, full = jstream.done("stream", "ls").splitlines()
+    assert heading.split()[:4] == ["name", "subjects", "replicas", "messages"]
+    assert empty.split()[:4] == ["EMPTY", "e", "1", "0"]
+    assert full.split()[:4] == ["ORDERS", "orders.>", "1", "4"]
+    assert jstream.done("stream", "ls", "--names") == "EMPTY\nORDERS\n"
+    assert json.loads(jstream.done("stream", "ls", "--json")) == ["EMPTY", "ORDERS"]
+    assert json.loads(jstream.done("stream", "ls", "--subject", "orders.new", "--json")) == ["ORDERS"]
+
+
+def test_a_store_without_streams_says_so_on_stderr(jstream) -> None:
+    outcome = jstream("stream", "ls")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "no streams\n")
+
+
+def test_info_for_people_has_configuration_state_and_replicas(jstream, orders) -> None:
+    lines = [line.strip() for line in jstream.done("stream", "info", "ORDERS").splitlines()]
+    assert lines[0] == "Stream ORDERS"
+    assert {"subjects: orders.>", "messages: 4", "removed: 2", "deny delete: no", "lost ranges: -"} <= set(lines)
+    assert lines[-1].split()[1:3] == ["current", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("criteria", "found"),
+    [
+        (["--empty"], ["EMPTY"]),
+        (["--empty", "--invert"], ["ORDERS"]),
+        (["--subject", "orders.*"], ["ORDERS"]),
+        (["--subject", ">"], ["EMPTY", "ORDERS"]),
+        (["--subject", "orders.new", "--empty"], []),
+        (["--created", "1h"], []),
+        (["--created", "0s"], ["EMPTY", "ORDERS"]),
+        (["--created", "2099-01-01"], ["EMPTY", "ORDERS"]),
+        (["--idle", "1h"], ["EMPTY"]),
+        (["--idle", "0s"], ["EMPTY", "ORDERS"]),
+        (["--replicas", "2"], ["EMPTY", "ORDERS"]),
+        (["--replicas", "1"], []),
+    ],
+)
+def test_streams_are_found_by_criteria(jstream, orders, criteria: list[str], found: list[str]) -> None:
+    orders.add_stream({"name": "EMPTY"})
+    assert json.loads(jstream.done("stream", "find", *criteria, "--json")) == found
+
+
+def test_finding_without_a_criterion_or_by_no_filter_is_wrong_usage(jstream, orders) -> None:
+    assert jstream("stream", "find").code == 2
+    assert jstream("stream", "find", "--subject", "a..b").code == 2
+
+
+def test_a_stream_is_not_deleted_without_consent(jstream, orders) -> None:
+    outcome = jstream("stream", "rm", "ORDERS")
+    assert outcome.code == 2
+    assert "--force" in outcome.err
+    assert jstream.done("stream", "ls", "--names") == "ORDERS\n"
+
+
+def test_a_stream_is_deleted_with_force(jstream, orders) -> None:
+    outcome = jstream("stream", "rm", "ORDERS", "--force")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "stream ORDERS was deleted with 4 messages\n")
+    assert jstream("stream", "info", "ORDERS").code == 1
+    assert jstream("stream", "rm", "ORDERS", "--force").code == 1

@@ -1,0 +1,123 @@
+"""`jstream` with somebody at a terminal: it asks before it destroys, turns pages, and draws tables."""
+
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Terminal:
+    """A process whose standard streams are a terminal that this test reads and types on."""
+
+    def __init__(self, volume: Path, *words: object, columns: int = 80) -> None:
+        self._process, self._descriptor = pty.fork()
+        if self._process == 0:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume), "TERM": "xterm"}
+            environment.update(COLUMNS=str(columns), LINES="50")
+            os.execve(sys.executable, [sys.executable, "-m", "spark_stream.cli", *map(str, words)], environment)
+        self.seen = ""
+
+    def expect(self, text: str) -> None:
+        """Read until `text` has been shown."""
+        while text not in self.seen:
+            chunk = self._read()
+            assert chunk, f"{text!r} was never shown: {self.seen!r}"
+            self.seen += chunk
+
+    def type(self, text: str) -> None:
+        self.seen = ""
+        os.write(self._descriptor, text.encode())
+
+    def end(self) -> int:
+        """Read the rest and return the exit code."""
+        while chunk := self._read():
+            self.seen += chunk
+        os.close(self._descriptor)
+        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._descriptor, 65536).decode()
+        except OSError:  # what Linux says when the other side has gone
+            return ""
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (["stream", "rm", "ORDERS"], "Delete stream ORDERS with 4 messages?"),
+        (["stream", "purge", "ORDERS"], "Purge all messages of stream ORDERS?"),
+        (["stream", "purge", "ORDERS", "--keep", "1"], "Purge all but the last 1 messages of stream ORDERS?"),
+        (["stream", "rmm", "ORDERS", "1"], "Remove 1 message of stream ORDERS?"),
+    ],
+)
+def test_what_destroys_asks_and_a_no_leaves_everything(jstream, orders, words: list[str], question: str) -> None:
+    terminal = Terminal(jstream.volume, *words)
+    terminal.expect(question)
+    terminal.type("n\n")
+    assert terminal.end() == 1
+    assert "nothing was done" in terminal.seen
+    assert orders.stream("ORDERS").info()["state"]["messages"] == 4
+
+
+def test_a_yes_destroys(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "stream", "purge", "ORDERS")
+    terminal.expect("Purge all messages")
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    assert orders.stream("ORDERS").info()["state"]["messages"] == 0
+
+
+def test_ctrl_c_at_a_question_leaves_everything_and_is_quiet(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "stream", "rm", "ORDERS")
+    terminal.expect("Delete stream ORDERS")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.seen
+    assert orders.streams() == ["ORDERS"]
+
+
+def test_a_view_turns_pages(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "stream", "view", "ORDERS", 2)
+    terminal.expect("Next page?")
+    assert "body 4" in terminal.seen
+    assert "body 5" not in terminal.seen
+    terminal.type("\n")
+    assert terminal.end() == 0
+    assert "body 6" in terminal.seen
+    assert "Next page?" not in terminal.seen
+
+
+def test_a_view_ends_when_no_further_page_is_wanted(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "stream", "view", "ORDERS", 2)
+    terminal.expect("Next page?")
+    terminal.type("n\n")
+    assert terminal.end() == 0
+    assert "body 5" not in terminal.seen
+
+
+def test_a_table_on_a_narrow_terminal_loses_nothing(jstream, store) -> None:
+    subject = "orders." + "x" * 100
+    store.add_stream({"name": "S", "subjects": [subject, "[red]"]})
+    terminal = Terminal(jstream.volume, "stream", "ls", columns=60)
+    assert terminal.end() == 0
+    letters = re.sub(r"\x1b\[[0-9;]*m", "", terminal.seen)
+    assert letters.count("x") == 100
+    assert "[red]" in "".join(letters.split()).replace("│", "")
+
+
+def test_a_message_for_pub_is_not_awaited_from_a_terminal(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "pub", "orders.new")
+    assert terminal.end() == 2
+    assert "no BODY" in terminal.seen
+
+
+def test_verify_shows_how_far_it_is(jstream, orders) -> None:
+    terminal = Terminal(jstream.volume, "verify")
+    assert terminal.end() == 0
+    assert "4 blocks checked: all is well" in terminal.seen
