@@ -60,6 +60,7 @@ class View:
     chain: bytes
     commit: CommitRecord | None  # None: committed by what a snapshot says
     position: Position  # records at and after it have not been looked at
+    term_seen: int  # highest term that anything before the position speaks of, votes included
     snapshot_index: int  # of the newest snapshot
 
 
@@ -72,6 +73,10 @@ class _Leadership:
     candidate: bytes
 
 
+class _Doubt(Exception):
+    """Entries stand above the commit record, and nobody moves it on."""
+
+
 class Metadata:
     """The metadata of a store, as this process knows it. Safe to use from several threads."""
 
@@ -82,6 +87,7 @@ class Metadata:
         self._view: View | None = None  # replaced as a whole, never by a lower one
         self._undecided: View | None = None  # what a commit record says while newer entries may count
         self._leadership: _Leadership | None = None
+        self._led_to = Position(0, 0)  # the end of the log when this process last wrote as its leader
         self._failed: str | None = None  # why this process writes no more
         self._reading = threading.Lock()
 
@@ -94,6 +100,8 @@ class Metadata:
             for _ in range(READ_ATTEMPTS):
                 try:
                     view = self._follow_commit_record()
+                except _Doubt:
+                    break
                 except (CorruptionError, FileNotFoundError) as caught:
                     error = caught
                     continue
@@ -109,6 +117,7 @@ class Metadata:
         if self._undecided is None:
             raise CorruptionError(f"{self._volume}: no whole commit record to read by: {error}") from error
         logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self._volume)
+        self._view = self._undecided
         return self._undecided
 
     def _follow_commit_record(self) -> View | None:
@@ -125,8 +134,13 @@ class Metadata:
             evidence = self.log.read()
             view = _replay(evidence, commit)
             if known is None and not self._is_being_written(evidence.tip[0], commit.index):
+                if not clean:
+                    raise CorruptionError(
+                        f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
+                        "before it names; opening the store for writing settles which of them count"
+                    )
                 self._undecided = view
-                return None
+                raise _Doubt
         self._view = view
         return view
 
@@ -160,7 +174,8 @@ class Metadata:
         if (index, chain) != (commit.index, commit.chain):
             return None
         position = tail.position if all_used else known.position
-        return View(state, index, commit.term, chain, commit, position, known.snapshot_index)
+        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        return View(state, index, commit.term, chain, commit, position, term_seen, known.snapshot_index)
 
     # --- turns
 
@@ -194,7 +209,6 @@ class Turn:
         self._metadata = metadata
         self._log, self._env = metadata.log, metadata._env
         self.view: View
-        self._term_seen = 0  # the highest term that anybody has used
 
     @property
     def state(self) -> StoreState:
@@ -203,16 +217,20 @@ class Turn:
     def begin(self, take_over: bool) -> None:
         """Read all evidence and make what counts durable and committed."""
         known = self._metadata._view
+        unsettled: Evidence | None = None
         if known is None or not self._catch_up(known):
             self._metadata._forget()
-            self._adopt()
+            unsettled = self._adopt()
         domain = self._env.lock_domain()
-        if self.state.lock_domain != domain:
-            if not take_over:
-                raise StoreBusyError(
-                    f"{self._metadata._volume}: the store is written from host {self.state.host!r}, this is "
-                    f"{socket.gethostname()!r}; if that host is down for good, or this is a copy, use --take-over"
-                )
+        is_foreign = self.state.lock_domain != domain
+        if is_foreign and not take_over:  # before anything is written
+            raise StoreBusyError(
+                f"{self._metadata._volume}: the store is written from host {self.state.host!r}, this is "
+                f"{socket.gethostname()!r}; if that host is down for good, or this is a copy, use --take-over"
+            )
+        if unsettled is not None:
+            self._settle(unsettled)
+        if is_foreign:
             self.propose(TakeOver(domain, socket.gethostname()))
 
     def _catch_up(self, known: View) -> bool:
@@ -234,23 +252,24 @@ class Turn:
                 view = replace(view, state=state, index=record.index, term=record.term, chain=record.chain)
         if (view.index, view.chain) != (commit.index, commit.chain):
             return False
-        if tail.records:
+        # What others wrote may also lie before `known.position`: this process has read since it led.
+        if tail.records or known.position != self._metadata._led_to:
             self._metadata._forget()
-        self._term_seen = max([commit.term, *(record.term for record in tail.records)])
-        self.view = view
-        self._metadata._keep(view)
+        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        self.view = replace(view, term_seen=term_seen)
+        self._metadata._keep(self.view)
         return True
 
-    def _adopt(self) -> None:
+    def _adopt(self) -> Evidence | None:
+        """Read everything anew; return the evidence if something has to be settled before it counts."""
         evidence = self._log.read()
         _judge(evidence, self._metadata._volume)
         self.view = _replay(evidence, None)
         above = evidence.commit is None or evidence.tip[0] > evidence.commit.index
         if above or not evidence.tail_is_clean or not evidence.slots_are_whole:
-            self._settle(evidence)
-        else:
-            self._metadata._keep(self.view)
-            self._term_seen = evidence.term
+            return evidence
+        self._metadata._keep(self.view)
+        return None
 
     def _settle(self, evidence: Evidence) -> None:
         """Rewrite what may be in the page cache only into a new segment, and commit it in a term of our own."""
@@ -263,7 +282,7 @@ class Turn:
         leadership = self._new_leadership(evidence.term + 1)
         vote = Vote(leadership.term, leadership.candidate)
         position = self._log.start_segment(before, commit, [vote, *uncommitted])
-        self.view = replace(self.view, position=position)
+        self.view = replace(self.view, position=position, term_seen=leadership.term)
         self._metadata._leadership = leadership
         self._write(NoOp())
 
@@ -291,10 +310,10 @@ class Turn:
 
     def _campaign(self) -> None:
         """Open a new term: the vote is durable before any entry of the term is written."""
-        leadership = self._new_leadership(self._term_seen + 1)
+        leadership = self._new_leadership(self.view.term_seen + 1)
         with self._guarded("vote"):
             position = self._log.append(self.view.position, [Vote(leadership.term, leadership.candidate)])
-        self.view = replace(self.view, position=position)
+        self.view = replace(self.view, position=position, term_seen=leadership.term)
         self._metadata._leadership = leadership
 
     def _new_leadership(self, term: int) -> _Leadership:
@@ -312,7 +331,9 @@ class Turn:
         state, result = machine.apply(before.state, machine.Place(entry.index, entry.history), decode_envelope(payload))
         generation = before.commit.generation + 1 if before.commit is not None else 1
         commit = CommitRecord(generation, entry.term, entry.index, entry.chain)
-        self.view = View(state, entry.index, entry.term, entry.chain, commit, position, before.snapshot_index)
+        self.view = View(
+            state, entry.index, entry.term, entry.chain, commit, position, before.term_seen, before.snapshot_index
+        )
         try:
             self._log.write_commit_record(position.segment, commit)
         except OSError as error:
@@ -320,6 +341,7 @@ class Turn:
             logger.warning("%s: the commit record could not be written: %s", self._metadata._volume, error)
             self._metadata._forget()
             self.view = replace(self.view, commit=before.commit)
+        self._metadata._led_to = self.view.position
         self._metadata._keep(self.view)
         return result
 
@@ -365,6 +387,7 @@ class Turn:
         vote = Vote(leadership.term, leadership.candidate)
         position = self._log.start_segment(tip, view.commit, [vote])
         self.view = replace(view, position=position, snapshot_index=view.index)
+        self._metadata._led_to = position
         self._metadata._keep(self.view)
         self._log.compact()
         return True
@@ -379,7 +402,8 @@ def _judge(evidence: Evidence, volume: Path) -> None:
     """Raise CorruptionError unless the log may be led with: nothing that could have been acked is missing."""
     index = evidence.tip[0]
     snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
-    marked = max(snapshot_index, evidence.commit.index if evidence.commit is not None else 0)
+    # Entry 1 was durable before the volume had its identity.
+    marked = max(1, snapshot_index, evidence.commit.index if evidence.commit is not None else 0)
     bad = evidence.bad
     if bad is not None and (bad.index <= marked or bad.followed):
         raise CorruptionError(
@@ -421,7 +445,7 @@ def _replay(evidence: Evidence, limit: CommitRecord | None) -> View:
     commit = limit if limit is not None else evidence.commit
     if limit is not None and limit.index >= snapshot_index and (index, chain) != (limit.index, limit.chain):
         raise CorruptionError(f"the metadata log does not lead to its commit record at entry {limit.index}")
-    return View(state, index, term, chain, commit, position, snapshot_index)
+    return View(state, index, term, chain, commit, position, evidence.term, snapshot_index)
 
 
 def _applied(state: StoreState, entry: Entry) -> StoreState:
