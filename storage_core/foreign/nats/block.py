@@ -60,11 +60,11 @@ def read_block(path: str | Path, files: Files = OS_FILES) -> BlockContent:
 
 
 def is_compressed(content: pa.Buffer) -> bool:
-    return bytes(content.slice(0, len(COMPRESSED_MAGIC)).to_pybytes()) == COMPRESSED_MAGIC
+    return bytes(content[: len(COMPRESSED_MAGIC)]) == COMPRESSED_MAGIC
 
 
 def _decompress(content: pa.Buffer, name: str, damage: list[tuple[int, str]]) -> BlockContent:
-    cursor = Cursor(content.slice(0, 32).to_pybytes(), name, len(COMPRESSED_MAGIC))
+    cursor = Cursor(bytes(content[:32]), name, len(COMPRESSED_MAGIC))
     algorithm, size = cursor.byte(), cursor.uvarint()
     if algorithm not in (_ALGORITHM_NONE, _ALGORITHM_S2):
         raise UnsupportedVersionError(f"{name}: compressed with algorithm {algorithm}, known is {_ALGORITHM_S2} (S2)")

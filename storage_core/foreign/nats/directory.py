@@ -69,11 +69,10 @@ def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILE
 
 
 def _stream_paths(root: Path, files: Files) -> Iterator[Path]:
-    waiting, seen = [(root, 0)], 0
+    waiting, seen = [(root, 0)], {str(root)}
     while waiting:
         place, depth = waiting.pop()
-        seen += 1
-        if seen > DIRECTORY_COUNT_MAX:
+        if len(seen) > DIRECTORY_COUNT_MAX:
             raise NotAStoreError(f"{root}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the streams")
         try:
             names = files.list_directory(place)
@@ -82,9 +81,15 @@ def _stream_paths(root: Path, files: Files) -> Iterator[Path]:
         if _is_stream(place, names, files):
             yield place
         elif depth < DEPTH_MAX:
-            # A name with a dot in front is left over from a deletion.
-            below = [place / name for name in names if name != _RAFT_DIRECTORY and not name.startswith(".")]
-            waiting += [(one, depth + 1) for one in below if not one.is_symlink() and files.is_directory(one)]
+            for name in names:
+                below = place / name
+                # A name with a dot in front is left over from a deletion.
+                if name == _RAFT_DIRECTORY or name.startswith(".") or not files.is_directory(below):
+                    continue
+                true_path = os.path.realpath(below)  # links are followed, to each directory once
+                if true_path not in seen:
+                    seen.add(true_path)
+                    waiting.append((below, depth + 1))
 
 
 def _is_stream(place: Path, names: list[str], files: Files) -> bool:

@@ -15,6 +15,7 @@ from storage_core.schema import HEADERS_TYPE
 
 _CR, _LF, _COLON, _BLANK, _TAB = 13, 10, 58, 32, 9
 _STATUS_LINE = b"NATS"
+_TRIM_STEPS = 4  # blanks taken off one by one; nearly always there is one before a value and none elsewhere
 
 
 def parse_headers(raw: pa.BinaryArray, present: np.ndarray) -> pa.ListArray:
@@ -51,10 +52,9 @@ def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndar
     keep = (starts < ends) & ~_is_status(text, edges, starts, message)
     starts, ends, message = starts[keep], ends[keep], message[keep]
     colons = _first_at_or_after(np.flatnonzero(text == _COLON), starts, ends)
-    solid = np.flatnonzero((text != _BLANK) & (text != _TAB))
     with_value = colons < ends
-    key_starts, key_ends = _trim(solid, starts, colons)
-    value_starts, value_ends = _trim(solid, np.minimum(colons + 1, ends), ends)
+    key_starts, key_ends = _trim(text, starts, colons)
+    value_starts, value_ends = _trim(text, np.minimum(colons + 1, ends), ends)
     keys = gather(buffer, key_starts, key_ends - key_starts)
     values = gather(buffer, value_starts, value_ends - value_starts)
     if not with_value.all():
@@ -70,8 +70,8 @@ def _lines(text: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     inside = breaks + 2 <= edges[owner + 1]  # not half in the next message
     breaks, owner = breaks[inside], owner[inside]
     # Each message has one line more than breaks. Sorted, starts and ends fall into step.
-    starts = np.sort(np.concatenate((edges[:-1], breaks + 2)))
-    ends = np.sort(np.concatenate((breaks, edges[1:])))
+    starts = np.sort(np.concatenate((edges[:-1], breaks + 2)), kind="stable")  # merges two sorted runs
+    ends = np.sort(np.concatenate((breaks, edges[1:])), kind="stable")
     line_counts = 1 + np.bincount(owner, minlength=len(edges) - 1)
     return starts, ends, np.repeat(np.arange(len(edges) - 1), line_counts)
 
@@ -89,8 +89,24 @@ def _first_at_or_after(places: np.ndarray, starts: np.ndarray, ends: np.ndarray)
     return np.asarray(np.minimum(ended[np.searchsorted(places, starts)], ends))
 
 
-def _trim(solid: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranges without the blanks at both ends; `solid` are the places that are no blanks."""
+def _trim(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranges without the blanks at both ends."""
+    starts, ends = starts.copy(), ends.copy()
+    for _ in range(_TRIM_STEPS):
+        leading = np.flatnonzero((starts < ends) & _is_blank(text, starts))
+        starts[leading] += 1
+        trailing = np.flatnonzero((starts < ends) & _is_blank(text, ends - 1))
+        ends[trailing] -= 1
+        if not len(leading) and not len(trailing):
+            return starts, ends
+    # Long runs of blanks: look up the first and the last place that is none.
+    solid = np.flatnonzero((text != _BLANK) & (text != _TAB))
     trimmed = _first_at_or_after(solid, starts, ends)
-    before = np.concatenate(([-1], solid))[np.searchsorted(solid, ends)]  # the last solid place before the end
+    before = np.concatenate(([-1], solid))[np.searchsorted(solid, ends)]
     return trimmed, np.maximum(before + 1, trimmed)
+
+
+def _is_blank(text: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return which places hold a blank; places outside the text are as good as any."""
+    found = text.take(places, mode="clip")
+    return np.asarray((found == _BLANK) | (found == _TAB))

@@ -141,7 +141,7 @@ def decode_set(cursor: Cursor) -> SequenceSet:
     nodes = np.frombuffer(cursor.take(node_count * node.itemsize), node)
     if node_count and int(nodes["base"].max()) >= SEQUENCE_END:
         raise CorruptionError(f"{cursor.name}: set of sequences reaches {int(nodes['base'].max())}")
-    rows, places = np.nonzero(np.unpackbits(nodes["bits"].reshape(node_count, -1), axis=1, bitorder="little"))
+    rows, places = np.nonzero(np.unpackbits(np.ascontiguousarray(nodes["bits"]), axis=1, bitorder="little"))
     sequences = nodes["base"].astype(np.int64)[rows] + places
     if len(sequences) != sequence_count:
         raise CorruptionError(f"{cursor.name}: set of {sequence_count} sequences holds {len(sequences)}")
