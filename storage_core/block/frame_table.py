@@ -49,7 +49,7 @@ class FrameTable:
         is_messages = kinds == KIND_MESSAGES
         message_rows = np.where(is_messages, rows, 0)
         before = np.cumsum(message_rows) - message_rows
-        first_rows = np.where(is_messages, before, np.roll(before, 1))
+        first_rows = np.where(is_messages, before, _shifted(before))
         messages = np.flatnonzero(is_messages)
         return cls(kinds, sizes, crcs, rows, time_min, time_max, offsets, first_rows, messages)
 
@@ -95,6 +95,11 @@ class FrameTable:
         return b"".join(column.astype(kind).tobytes() for column, kind in zip(columns, _STORED, strict=True))
 
 
+def _shifted(values: np.ndarray) -> np.ndarray:
+    """Return for each frame the value of the frame before it, 0 for the first one."""
+    return np.concatenate((np.zeros(1, np.int64), values[:-1]))
+
+
 def decode_frame_table(data: bytes) -> FrameTable:
     """Return the table; raises ValueError saying what is impossible in it."""
     count, rest = divmod(len(data), _ENTRY_SIZE)
@@ -119,7 +124,7 @@ def _check(table: FrameTable) -> None:
         "message ids": ~is_ids
         | (
             (table.payload_sizes == table.row_counts * MESSAGE_ID_SIZE)
-            & (table.row_counts <= np.roll(table.row_counts, 1))
+            & (table.row_counts <= _shifted(table.row_counts))
             & (table.time_min_ns == 0)
             & (table.time_max_ns == 0)
         ),

@@ -45,8 +45,10 @@ class Projection:
 
     def is_removed(self, position: int) -> bool:
         """Return whether no row of the frame that is in range is left to be shown."""
+        if self._request.removed is None:
+            return False
         first, end = self._span(*self._rows(position))
-        removed = self._removed(first, end)
+        removed = self._request.removed.clip(first, end)
         return removed.run_count == 1 and int(removed.starts[0]) <= first and int(removed.ends[0]) >= end
 
     def apply(self, frame: pa.RecordBatch, position: int, whole_subjects: bool) -> pa.RecordBatch:
@@ -55,9 +57,9 @@ class Projection:
         skip = first_row - int(self._footer.frames.first_rows[position])
         if end_row - first_row < frame.num_rows:
             frame = frame.slice(skip, end_row - first_row)
-        removed = self._removed(*self._span(first_row, end_row))
+        removed = self._removed(first_row, end_row)
         sequences: np.ndarray | None = None
-        if removed or "sequence" in self._request.columns:
+        if removed is not None or "sequence" in self._request.columns:
             sequences = self._footer.runs.sequences(first_row, end_row, self._request.first_sequence)
         mask = self._mask(frame, position, whole_subjects, removed, sequences)
         if mask is not None and not mask.all():
@@ -77,9 +79,11 @@ class Projection:
         runs, base = self._footer.runs, self._request.first_sequence
         return base + runs.sequence_at(first_row), base + runs.sequence_at(end_row - 1) + 1
 
-    def _removed(self, first: int, end: int) -> SequenceSet:
-        removed = self._request.removed
-        return SequenceSet.empty() if removed is None else removed.clip(first, end)
+    def _removed(self, first_row: int, end_row: int) -> SequenceSet | None:
+        """Return the removed sequences among these rows of the block, None if there are none."""
+        if self._request.removed is None:
+            return None
+        return self._request.removed.clip(*self._span(first_row, end_row)) or None
 
     def _cuts_time(self, position: int) -> bool:
         frames, request = self._footer.frames, self._request
@@ -92,7 +96,7 @@ class Projection:
         frame: pa.RecordBatch,
         position: int,
         whole_subjects: bool,
-        removed: SequenceSet,
+        removed: SequenceSet | None,
         sequences: np.ndarray | None,
     ) -> np.ndarray | None:
         """Return which rows of the slice pass, None for all."""
@@ -107,7 +111,7 @@ class Projection:
                 masks.append(times >= request.time_first_ns)
             if request.time_end_ns is not None:
                 masks.append(times < request.time_end_ns)
-        if removed and sequences is not None:
+        if removed is not None and sequences is not None:
             masks.append(~removed.mask(sequences))
         return np.logical_and.reduce(masks) if masks else None
 

@@ -11,11 +11,12 @@ import numpy as np
 class SequenceRuns:
     """Relative sequences `[starts[i], ends[i])`: sorted, not empty, not touching, not below 0; at least one run."""
 
-    __slots__ = ("starts", "ends", "_rows")
+    __slots__ = ("starts", "ends", "_rows", "_is_dense")
 
     def __init__(self, starts: np.ndarray, ends: np.ndarray) -> None:
         self.starts, self.ends = starts, ends  # int64
         self._rows = np.concatenate(([0], np.cumsum(ends - starts)))  # row at which run i begins; last: row count
+        self._is_dense = len(starts) == 1 and int(starts[0]) == 0  # no holes: the row is the sequence
 
     @property
     def row_count(self) -> int:
@@ -28,6 +29,8 @@ class SequenceRuns:
 
     def row_at(self, sequence: int) -> int:
         """Return the first row whose sequence is not below `sequence`; the row count if there is none."""
+        if self._is_dense:
+            return min(max(0, sequence), self.span)
         run = int(np.searchsorted(self.ends, sequence, side="right"))
         if run == len(self.starts):
             return self.row_count
@@ -35,11 +38,15 @@ class SequenceRuns:
 
     def sequence_at(self, row: int) -> int:
         """Return the sequence of a row in `[0, row_count)`."""
+        if self._is_dense:
+            return row
         run = int(np.searchsorted(self._rows, row, side="right")) - 1
         return int(self.starts[run]) + row - int(self._rows[run])
 
     def sequences(self, first_row: int, end_row: int, base: int = 0) -> np.ndarray:
         """Return `base` + the sequence of each row in `[first_row, end_row)`, int64."""
+        if self._is_dense:
+            return np.arange(first_row + base, end_row + base, dtype=np.int64)
         first_run = int(np.searchsorted(self._rows, first_row, side="right")) - 1
         end_run = int(np.searchsorted(self._rows, end_row, side="left"))
         if end_run - first_run <= 1:
