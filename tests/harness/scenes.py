@@ -1,0 +1,113 @@
+"""Scenes of the scripted life: a few steps, done by one process, somewhere in which a fault falls.
+
+The life is lived once; before each step the whole machine is copied, so that a scene begins where it begins and not
+at the creation of the store. A scene is several steps long, because a process that goes on remembers: that it leads,
+where the log ends, what it wrote to the journal.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from harness.faults import Call, FaultyFiles, Judge, let_everything_happen
+from harness.life import STEPS, contents, create
+from harness.model import Content, seen_in_store
+from harness.processes import Machine
+from harness.simulated_disk import ProcessEnded
+from storage_core.errors import StorageError
+from storage_core.store.store import Store
+
+SCENE_LENGTH = 3
+Seen = dict[str, Content]
+
+
+@lru_cache(maxsize=1)
+def _lived() -> tuple[list[Machine], list[Seen]]:
+    """Return the machine before each step, and what the store shows then; the last of each: after all steps."""
+    machine, machines, shown = Machine(1), [], contents()
+    store = create(machine.environment())
+    for number, step in enumerate(STEPS):
+        machines.append(machine.copy())
+        step.act(store)
+        assert seen_in_store(store) == shown[number + 1], step.name
+    return [*machines, machine.copy()], shown
+
+
+def machine_before(step: int) -> Machine:
+    return _lived()[0][step].copy()
+
+
+def shown_before(step: int) -> Seen:
+    """Return what a store shows when `step` steps have been done."""
+    return _lived()[1][step]
+
+
+@dataclass
+class Played:
+    """A scene that was played, up to its end or to the fault."""
+
+    machine: Machine
+    files: FaultyFiles
+    store: Store
+    done: int  # steps of the life that are done: the acked ones
+    error: BaseException | None  # what ended the scene early
+
+    def expected(self) -> list[Seen]:
+        """Return what may be shown now: an un-acked step is there whole or not at all."""
+        return (
+            [shown_before(self.done)] if self.error is None else [shown_before(self.done), shown_before(self.done + 1)]
+        )
+
+
+def scene_starts(offset: int = 0) -> range:
+    return range(offset, len(STEPS), SCENE_LENGTH)
+
+
+def play(start: int, judge: Judge = let_everything_happen, counted: tuple[str, ...] | None = None) -> Played:
+    """Play the scene that begins with step `start`; only errors of the hierarchy, and ends of the process, pass."""
+    machine = machine_before(start)
+    files = machine.files(judge)
+    if counted is not None:
+        files.counted = counted
+    done, error, store = start, None, machine.open(files)
+    try:
+        for step in STEPS[start : start + SCENE_LENGTH]:
+            step.act(store)
+            done += 1
+    except (StorageError, ProcessEnded) as caught:
+        error = caught
+    return Played(machine, files, store, done, error)
+
+
+def calls_of(start: int) -> list[Call]:
+    """Return the changing calls that the scene makes if nothing goes wrong."""
+    return play(start).files.calls
+
+
+def moments(offset: int = 0) -> Iterator[tuple[int, Call]]:
+    """Yield (start of the scene, call) for every changing call of the life."""
+    for start in scene_starts(offset):
+        for call in calls_of(start):
+            yield start, call
+
+
+def go_on(machine: Machine, seen: Seen, played: Played, step_count: int) -> int:
+    """Let a new process do what was not done, and some steps more; return how many are done then.
+
+    `seen` tells whether the step that the fault fell into is done.
+    """
+    done = played.done + (played.error is not None and seen != shown_before(played.done))
+    store = machine.open()
+    for step in STEPS[done : done + step_count]:
+        step.act(store)
+        done += 1
+    assert seen_in_store(store) == shown_before(done), f"after going on to step {done}"
+    return done
+
+
+def check_shown_and_whole(machine: Machine, done: int) -> None:
+    """Check that the store shows what `done` steps make, and that it finds no damage in itself."""
+    store = machine.open()
+    assert seen_in_store(store) == shown_before(done)
+    verified = store.verify()
+    assert verified["ok"], verified["damage"]

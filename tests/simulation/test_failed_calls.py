@@ -1,0 +1,41 @@
+"""The N-th call of the file interface fails, for every N of the scripted life.
+
+After it: the error is one of the hierarchy, a step that was not acked is there whole or not at all, what was acked is
+there byte for byte, also after a power loss, and a new process can do what could not be done.
+"""
+
+import errno
+
+import pytest
+from harness.cases import Cases
+from harness.faults import Call, fail_at
+from harness.life import create
+from harness.model import seen_in_store
+from harness.processes import Machine
+from harness.scenes import check_shown_and_whole, go_on, moments, play
+from storage_core.errors import DiskFullError, NotAStoreError, StorageError
+
+ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_step_is_whole_or_not_there_when_any_call_in_it_fails(error: str) -> None:
+    cases = Cases(f"a call of the life fails with {error}")
+    for start, call in moments(offset=list(ERRORS).index(error)):
+        with cases.case(f"{error}, scene {start}, {call}", f"{call.operation} of {call.file_kind}"):
+            check_failed_call(start, call, ERRORS[error])
+    cases.finish()
+
+
+def check_failed_call(start: int, call: Call, error: int) -> None:
+    played = play(start, fail_at(call.number, error))
+    assert len(played.files.calls) > call.number, "the call was not made this time"
+    expected = played.expected()
+    if isinstance(played.error, DiskFullError):
+        expected = expected[:1]  # it says that nothing was stored
+    seen = seen_in_store(played.machine.open())
+    assert seen in expected, played.error
+    assert seen_in_store(played.machine.open()) == seen, "opening twice is not the same as once"
+    done = go_on(played.machine, seen, played, 2)
+    played.machine.disk.lose_power()
+    check_shown_and_whole(played.machine, done)
