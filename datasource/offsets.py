@@ -5,7 +5,7 @@ Starts are inclusive, ends exclusive. For each stream a time goes before an offs
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from datasource.values import COUNT_MAX, nearest, parse_object, parse_time_ns
@@ -108,10 +108,7 @@ def resolve_ranges(
     Raises ValueError for a stream that is not read and for a range that ends before it starts, DataLossError for a
     sequence beyond the end of its stream (with `fail_on_data_loss`; else it is logged, and cut to the end).
     """
-    for bounds in (starting, ending):
-        for stream in sorted(bounds.streams() - set(extents)):
-            hint = nearest(stream, extents) or f"; read are {', '.join(sorted(extents)) or 'none'}"
-            raise ValueError(f"option {bounds.option!r}: stream {stream!r} is not among those that are read{hint}")
+    check_streams(extents, starting, ending)
     ranges = {}
     for stream, extent in extents.items():
         start_ns, end_ns = starting.time_of(stream), ending.time_of(stream)
@@ -125,6 +122,15 @@ def resolve_ranges(
         end = _inside(stream, extent, ending.option, end, fail_on_data_loss)
         ranges[stream] = (min(first, end), end)
     return ranges
+
+
+def check_streams(known: Iterable[str], *bounds: Bounds) -> None:
+    """Raise ValueError for a stream that the bounds name and that is not read."""
+    listed = sorted(known)
+    for one in bounds:
+        for stream in sorted(one.streams() - set(listed)):
+            hint = nearest(stream, listed) or f"; read are {', '.join(listed) or 'none'}"
+            raise ValueError(f"option {one.option!r}: stream {stream!r} is not among those that are read{hint}")
 
 
 def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at_time: FirstAtTime) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from datasource.offsets import Offsets, parse_offsets, parse_times
+from datasource.offsets import Bounds, Offsets, parse_offsets, parse_times
 from datasource.options import READ, WRITE, check_options
 from datasource.values import (
     parse_choice,
@@ -85,6 +85,15 @@ class ReadSettings:
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
 
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """Return where the read starts, and where it ends."""
+        starting = "startingOffsets" if self.starting_times_ns is None else "startingOffsetsByTimestamp"
+        ending = "endingOffsets" if self.ending_times_ns is None else "endingOffsetsByTimestamp"
+        return (
+            Bounds(starting, self.starting, self.starting_time_ns, self.starting_times_ns),
+            Bounds(ending, self.ending, self.ending_time_ns, self.ending_times_ns),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WriteSettings:
@@ -143,6 +152,10 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
     if layout != NATS and "account" in given:
         raise ValueError("option 'account' is for layout=nats only")
+    if layout == NATS and table != MESSAGES:
+        raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
+    if layout == NATS and given.get("verify", "crc").strip().lower() == "none":
+        raise ValueError("option 'verify': layout=nats checks every message; leave it out")
     if table == MESSAGES and not given.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO_TIME = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(?:[.,]([0-9]{1,9}))?\s*(Z|z|[+-][0-9]{2}:?[0-9]{2})?)?"
+    r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}:?\d{2})?)?", re.ASCII
 )
 _DURATION = re.compile(r"([0-9]+)\s*(ms|s|m|min|h)?")
 _DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
@@ -128,4 +128,4 @@ def _local_path(option: str, path: str) -> str:
             f"option {option!r}: {path!r} is not a local path; a volume is a folder that the driver and every executor "
             "see at the same path"
         )
-    return os.path.abspath(path)
+    return os.path.abspath(os.path.expanduser(path))

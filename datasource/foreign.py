@@ -1,0 +1,107 @@
+"""Batch reads of another server's store (`layout=nats`), in place and with its checksums; nothing is ever written.
+
+The server keeps no index of times: a start or end by time is a filter on the messages' times, stream by stream.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from datasource.offsets import Extent, check_streams, resolve_ranges
+from datasource.partitions import SlicePartition, pack
+from datasource.reader import conform, select_streams
+from datasource.settings import ReadSettings
+from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, open_foreign, read_foreign_slice
+from storage_core.sequences import SequenceSet
+
+log = logging.getLogger("jstream")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPart:
+    """A slice of a foreign stream that can be split."""
+
+    part: ForeignSlice
+
+    @property
+    def row_count(self) -> int:
+        # How many messages a block holds without an index is known when it is read: it must not count as empty.
+        return self.part.row_count if self.part.known else max(1, self.part.row_count)
+
+    @property
+    def byte_size(self) -> int:
+        return self.part.byte_size
+
+    def split(self, row_count_max: int) -> "list[ForeignPart]":
+        """Return parts of at most `row_count_max` messages, or the whole if nobody knows where its messages are."""
+        if not self.part.known:
+            return [self]
+        removed = SequenceSet.decode(self.part.removed)
+        shown = SequenceSet.from_ranges([(self.part.first, self.part.end)]).difference(removed)
+        rows = np.cumsum(shown.ends - shown.starts)
+        cuts = np.arange(row_count_max, int(rows[-1]), row_count_max)
+        run = np.searchsorted(rows, cuts, side="right")
+        firsts = [self.part.first, *(shown.ends[run] - (rows[run] - cuts)).tolist()]
+        ends = [*firsts[1:], self.part.end]
+        return [self._between(first, end, removed) for first, end in zip(firsts, ends, strict=True)]
+
+    def _between(self, first: int, end: int, removed: SequenceSet) -> "ForeignPart":
+        inside = removed.clip(first, end)
+        row_count = end - first - len(inside)
+        byte_size = self.part.byte_size * row_count // max(1, self.part.row_count)
+        return ForeignPart(
+            replace(self.part, first=first, end=end, removed=inside.encode(), row_count=row_count, byte_size=byte_size)
+        )
+
+
+class ForeignReader(DataSourceReader):
+    """Reads messages of a store that another server wrote."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        store = open_store(self.settings)
+        parts = [ForeignPart(part) for part in self._plan(store)]
+        packed = pack(parts, self.settings.min_partitions, self.settings.partition_rows_max)
+        return [SlicePartition(tuple(one.part for one in parts)) for parts in packed]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SlicePartition), partition
+        on_damage = None if self.settings.fail_on_data_loss else _log_damage
+        for part in partition.slices:
+            for batch in read_foreign_slice(part, self.schema.names, on_damage):
+                yield conform(batch, self.schema)
+
+    def _plan(self, store: ForeignStore) -> Iterator[ForeignSlice]:
+        settings = self.settings
+        names = select_streams(store.streams(), settings.streams)
+        extents = {name: Extent(*store.bounds(name)) for name in names}
+        starting, ending = settings.bounds()
+        check_streams(names, starting, ending)
+        first_only, end_only = (replace(bounds, time_ns=None, times_ns=None) for bounds in (starting, ending))
+        ranges = resolve_ranges(extents, first_only, end_only, lambda *_: None, settings.fail_on_data_loss)
+        for name, (first, end) in ranges.items():
+            start_ns, end_ns = starting.time_of(name), ending.time_of(name)
+            yield from store.plan(
+                name,
+                self.schema.names,
+                first=extents[name].first if start_ns is not None else first,
+                end=extents[name].end if end_ns is not None else end,
+                time_first_ns=start_ns,
+                time_end_ns=end_ns,
+                subject_filters=() if settings.subject is None else (settings.subject,),
+            )
+
+
+def open_store(settings: ReadSettings) -> ForeignStore:
+    return open_foreign([Path(path) for path in settings.paths], settings.layout, settings.account)
+
+
+def _log_damage(damage: ForeignDamage) -> None:
+    log.warning("failOnDataLoss=false, the read goes on: %s", damage.describe())

@@ -1,0 +1,85 @@
+"""The data source `jstream`, as `pyspark_jstream.DefaultSource` delegates to it.
+
+Everything here runs in Spark's planning worker on the driver's host, in a new object for each call.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+from pyspark.sql.types import DataType, StructType
+
+from datasource import foreign
+from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
+from datasource.schema import BY_SCHEMA_ONLY, MESSAGE_TYPES, STREAM_TYPES, check_read_schema, spark_schema
+from datasource.settings import MESSAGES, NATS, ReadSettings, WriteSettings
+from datasource.tables import StreamTableReader
+from datasource.writer import BatchWriter
+
+PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
+
+
+NO_STREAMING = "streaming {} are not supported by this version of jstream; in batches they are: spark.{}"
+
+
+def schema(options: Mapping[str, str]) -> StructType:
+    """Return the columns of a read without a schema of the user's; checks the options and that the streams exist."""
+    if _is_catalogue_table(options):
+        return spark_schema(MESSAGE_TYPES)
+    settings = ReadSettings.parse(options)
+    if settings.layout == NATS:
+        select_streams(foreign.open_store(settings).streams(), settings.streams)
+    else:
+        with open_store(settings) as store:
+            select_streams(store.streams(), settings.streams)
+    return spark_schema(_types(settings))
+
+
+def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """Return a batch reader of the columns in `schema`, which are the user's choice or those of `schema()`."""
+    settings = ReadSettings.parse(options)
+    extra = BY_SCHEMA_ONLY if settings.table == MESSAGES else {}
+    columns = check_read_schema(schema, _types(settings), extra)
+    if settings.layout == NATS:
+        return foreign.ForeignReader(settings, columns)
+    if settings.table != MESSAGES:
+        return StreamTableReader(settings, columns)
+    if PUSHDOWN_WORKER in sys.modules:
+        return FilteringMessageReader(settings, columns)
+    return MessageReader(settings, columns)
+
+
+def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """Return a batch writer; a new transaction begins with it."""
+    return BatchWriter(WriteSettings.parse(options), schema, overwrite)
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> NoReturn:
+    raise NotImplementedError(NO_STREAMING.format("reads", "read"))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> NoReturn:
+    raise NotImplementedError(NO_STREAMING.format("writes", "DataFrame.write"))
+
+
+def _types(settings: ReadSettings) -> Mapping[str, DataType]:
+    return MESSAGE_TYPES if settings.table == MESSAGES else STREAM_TYPES
+
+
+def _is_catalogue_table(options: Mapping[str, str]) -> bool:
+    """Return whether Spark asks for the columns of a CREATE TABLE: it then passes the table's properties as options.
+
+    Raises ValueError if the statement has OPTIONS: Spark drops them whenever the table is read or written.
+    """
+    if "provider" not in options or "owner" not in options:
+        return False
+    given = sorted(key.removeprefix("option.") for key in options if key.startswith("option."))
+    if given or "path" in options:
+        raise ValueError(
+            f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(given) or 'path'}): Spark drops them whenever "
+            "the table is used. Leave them out and give them with each use, as in SELECT * FROM t WITH "
+            "(path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'); or make a CREATE "
+            "TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"
+        )
+    return True

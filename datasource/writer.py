@@ -1,0 +1,183 @@
+"""Batch writes: tasks put sealed blocks on the volumes, the driver names them all in one commit.
+
+The transaction is made with the writer, which Spark hands to the tasks and to the commit alike. A task that fails, is
+tried again or runs twice leaves blocks that nobody names; they are swept. Rows of several streams are one append.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from datasource.schema import check_write_schema
+from datasource.settings import WriteSettings
+from datasource.values import nearest
+from storage_core import Store
+from storage_core.errors import InvalidMessageError, NotFoundError
+from storage_core.store.appends import WriterBatch
+from storage_core.store.staging import StagedBlock, Stager, Transaction, WriteTarget
+from storage_core.subjects import is_literal, matches
+
+log = logging.getLogger("jstream")
+
+
+@dataclass(frozen=True)
+class StagedPartition(WriterCommitMessage):
+    """What one task wrote. A streaming query names itself here, because the driver's side does not know it."""
+
+    partition: int
+    blocks: tuple[StagedBlock, ...]
+    query_id: str = ""
+    run_id: str = ""
+    batch_id: str = ""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame. Holds plain values only: Spark pickles it to its tasks and to the commit."""
+
+    def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
+        check_write_schema(schema, routed=settings.stream is None)
+        self.settings, self.overwrite = settings, overwrite
+        with open_store(settings) as store:
+            self.transaction = begin(store, settings)
+        if settings.stream is not None:
+            _check_subject(self.transaction.targets[settings.stream], settings.subject, "subject" in schema.names)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        return StagedPartition(partition, stage(self.transaction, self.settings, partition, iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Name all blocks in one append."""
+        blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
+        with open_store(self.settings) as store:
+            result = store.commit(self.transaction, blocks, self._writer_batch(), self._replaced(blocks))
+        if result.already:
+            log.warning(
+                "batch %r of writer %r is in the store already: nothing was written this time",
+                self.settings.batch_id,
+                self.settings.writer_id,
+            )
+        for stream, appended in result.appended.items():
+            log.info("stream %s: appended sequences [%d, %d)", stream, appended.first, appended.end)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Give the blocks up for sweeping, unless the commit that failed took effect after all."""
+        with open_store(self.settings) as store:
+            if not store.abort(self.transaction):
+                log.warning("the append that reported an error was committed: its messages are in the store")
+
+    def _writer_batch(self) -> WriterBatch | None:
+        if self.settings.writer_id is None or self.settings.batch_id is None:
+            return None
+        return WriterBatch(self.settings.writer_id, self.settings.batch_id)
+
+    def _replaced(self, blocks: Sequence[StagedBlock]) -> tuple[str, ...]:
+        """Return the streams that `overwrite` empties: the one of the option, else those that rows are routed to."""
+        if not self.overwrite:
+            return ()
+        if self.settings.stream is not None:
+            return (self.settings.stream,)
+        return tuple(sorted({block.stream for block in blocks}))
+
+
+def open_store(settings: WriteSettings) -> Store:
+    return Store.open([Path(path) for path in settings.paths], lock_timeout_s=settings.lock_timeout_s)
+
+
+def begin(store: Store, settings: WriteSettings) -> Transaction:
+    """Return a transaction over the option's stream, or over all; raises NotFoundError naming the nearest stream."""
+    known = store.streams()
+    if settings.stream is not None and settings.stream not in known:
+        raise NotFoundError(
+            f"option 'stream': no stream {settings.stream!r} in the store{_near(settings.stream, known)}"
+        )
+    return store.begin(None if settings.stream is None else [settings.stream])
+
+
+def stage(
+    transaction: Transaction, settings: WriteSettings, partition: int, batches: Iterator[pa.RecordBatch]
+) -> tuple[StagedBlock, ...]:
+    """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
+    stagers: dict[str, Stager] = {}
+    try:
+        for batch in batches:
+            for stream, rows in route(batch, settings.stream):
+                if stream not in stagers:
+                    target = _target(transaction, stream)
+                    stagers[stream] = Stager(transaction, target, partition, settings.compression)
+                stagers[stream].write(rows, settings.subject)
+        return tuple(block for stager in stagers.values() for block in stager.finish())
+    except BaseException:
+        for stager in stagers.values():
+            stager.discard()
+        raise
+
+
+def route(batch: pa.RecordBatch, stream: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each stream in their order.
+
+    With `stream` all rows go there. Raises InvalidMessageError for a row whose stream is null.
+    """
+    if not batch.num_rows:
+        return
+    if stream is not None:
+        yield stream, batch
+        return
+    names = batch.column("stream")
+    if names.null_count:
+        raise InvalidMessageError(f"{names.null_count} rows have no stream: the column 'stream' is null there")
+    encoded = names.cast(pa.string()).dictionary_encode()
+    if len(encoded.dictionary) == 1:
+        yield encoded.dictionary[0].as_py(), batch
+        return
+    codes = encoded.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    counts = np.bincount(codes, minlength=len(encoded.dictionary))
+    grouped = batch.drop_columns(["stream"]).take(pa.array(order))
+    first = 0
+    for name, count in zip(encoded.dictionary.to_pylist(), counts.tolist(), strict=True):
+        yield name, grouped.slice(first, count)
+        first += count
+
+
+def default_subject(target: WriteTarget, subject: str | None) -> str | None:
+    """Return the subject of rows without one: the option's, else the stream's only subject if it is literal."""
+    if subject is not None:
+        return subject
+    only = target.subjects[0] if len(target.subjects) == 1 else ""
+    return only if only and is_literal(only) else None
+
+
+def _check_subject(target: WriteTarget, subject: str | None, has_column: bool) -> None:
+    """Raise ValueError if the stream does not take the option's subject, or no row can have one."""
+    taken = ", ".join(target.subjects)
+    if subject is not None and not any(matches(one, subject) for one in target.subjects):
+        raise ValueError(f"option 'subject': stream {target.stream!r} takes {taken}, not {subject!r}")
+    if not has_column and default_subject(target, subject) is None:
+        raise ValueError(
+            f"no subject: stream {target.stream!r} takes {taken}; give the option 'subject' or a column 'subject'"
+        )
+
+
+def _target(transaction: Transaction, stream: str) -> WriteTarget:
+    target = transaction.targets.get(stream)
+    if target is None:
+        near = _near(stream, transaction.targets)
+        raise InvalidMessageError(
+            f"column 'stream': no stream {stream!r} in the store{near}. Writing does not create streams: "
+            f"jstream stream add {stream} --subjects ..."
+        )
+    return target
+
+
+def _near(name: str, known: "Sequence[str] | dict[str, WriteTarget]") -> str:
+    return nearest(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
