@@ -6,6 +6,7 @@ volume that is rebuilt or blank gets a new instance and with it a new file.
 Source: docs/formats/volume.md.
 """
 
+import errno
 import hashlib
 import socket
 import uuid
@@ -15,7 +16,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError
+from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
 from storage_core.files import Files
 
 FILE_NAME = "jstream.volume"
@@ -54,18 +55,27 @@ def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
 
 
 def read_identity(files: Files, directory: Path) -> VolumeIdentity:
-    """Return the identity of the volume in `directory`; raises NotAStoreError if there is none."""
+    """Return the identity of the volume in `directory`.
+
+    Raises NotAStoreError if there is none, CorruptionError, UnsupportedVersionError, VolumeFailedError.
+    """
     path = directory / FILE_NAME
     try:
         file = files.open(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if not files.is_directory(directory):
             raise NotAStoreError(f"{directory} does not exist or is not a directory") from None
         raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it") from None
     except PermissionError as error:
         raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # a link, a directory, a FIFO
+            raise NotAStoreError(f"{path} is not a file of a volume: {error.strerror}") from error
+        raise VolumeFailedError(f"{path} cannot be opened: {error}") from error
     try:
         return decode_identity(file.read_at(0, PAGE_SIZE + 1), path)
+    except OSError as error:
+        raise VolumeFailedError(f"{path} cannot be read: {error}") from error
     finally:
         file.close()
 

@@ -102,7 +102,7 @@ class Metadata:
                     view = self._follow_commit_record()
                 except _Doubt:
                     break
-                except (CorruptionError, FileNotFoundError) as caught:
+                except (CorruptionError, OSError) as caught:  # also a file that was there when the names were listed
                     error = caught
                     continue
                 if view is not None:
@@ -115,7 +115,10 @@ class Metadata:
                 if self._undecided is None:
                     raise
         if self._undecided is None:
-            raise CorruptionError(f"{self._volume}: no whole commit record to read by: {error}") from error
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise VolumeFailedError(f"{self._volume} cannot be read: {error}") from error
+            reason = error if error is not None else "it was never written, or is lost"
+            raise CorruptionError(f"{self._volume}: no whole commit record to read by: {reason}") from error
         logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self._volume)
         self._view = self._undecided
         return self._undecided

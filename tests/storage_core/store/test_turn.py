@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import CorruptionError, StoreBusyError
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, StoreBusyError
 from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
 from storage_core.raft.entry import Entry, Vote, make_entry
 from storage_core.raft.log_format import PAGE_SIZE, slot_offset
@@ -157,3 +157,19 @@ def test_a_log_without_its_first_entry_is_refused(volume: Path) -> None:
     with pytest.raises(CorruptionError, match="entries up to 1 were committed"):
         Store.open(volume)
     assert files_of(volume) == before
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("name", ["jstream.volume", "meta/0000000000000001.log"])
+def test_links_in_place_of_files_are_refused(volume: Path, name: str, read_only: bool) -> None:
+    make_store(volume)
+    (volume / name).rename(volume / "moved")
+    (volume / name).symlink_to(volume / "moved")
+    with pytest.raises(StorageError):
+        Store.open(volume, read_only=read_only)
+
+
+def test_a_file_in_place_of_a_volume_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(NotAStoreError, match="is not a directory"):
+        Store.open(tmp_path / "file")
