@@ -62,7 +62,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that a command's parameters ask for: those of `--config FILE` first, then the options."""
-    chosen = _read_file(parameters["config"]) if parameters["config"] else {}
+    chosen = _read_file(Path(parameters["config"])) if parameters["config"] else {}
     for parameter, (key, convert) in _KEYS.items():
         given = parameters[parameter]
         if given is not None and given != () and given != []:  # an option that was not repeated even once is empty

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -49,12 +49,18 @@ class Jstream:
         assert outcome.code == 0, outcome
         return outcome.out
 
-    def start(self, *words: object, **more: Any) -> "subprocess.Popen[bytes]":
-        """Start a command as a process of its own."""
+    def start(
+        self,
+        *words: object,
+        stdin: int = subprocess.PIPE,
+        stdout: "int | IO[bytes]" = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        **variables: str,
+    ) -> "subprocess.Popen[bytes]":
+        """Start a command as a process of its own; `variables` are added to its environment."""
         command = [sys.executable, "-m", "spark_stream.cli", *map(str, words)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(self.volume)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=environment, **{**pipes, **more})
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(self.volume), **variables}
+        return subprocess.Popen(command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def process(self, *words: object, stdin: bytes = b"", **more: Any) -> Outcome:
         """Run a command as a process of its own, without a terminal, to its end."""

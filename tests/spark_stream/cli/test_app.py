@@ -86,17 +86,19 @@ def test_an_error_cannot_steer_the_terminal(jstream, orders) -> None:
     assert outcome.err.rstrip("\n").isprintable()
 
 
-def test_a_full_disk_behind_stdout_is_an_error_that_names_it(jstream, orders) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_an_error_that_names_it(jstream, orders, unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
-        outcome = jstream.process("stream", "info", "ORDERS", stdout=full)
+        outcome = jstream.process("stream", "info", "ORDERS", stdout=full, PYTHONUNBUFFERED=unbuffered)
     assert outcome.code == 1
     assert outcome.err == "error: standard output: no space left on device\n"
 
 
-def test_a_closed_pipe_is_quiet(jstream, store) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_quiet(jstream, store, unbuffered: str) -> None:
     store.add_stream({"name": "BIG"})
     jstream.done("pub", "BIG", "x" * 1000, "--count", 2000)
-    with jstream.start("stream", "view", "BIG") as process:
+    with jstream.start("stream", "view", "BIG", PYTHONUNBUFFERED=unbuffered) as process:
         assert process.stdout.readline().startswith(b"[1] Subject: BIG")
         process.stdout.close()
         assert process.wait(60) == 141

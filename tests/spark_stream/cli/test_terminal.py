@@ -1,33 +1,29 @@
 """`jstream` with somebody at a terminal: it asks before it destroys, turns pages, and draws tables."""
 
+import codecs
 import os
 import pty
 import re
-import sys
-from pathlib import Path
+import signal
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Terminal:
     """A process whose standard streams are a terminal that this test reads and types on."""
 
-    def __init__(self, volume: Path, *words: object, columns: int = 80) -> None:
-        self._process, self._descriptor = pty.fork()
-        if self._process == 0:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume), "TERM": "xterm"}
-            environment.update(COLUMNS=str(columns), LINES="50")
-            os.execve(sys.executable, [sys.executable, "-m", "spark_stream.cli", *map(str, words)], environment)
+    def __init__(self, jstream, *words: object, columns: int = 80) -> None:
+        self._descriptor, theirs = pty.openpty()
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        self.process = jstream.start(*words, TERM="xterm", COLUMNS=str(columns), LINES="50", **streams)
+        os.close(theirs)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self.seen = ""
 
     def expect(self, text: str) -> None:
         """Read until `text` has been shown."""
         while text not in self.seen:
-            chunk = self._read()
-            assert chunk, f"{text!r} was never shown: {self.seen!r}"
-            self.seen += chunk
+            assert self._read(), f"{text!r} was never shown: {self.seen!r}"
 
     def type(self, text: str) -> None:
         self.seen = ""
@@ -35,16 +31,19 @@ class Terminal:
 
     def end(self) -> int:
         """Read the rest and return the exit code."""
-        while chunk := self._read():
-            self.seen += chunk
+        while self._read():
+            pass
         os.close(self._descriptor)
-        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        return self.process.wait(60)
 
-    def _read(self) -> str:
+    def _read(self) -> bool:
+        """Read what is shown next; False if nothing more comes."""
         try:
-            return os.read(self._descriptor, 65536).decode()
+            chunk = os.read(self._descriptor, 65536)
         except OSError:  # what Linux says when the other side has gone
-            return ""
+            return False
+        self.seen += self._decoder.decode(chunk)
+        return bool(chunk)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ class Terminal:
     ],
 )
 def test_what_destroys_asks_and_a_no_leaves_everything(jstream, orders, words: list[str], question: str) -> None:
-    terminal = Terminal(jstream.volume, *words)
+    terminal = Terminal(jstream, *words)
     terminal.expect(question)
     terminal.type("n\n")
     assert terminal.end() == 1
@@ -66,7 +65,7 @@ def test_what_destroys_asks_and_a_no_leaves_everything(jstream, orders, words: l
 
 
 def test_a_yes_destroys(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "stream", "purge", "ORDERS")
+    terminal = Terminal(jstream, "stream", "purge", "ORDERS")
     terminal.expect("Purge all messages")
     terminal.type("y\n")
     assert terminal.end() == 0
@@ -74,16 +73,16 @@ def test_a_yes_destroys(jstream, orders) -> None:
 
 
 def test_ctrl_c_at_a_question_leaves_everything_and_is_quiet(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "stream", "rm", "ORDERS")
+    terminal = Terminal(jstream, "stream", "rm", "ORDERS")
     terminal.expect("Delete stream ORDERS")
-    terminal.type("\x03")
+    terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130
     assert "Traceback" not in terminal.seen
     assert orders.streams() == ["ORDERS"]
 
 
 def test_a_view_turns_pages(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "stream", "view", "ORDERS", 2)
+    terminal = Terminal(jstream, "stream", "view", "ORDERS", 2)
     terminal.expect("Next page?")
     assert "body 4" in terminal.seen
     assert "body 5" not in terminal.seen
@@ -94,7 +93,7 @@ def test_a_view_turns_pages(jstream, orders) -> None:
 
 
 def test_a_view_ends_when_no_further_page_is_wanted(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "stream", "view", "ORDERS", 2)
+    terminal = Terminal(jstream, "stream", "view", "ORDERS", 2)
     terminal.expect("Next page?")
     terminal.type("n\n")
     assert terminal.end() == 0
@@ -104,7 +103,7 @@ def test_a_view_ends_when_no_further_page_is_wanted(jstream, orders) -> None:
 def test_a_table_on_a_narrow_terminal_loses_nothing(jstream, store) -> None:
     subject = "orders." + "x" * 100
     store.add_stream({"name": "S", "subjects": [subject, "[red]"]})
-    terminal = Terminal(jstream.volume, "stream", "ls", columns=60)
+    terminal = Terminal(jstream, "stream", "ls", columns=60)
     assert terminal.end() == 0
     letters = re.sub(r"\x1b\[[0-9;]*m", "", terminal.seen)
     assert letters.count("x") == 100
@@ -112,12 +111,12 @@ def test_a_table_on_a_narrow_terminal_loses_nothing(jstream, store) -> None:
 
 
 def test_a_message_for_pub_is_not_awaited_from_a_terminal(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "pub", "orders.new")
+    terminal = Terminal(jstream, "pub", "orders.new")
     assert terminal.end() == 2
     assert "no BODY" in terminal.seen
 
 
 def test_verify_shows_how_far_it_is(jstream, orders) -> None:
-    terminal = Terminal(jstream.volume, "verify")
+    terminal = Terminal(jstream, "verify")
     assert terminal.end() == 0
     assert "4 blocks checked: all is well" in terminal.seen
