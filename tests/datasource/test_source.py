@@ -1,0 +1,55 @@
+"""What the data source answers before any row is read: its columns, and refusals."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from datasource import source
+from datasource.schema import MESSAGE_TYPES, STREAM_TYPES, spark_schema
+from storage_core.errors import NotAStoreError, NotFoundError
+
+# What Spark hands to `schema` for CREATE TABLE t USING jstream.
+OF_A_TABLE = {"owner": "me", "provider": "jstream"}
+
+
+def test_columns_of_messages_and_of_streams(driver: Any) -> None:
+    assert source.schema(driver.options({"stream": "ORDERS"})) == spark_schema(MESSAGE_TYPES)
+    assert source.schema(driver.options({"table": "streams"})) == spark_schema(STREAM_TYPES)
+
+
+def test_load_finds_out_about_paths_and_streams(driver: Any) -> None:
+    with pytest.raises(NotFoundError, match="did you mean 'ORDERS'"):
+        source.schema(driver.options({"stream": "ORDER"}))
+    with pytest.raises(NotAStoreError):
+        source.schema(driver.options({"stream": "ORDERS", "path": "/nowhere"}))
+
+
+def test_user_schema_is_checked(driver: Any) -> None:
+    picked = StructType([StructField("payload", BinaryType())])
+    with pytest.raises(ValueError, match="unknown column 'payload'"):
+        source.reader(driver.options({"stream": "ORDERS"}), picked)
+
+
+def test_catalogue_table_without_options_can_be_made() -> None:
+    assert source.schema(OF_A_TABLE) == spark_schema(MESSAGE_TYPES)
+
+
+@pytest.mark.parametrize("more", [{"path": "file:/x", "location": "file:/x"}, {"option.stream": "S", "stream": "S"}])
+def test_catalogue_table_with_options_is_refused_because_spark_drops_them(more: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="Spark drops them.*SELECT.*WITH.*CREATE TEMPORARY VIEW"):
+        source.schema({**OF_A_TABLE, **more})
+
+
+def test_catalogue_table_that_lost_its_options_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="'path' is missing.*Spark drops the OPTIONS"):
+        source.reader({}, spark_schema(MESSAGE_TYPES))
+    with pytest.raises(ValueError, match="'path' is missing.*Spark drops the OPTIONS"):
+        source.writer({}, spark_schema(MESSAGE_TYPES), False)
+
+
+def test_streaming_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="streaming reads are not supported.*spark.read"):
+        source.stream_reader({}, spark_schema(MESSAGE_TYPES))
+    with pytest.raises(NotImplementedError, match="streaming writes are not supported"):
+        source.stream_writer({}, spark_schema(MESSAGE_TYPES), False)

@@ -1,0 +1,289 @@
+"""Batch writes, driven as Spark drives them: one writer, pickled to tasks and to the commit."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from datasource.writer import StagedPartition, route
+from storage_core import Store
+from storage_core.errors import AlreadyExistsError, InvalidMessageError, NotFoundError, StorageError
+from storage_core.schema import HEADERS_TYPE, READ_SCHEMA
+
+Make = Callable[..., pa.Table]
+
+
+def blocks_on_disk(store: Store) -> int:
+    return sum(1 for path in store.paths for _ in Path(path).rglob("*.blk"))
+
+
+def test_tasks_are_one_append_in_the_order_of_partitions(store: Store, driver: Any, orders: Make) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    parts = [writer.write(iter(orders(10, first).to_batches(max_chunksize=3))) for first in (10, 0, 20)]
+    late, early, last = parts
+    ordered = [
+        StagedPartition(position, tuple(_moved(block, position) for block in part.blocks))
+        for position, part in ((1, late), (0, early), (2, last))
+    ]
+    writer.commit(ordered)
+    table = driver.read(stream="ORDERS")
+    assert table["data"].to_pylist() == [f"order {number}".encode() for number in range(30)]
+    assert table["sequence"].to_pylist() == list(range(1, 31))
+
+
+def _moved(block: Any, partition: int) -> Any:
+    from dataclasses import replace
+
+    return replace(block, partition=partition)
+
+
+def test_message_of_a_task_is_plain_and_has_no_query_in_batches(driver: Any, orders: Make) -> None:
+    (message,) = driver.write(orders(3), stream="ORDERS")
+    assert (message.query_id, message.run_id, message.batch_id) == ("", "", "")
+    assert message.partition == 0
+    assert len(message.blocks) == 1
+
+
+def test_all_columns_come_back_as_they_were_written(driver: Any) -> None:
+    times = [datetime(2026, 11, 21, 12, 0, 0, 7, tzinfo=timezone.utc), None]
+    headers = [[("trace", b"1"), ("trace", None)], None]
+    table = pa.table(
+        {
+            "timestamp": pa.array(times, pa.timestamp("us", "America/New_York")),
+            "headers": pa.array(headers, HEADERS_TYPE),
+            "subject": ["orders.a", "orders.b"],
+            "data": pa.array([None, b"\xff"], pa.binary()),
+        }
+    )
+    driver.write(table, stream="ORDERS")
+    rows = driver.read(stream="ORDERS").to_pylist()
+    assert [row["data"] for row in rows] == [None, b"\xff"]
+    assert [row["subject"] for row in rows] == ["orders.a", "orders.b"]
+    assert rows[0]["timestamp"] == times[0]
+    assert rows[1]["timestamp"] > datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert rows[0]["headers"] == [{"key": "trace", "value": b"1"}, {"key": "trace", "value": None}]
+    assert rows[1]["headers"] is None
+
+
+def test_text_becomes_utf8(driver: Any) -> None:
+    driver.write(pa.table({"data": ["grün", None, ""]}), stream="LOGS")
+    assert driver.read(stream="LOGS")["data"].to_pylist() == ["grün".encode(), None, b""]
+
+
+def test_what_was_read_can_be_written_and_gets_new_sequences(store: Store, driver: Any, orders: Make) -> None:
+    store.stream("ORDERS").append(orders(5))
+    store.stream("ORDERS").remove([1, 2])
+    copy = driver.read(stream="ORDERS")
+    driver.write(copy, stream="ORDERS")
+    assert driver.sequences(stream="ORDERS") == [3, 4, 5, 6, 7, 8]
+
+
+def test_rows_go_to_the_stream_that_they_name(store: Store, driver: Any) -> None:
+    names = ["ORDERS", "LOGS", "ORDERS", "ORDERS_EU", "LOGS"]
+    subjects = ["orders.a", None, "orders.b", "eu.a", "logs.line"]
+    table = pa.table({"stream": names, "subject": subjects, "data": [str(at) for at in range(5)]})
+    driver.write(table, table)
+    before = store.index()
+    for name, data in (("ORDERS", "02"), ("LOGS", "14"), ("ORDERS_EU", "3")):
+        assert driver.read(stream=name)["data"].to_pylist() == [one.encode() for one in data * 2]
+    assert store.index() == before
+
+
+def test_several_streams_are_one_entry_of_the_log(store: Store, driver: Any) -> None:
+    before = store.index()
+    driver.write(pa.table({"stream": ["LOGS", "ORDERS"], "subject": ["logs.line", "orders.a"], "data": ["1", "2"]}))
+    assert store.index() == before + 1
+
+
+def test_column_stream_is_ignored_beside_the_option(driver: Any) -> None:
+    driver.write(
+        pa.table({"stream": ["LOGS", None], "subject": ["eu.a", "eu.b"], "data": ["1", "2"]}), stream="ORDERS_EU"
+    )
+    assert driver.sequences(stream="ORDERS_EU") == [1, 2]
+
+
+def test_subject_falls_to_the_option_then_to_the_only_literal_subject(driver: Any) -> None:
+    table = pa.table({"subject": ["orders.own", None], "data": ["1", "2"]})
+    driver.write(table, stream="ORDERS", subject="orders.option")
+    assert driver.read(stream="ORDERS")["subject"].to_pylist() == ["orders.own", "orders.option"]
+    driver.write(pa.table({"data": ["1"]}), stream="LOGS")
+    assert driver.read(stream="LOGS")["subject"].to_pylist() == ["logs.line"]
+
+
+def test_msg_ids_seen_before_are_not_shown_again(driver: Any) -> None:
+    table = pa.table({"subject": ["orders.a"] * 2, "data": ["1", "2"], "msg_id": ["a", "b"]})
+    driver.write(table, stream="ORDERS")
+    driver.write(table, stream="ORDERS")
+    assert driver.sequences(stream="ORDERS") == [1, 2]
+
+
+def test_overwrite_replaces_the_stream_in_one_step(store: Store, driver: Any, orders: Make) -> None:
+    driver.write(orders(5), stream="ORDERS")
+    before = store.index()
+    driver.write(orders(2, 100), overwrite=True, stream="ORDERS")
+    assert store.index() == before + 1
+    table = driver.read(stream="ORDERS")
+    assert table["data"].to_pylist() == [b"order 100", b"order 101"]
+    assert table["sequence"].to_pylist() == [6, 7]
+
+
+def test_overwrite_with_nothing_empties_the_stream(driver: Any, orders: Make) -> None:
+    driver.write(orders(5), stream="ORDERS")
+    driver.write(orders(0), overwrite=True, stream="ORDERS")
+    assert driver.sequences(stream="ORDERS") == []
+
+
+def test_overwrite_by_column_replaces_only_the_streams_that_get_rows(driver: Any, orders: Make) -> None:
+    driver.write(orders(5), stream="ORDERS")
+    driver.write(pa.table({"data": ["kept"]}), stream="LOGS")
+    driver.write(pa.table({"stream": ["ORDERS"], "subject": ["orders.x"], "data": ["new"]}), overwrite=True)
+    assert driver.read(stream="ORDERS")["data"].to_pylist() == [b"new"]
+    assert driver.read(stream="LOGS")["data"].to_pylist() == [b"kept"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_rerun_of_a_named_batch_stores_nothing_and_says_so(
+    overwrite: bool, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = {"stream": "ORDERS", "writerId": "nightly", "batchId": "2026-11-21"}
+    with caplog.at_level(logging.WARNING, "jstream"):
+        driver.write(orders(5), overwrite=overwrite, **same)
+        assert caplog.text == ""
+        driver.write(orders(5), overwrite=overwrite, **same)
+    assert "batch '2026-11-21' of writer 'nightly' is in the store already: nothing was written" in caplog.text
+    assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
+    driver.write(orders(5), **{**same, "batchId": "2026-11-22"})
+    assert len(driver.sequences(stream="ORDERS")) == 10
+
+
+def test_blocks_of_failed_and_repeated_tasks_are_not_shown(driver: Any, orders: Make) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    writer.write(iter(orders(5).to_batches()))  # an attempt whose message was lost
+    winner = writer.write(iter(orders(5).to_batches()))
+    writer.write(iter(orders(5).to_batches()))  # a speculative one that came too late
+    writer.commit([winner, None])
+    assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
+
+
+def test_task_that_fails_leaves_nothing(store: Store, driver: Any, orders: Make) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    bad = pa.table({"subject": ["elsewhere.a"], "data": pa.array([b"x"], pa.binary())})
+    with pytest.raises(InvalidMessageError, match="stream 'ORDERS'.*'elsewhere.a' is not taken"):
+        writer.write(iter([*orders(5).to_batches(), *bad.to_batches()]))
+    assert blocks_on_disk(store) == 0
+
+
+def test_abort_sweeps_what_was_not_committed(store: Store, driver: Any, orders: Make) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    message = writer.write(iter(orders(5).to_batches()))
+    assert blocks_on_disk(store) == 1
+    writer.abort([message, None])
+    writer.abort([message])
+    assert blocks_on_disk(store) == 0
+    with pytest.raises(StorageError):
+        writer.commit([message])
+    assert driver.sequences(stream="ORDERS") == []
+
+
+def test_abort_after_a_commit_touches_nothing(driver: Any, orders: Make, caplog: pytest.LogCaptureFixture) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    message = writer.write(iter(orders(5).to_batches()))
+    writer.commit([message])
+    with caplog.at_level(logging.WARNING, "jstream"):
+        writer.abort([message])
+    assert "was committed" in caplog.text
+    assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
+
+
+def test_commit_that_is_repeated_stores_once(driver: Any, orders: Make) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    message = writer.write(iter(orders(5).to_batches()))
+    writer.commit([message])
+    with pytest.raises(AlreadyExistsError, match="was committed before"):
+        writer.commit([message])
+    assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_compression_is_a_choice_of_the_write(codec: str, store: Store, driver: Any) -> None:
+    driver.write(pa.table({"data": ["a" * 10_000] * 100}), stream="LOGS", compression=codec)
+    size = sum(path.stat().st_size for path in Path(store.paths[0]).rglob("*.blk"))
+    assert (size > 1_000_000) == (codec == "none")
+    assert driver.read(stream="LOGS")["data"].to_pylist() == [b"a" * 10_000] * 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "says"),
+    [
+        (
+            {"data": ["x"]},
+            {"stream": "ORDERS"},
+            "no subject: stream 'ORDERS' takes orders.>; give the option 'subject'",
+        ),
+        ({"data": ["x"]}, {"stream": "ORDERS", "subject": "eu.a"}, "stream 'ORDERS' takes orders.>, not 'eu.a'"),
+        ({"data": ["x"]}, {}, "option 'stream' is missing, and no column 'stream'"),
+        ({"subject": ["x"]}, {"stream": "ORDERS"}, "column 'data' is missing"),
+        ({"data": ["x"], "key": ["x"]}, {"stream": "ORDERS"}, "unknown column 'key'"),
+    ],
+)
+def test_wrong_writes_are_refused_on_the_driver(
+    columns: dict[str, Any], options: dict[str, Any], says: str, driver: Any
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        driver.writer(pa.table(columns).schema, **options)
+
+
+def test_unknown_stream_is_refused_with_the_nearest_and_not_made(store: Store, driver: Any) -> None:
+    with pytest.raises(NotFoundError, match="no stream 'ORDER' in the store; did you mean 'ORDERS'"):
+        driver.writer(pa.table({"data": ["x"]}).schema, stream="ORDER")
+    table = pa.table({"stream": ["LOG"], "subject": ["logs.line"], "data": ["x"]})
+    with pytest.raises(InvalidMessageError, match="no stream 'LOG' in the store; did you mean 'LOGS'.*stream add LOG"):
+        driver.write(table)
+    assert store.streams() == ["LOGS", "ORDERS", "ORDERS_EU"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        ("", "not one that a message can carry"),
+        ("orders..a", "not one that a message can carry"),
+        ("orders.*", "not one that a message can carry"),
+        ("eu.a", "is not taken; the stream takes orders.>"),
+        (None, "subject is null"),
+    ],
+)
+def test_rows_with_wrong_subjects_are_refused(subject: str | None, says: str, driver: Any) -> None:
+    table = pa.table({"subject": pa.array(["orders.a", subject], pa.string()), "data": ["1", "2"]})
+    with pytest.raises(InvalidMessageError, match=f"stream 'ORDERS', row 1 of the batch: .*{says}"):
+        driver.write(table, stream="ORDERS")
+
+
+def test_row_without_a_stream_is_refused(driver: Any) -> None:
+    table = pa.table({"stream": ["LOGS", None], "data": ["1", "2"]})
+    with pytest.raises(InvalidMessageError, match="1 rows have no stream"):
+        driver.write(table)
+
+
+def test_message_that_is_too_large_is_refused(store: Store, driver: Any) -> None:
+    store.edit_stream({"name": "LOGS", "max_msg_size": 100})
+    with pytest.raises(InvalidMessageError, match="stream 'LOGS', row 1 .*max_msg_size is 100"):
+        driver.write(pa.table({"data": ["x", "x" * 100]}), stream="LOGS")
+
+
+def test_route_keeps_the_order_of_rows_within_a_stream() -> None:
+    names = ["B", "A", "B", "C", "A", "B"]
+    batch = pa.RecordBatch.from_pydict({"stream": names, "data": [str(at) for at in range(6)]})
+    routed = {name: rows.column("data").to_pylist() for name, rows in route(batch, None)}
+    assert routed == {"B": ["0", "2", "5"], "A": ["1", "4"], "C": ["3"]}
+    assert [(name, rows.num_rows) for name, rows in route(batch, "X")] == [("X", 6)]
+    assert list(route(batch.slice(0, 0), None)) == []
+
+
+def test_schema_of_a_read_writes_without_changes(driver: Any, orders: Make) -> None:
+    driver.write(orders(4), stream="ORDERS")
+    driver.write(driver.read(READ_SCHEMA, stream="ORDERS"))
+    assert len(driver.sequences(stream="ORDERS")) == 8
