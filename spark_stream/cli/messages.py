@@ -17,6 +17,7 @@ from spark_stream.cli.options import (
     SkipDamageOption,
     StoreOption,
     StreamArgument,
+    TakeOverOption,
     ask_consent,
     open_store,
     require_consent_possible,
@@ -168,13 +169,14 @@ def purge(
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the last N messages.")] = None,
     force: ForceOption = False,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
     """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones."""
     if up_to is not None and keep is not None:
         raise WrongUsage("--seq and --keep cannot go together")
     require_consent_possible("stream purge", force)
-    with open_store(store, writable=True) as opened:
+    with open_store(store, writable=True, take_over=take_over) as opened:
         stream = opened.stream(name)
         ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to)
@@ -193,12 +195,13 @@ def remove_messages(
     name: StreamArgument,
     sequences: Annotated[list[int], typer.Argument(metavar="SEQ...", min=1, help="Sequences of the messages.")],
     force: ForceOption = False,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
     """Remove single messages. Exit code 1 if some of them were not there."""
     require_consent_possible("stream rmm", force)
     wanted = sorted(set(sequences))
-    with open_store(store, writable=True) as opened:
+    with open_store(store, writable=True, take_over=take_over) as opened:
         stream = opened.stream(name)
         ask_consent(f"Remove {counted(len(wanted), 'message')} of stream {name}?", force)
         count = stream.remove(wanted)

@@ -38,6 +38,10 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.")]
 RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option("--take-over", help="From now on this host writes the store: the other one is down, or it is a copy."),
+]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 SkipDamageOption = Annotated[
     bool, typer.Option("--skip-damage", help="Go on past messages that are lost or damaged, and say so on stderr.")
@@ -45,11 +49,11 @@ SkipDamageOption = Annotated[
 
 
 @contextmanager
-def open_store(volumes: str, writable: bool = False) -> Iterator["Store"]:
+def open_store(volumes: str, writable: bool = False, take_over: bool = False) -> Iterator["Store"]:
     """Open the store at comma-separated paths for one command; readers take no lock."""
     from storage_core import Store
 
-    with Store.open(volumes, read_only=not writable) as store:
+    with Store.open(volumes, read_only=not writable, take_over=take_over) as store:
         yield store
 
 

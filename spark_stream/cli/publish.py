@@ -17,7 +17,7 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage, explain
 from spark_stream.cli.follow import streams_with
-from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_pairs
 from spark_stream.cli.render import counted, print_json, write
 
@@ -110,6 +110,7 @@ def publish(
     stream_name: Annotated[
         str | None, typer.Option("--stream", metavar="STREAM", help="The stream, where several take the subject.")
     ] = None,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -127,7 +128,7 @@ def publish(
     if msg_id is not None and count > 1:
         raise WrongUsage("--msg-id stores a message once, --count does so several times: pass one of them")
     pairs = [(key, os.fsencode(value)) for key, value in parse_pairs(headers or [], ":", "--header")]
-    with open_store(store, writable=True) as opened:
+    with open_store(store, writable=True, take_over=take_over) as opened:
         stream = choose_stream(opened, subject, stream_name)
         if by_line:
             _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)

@@ -13,6 +13,7 @@ from spark_stream.cli.options import (
     JsonOption,
     StoreOption,
     StreamArgument,
+    TakeOverOption,
     ask_consent,
     open_store,
     remember_store,
@@ -63,12 +64,13 @@ def add(
     block_max_bytes: BlockBytesOption = None,
     metadata: MetadataOption = None,
     config: ConfigOption = None,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
     """Make a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**configuration(context.params), "name": name}
-    with open_store(store, writable=True) as opened:
+    with open_store(store, writable=True, take_over=take_over) as opened:
         chosen.setdefault("num_replicas", len(opened.paths))
         info = opened.add_stream(chosen).info()
     say(f"stream {name} was made")
@@ -92,6 +94,7 @@ def edit(
     metadata: MetadataOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -99,7 +102,7 @@ def edit(
     wanted = {key: value for key, value in configuration(context.params).items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
-    with open_store(store, writable=not dry_run) as opened:
+    with open_store(store, writable=not dry_run, take_over=take_over and not dry_run) as opened:
         before = opened.stream(name).config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
         if changes and not dry_run:
@@ -179,10 +182,15 @@ def find(
 
 
 @app.command("rm")
-def remove(name: StreamArgument, force: ForceOption = False, store: StoreOption = "") -> None:
+def remove(
+    name: StreamArgument,
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+) -> None:
     """Delete a stream with all its messages."""
     require_consent_possible("stream rm", force)
-    with open_store(store, writable=True) as opened:
+    with open_store(store, writable=True, take_over=take_over) as opened:
         messages = counted(opened.stream(name).state().message_count, "message")
         ask_consent(f"Delete stream {name} with {messages}?", force)
         opened.delete_stream(name)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from storage_core import Store
+from storage_core.store.environment import Environment
+
 
 def test_version_needs_no_store(jstream) -> None:
     outcome = jstream("--version", with_store=False)
@@ -84,6 +87,19 @@ def test_an_error_cannot_steer_the_terminal(jstream, orders) -> None:
     assert outcome.code == 1
     assert outcome.err.count("\n") == 1
     assert outcome.err.rstrip("\n").isprintable()
+
+
+def test_a_store_of_another_machine_is_read_but_written_only_after_a_take_over(jstream, tmp_path: Path) -> None:
+    volume = tmp_path / "theirs"
+    theirs = Environment(lock_domain=lambda: "another machine")
+    with Store.create(volume, env=theirs) as store:
+        store.add_stream({"name": "S"}).publish("S", b"x")
+    assert jstream.done("stream", "get", "S", 1, "--raw", "--store", volume) == "x\n"
+    refused = jstream("pub", "S", "y", "--store", volume)
+    assert refused.code == 1
+    assert "--take-over" in refused.err
+    assert jstream.done("pub", "S", "y", "--take-over", "--store", volume) == "S 2\n"
+    assert jstream.done("pub", "S", "z", "--store", volume) == "S 3\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
