@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.simulated_disk import SECTOR_SIZE, ProcessEnded
+
 from storage_core.files import File, Files, Lock
 
 CHANGING = ("create", "write", "truncate", "sync", "unlink", "make_directory", "remove_directory", "sync_directory")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
-
 from harness.model import Content, ModelStore, ModelStream, Row
 from harness.processes import VOLUME
+
 from storage_core.schema import HEADERS_TYPE
 from storage_core.store.appends import WriterBatch
 from storage_core.store.environment import Environment
@@ -19,7 +19,8 @@ from storage_core.store.store import Store
 
 ORDERS = {"name": "orders", "subjects": ["orders.>"], "block_max_msgs": 2, "duplicate_window": "1h"}
 NOTES = {"name": "notes", "block_max_msgs": 2}
-SETTINGS = {"snapshot_every": 3, "graveyard_keep": "0s"}
+SNAPSHOT_EVERY = 3  # entries
+SETTINGS = {"snapshot_every": SNAPSHOT_EVERY, "graveyard_keep": "0s"}
 WRITER = WriterBatch("loader", "7")
 
 FIRST = [Row("orders.eu", b"o1", (("key", b"value"), ("key", None))), Row("orders.us", None), Row("orders.eu", b"")]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness.faults import FaultyFiles, Judge, let_everything_happen
 from harness.simulated_disk import SimulatedDisk
+
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
 

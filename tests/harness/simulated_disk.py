@@ -427,7 +427,7 @@ class SimulatedFiles:
         self._is_alive = True
 
     def kill(self) -> None:
-        """End the process: the kernel lets go of its locks, and whatever it asks for from now on raises ProcessEnded."""
+        """End the process: the kernel lets go of its locks; whatever it asks for from now on raises ProcessEnded."""
         self._is_alive = False
         for lock in list(self.locks):
             lock.close()

@@ -9,11 +9,10 @@ import errno
 import pytest
 from harness.cases import Cases
 from harness.faults import Call, fail_at
-from harness.life import create
 from harness.model import seen_in_store
-from harness.processes import Machine
 from harness.scenes import check_shown_and_whole, go_on, moments, play
-from storage_core.errors import DiskFullError, NotAStoreError, StorageError
+
+from storage_core.errors import DiskFullError
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 
