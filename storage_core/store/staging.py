@@ -5,6 +5,7 @@ back StagedBlocks, plain values, for the commit. Until then nobody sees the bloc
 """
 
 import errno
+import logging
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.messages import Acceptance, Messages, check_messages
 from storage_core.subjects import is_literal
 
+logger = logging.getLogger(__name__)
 BLOCK_SUFFIX = ".blk"
 
 
@@ -180,6 +182,8 @@ class Stager:
                 self._env.files.unlink(path)
             except FileNotFoundError:
                 continue
+            except OSError as error:  # what led here is told; a block that nobody names harms nobody
+                logger.warning("%s could not be removed: %s", path, error)
         self._paths, self._staged = [], []
 
     def _errors(self) -> "_DiskErrors":
