@@ -23,7 +23,7 @@ from storage_core.files import File, Files
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
-from storage_core.raft.snapshot_format import SnapshotHeader
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.identity import VolumeIdentity
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Evidence:
     """Everything that one volume's files say, without judgement."""
 
     snapshot: SnapshotHeader | None = None
-    snapshot_payload: bytes = b""
+    snapshot_body: SnapshotBody | None = None
     entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
     votes: list[Vote] = field(default_factory=list)
     commit: CommitRecord | None = None  # the best readable one
@@ -212,7 +212,8 @@ class VolumeLog:
             elif snapshot_format.payload_digest(payload) != header.payload_digest:
                 evidence.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
             else:
-                evidence.snapshot, evidence.snapshot_payload = header, payload
+                evidence.snapshot, evidence.snapshot_body = header, snapshot_format.decode_body(payload)
+                evidence.votes.append(evidence.snapshot_body.vote)
                 return
 
     def _read_segment(
@@ -242,9 +243,9 @@ class VolumeLog:
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
         best, whole = _best_commit_record(pages)
-        if not whole:
+        if newest and not whole:  # those of older segments were carried on
             evidence.damage.append(f"{path}: a commit record is torn or damaged")
-            evidence.slots_are_whole = evidence.slots_are_whole and not newest
+            evidence.slots_are_whole = False
         if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
             evidence.commit = best
         end_bytes, seal = BATCHES_OFFSET, None
@@ -329,7 +330,7 @@ class VolumeLog:
         return Position(number, BATCHES_OFFSET + len(batch))
 
     def _discard(self, path: Path) -> None:
-        """Remove a segment that could not be made durable: nothing in it counts."""
+        """Remove a segment or snapshot that could not be made durable: nothing in it counts."""
         try:
             self._files.unlink(path)
         except OSError as error:
@@ -350,9 +351,10 @@ class VolumeLog:
         with self._open(self.segment_path(segment), writable=True) as file:
             file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
 
-    def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, payload: bytes) -> None:
-        """Write a snapshot of the state after entry `tip` and make it durable; one that is there already stays."""
+    def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, body: SnapshotBody) -> None:
+        """Write a snapshot of the state after entry `tip`, which has this history id, and make it durable."""
         index, term, chain = tip
+        payload = snapshot_format.encode_body(body)
         digest = snapshot_format.payload_digest(payload)
         identity = self._identity
         header = SnapshotHeader(
@@ -367,12 +369,16 @@ class VolumeLog:
             self._files.unlink(path)
             file = self._files.create(path)
         try:
-            file.write_at(0, snapshot_format.encode(header))
-            file.write_at(PAGE_SIZE, payload)
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(self.directory)
+            try:
+                file.write_at(0, snapshot_format.encode(header))
+                file.write_at(PAGE_SIZE, payload)
+                file.sync()
+            finally:
+                file.close()
+            self._files.sync_directory(self.directory)
+        except OSError:
+            self._discard(path)
+            raise
 
     def compact(self) -> None:
         """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
@@ -381,7 +387,8 @@ class VolumeLog:
             return
         keep_from = valid[-2]
         for index in self.snapshots():
-            if index < keep_from:
+            # One between the two that is not whole was torn by a power loss while a holder wrote it.
+            if index < valid[-1] and index != keep_from:
                 self._files.unlink(self.snapshot_path(index))
         numbers = self.segments()
         bases = [self._base_index(number) for number in numbers]
