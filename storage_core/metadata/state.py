@@ -176,7 +176,7 @@ def encode_state(state: StoreState) -> bytes:
     return msgspec.msgpack.encode(_StateRecord(**values))
 
 
-def decode_state(encoded: bytes) -> StoreState:
+def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
     """Return the state that `encode_state` wrote; raises CorruptionError, UnsupportedVersionError."""
     try:
         record = _DECODER.decode(encoded)

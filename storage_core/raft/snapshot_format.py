@@ -1,7 +1,7 @@
 """Snapshot file: the state as of one index, with everything that Raft must not forget when the log before it goes.
 
     page 0       header, 4,096 bytes, CRC32C in the last four
-    from page 1  payload: msgpack (state, configuration, durable indexes, vote)
+    from page 1  payload: msgpack map of SnapshotBody; the configuration, who votes, is part of the state
 
 The header names store, volume, (index, term, chain) and the payload's size and BLAKE2b-128 digest, so that a snapshot
 that does not belong to its applied index, volume or store cannot pass.
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
+import msgspec
 from crc32c import crc32c
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.raft.entry import Vote
 from storage_core.raft.log_format import PAGE_SIZE
 
 FORMAT_VERSION = 1
@@ -36,6 +38,22 @@ class SnapshotHeader:
     history: bytes  # history id of the entry at `index`
     payload_size: int
     payload_digest: bytes
+
+
+class SnapshotBody(msgspec.Struct, frozen=True):
+    """What a snapshot keeps beside its place: nothing here may be asked of the log that it replaces."""
+
+    state: msgspec.Raw  # what the state machine encoded, itself one msgpack value
+    vote_term: int  # the volume's last vote
+    candidate: bytes
+    durable: dict[bytes, int]  # volume id: highest index known durable there
+
+    @property
+    def vote(self) -> Vote:
+        return Vote(self.vote_term, self.candidate)
+
+
+_BODY_DECODER = msgspec.msgpack.Decoder(SnapshotBody)
 
 
 def encode(header: SnapshotHeader) -> bytes:
@@ -76,3 +94,15 @@ def decode(page: bytes) -> SnapshotHeader:
 
 def payload_digest(payload: bytes) -> bytes:
     return blake2b(payload, digest_size=16, person=b"jstream-snapshot").digest()
+
+
+def encode_body(body: SnapshotBody) -> bytes:
+    return msgspec.msgpack.encode(body)
+
+
+def decode_body(payload: bytes) -> SnapshotBody:
+    """Return the body of a snapshot whose digest has passed; raises CorruptionError."""
+    try:
+        return _BODY_DECODER.decode(payload)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"snapshot payload of {len(payload)} bytes is not one: {error}") from error

@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from storage_core.errors import (
     CorruptionError,
     DiskFullError,
@@ -39,6 +41,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import Command, Envelope, NoOp, TakeOver, decode_envelope, encode_envelope
 from storage_core.metadata.state import StoreState, decode_state, encode_state
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store import locks
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
@@ -386,8 +389,10 @@ class Turn:
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
         tip = (view.index, view.term, view.chain)
-        self._log.write_snapshot(tip, leadership.history, encode_state(view.state))
         vote = Vote(leadership.term, leadership.candidate)
+        durable = {self._metadata.identity.volume_id: view.index}
+        body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable)
+        self._log.write_snapshot(tip, leadership.history, body)
         position = self._log.start_segment(tip, view.commit, [vote])
         self.view = replace(view, position=position, snapshot_index=view.index)
         self._metadata._led_to = position
@@ -432,13 +437,14 @@ def _replay(evidence: Evidence, limit: CommitRecord | None) -> View:
 
     Raises CorruptionError if the entries do not lead to the commit record.
     """
-    snapshot = evidence.snapshot
-    state = decode_state(evidence.snapshot_payload) if snapshot is not None else StoreState()
-    snapshot_index = snapshot.index if snapshot is not None else 0
+    snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
+    state = decode_state(evidence.snapshot_body.state) if evidence.snapshot_body is not None else StoreState()
     entries, position = evidence.entries, evidence.position
-    if limit is not None and limit.index >= snapshot_index:
-        if len(entries) > limit.index - snapshot_index:
-            entries = entries[: limit.index - snapshot_index]
+    if limit is not None:
+        # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
+        count = max(0, limit.index - snapshot_index)
+        if len(entries) > count:
+            entries = entries[:count]
             position = Position(0, 0)  # more stands there than was applied: the next refresh reads in full
         elif not evidence.tail_is_clean:
             position = Position(0, 0)
