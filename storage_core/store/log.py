@@ -243,9 +243,9 @@ class VolumeLog:
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
         best, whole = _best_commit_record(pages)
-        if not whole:
+        if newest and not whole:  # those of older segments were carried on
             evidence.damage.append(f"{path}: a commit record is torn or damaged")
-            evidence.slots_are_whole = evidence.slots_are_whole and not newest
+            evidence.slots_are_whole = False
         if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
             evidence.commit = best
         end_bytes, seal = BATCHES_OFFSET, None
@@ -330,7 +330,7 @@ class VolumeLog:
         return Position(number, BATCHES_OFFSET + len(batch))
 
     def _discard(self, path: Path) -> None:
-        """Remove a segment that could not be made durable: nothing in it counts."""
+        """Remove a segment or snapshot that could not be made durable: nothing in it counts."""
         try:
             self._files.unlink(path)
         except OSError as error:
@@ -369,12 +369,16 @@ class VolumeLog:
             self._files.unlink(path)
             file = self._files.create(path)
         try:
-            file.write_at(0, snapshot_format.encode(header))
-            file.write_at(PAGE_SIZE, payload)
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(self.directory)
+            try:
+                file.write_at(0, snapshot_format.encode(header))
+                file.write_at(PAGE_SIZE, payload)
+                file.sync()
+            finally:
+                file.close()
+            self._files.sync_directory(self.directory)
+        except OSError:
+            self._discard(path)
+            raise
 
     def compact(self) -> None:
         """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
@@ -383,7 +387,8 @@ class VolumeLog:
             return
         keep_from = valid[-2]
         for index in self.snapshots():
-            if index < keep_from:
+            # One between the two that is not whole was torn by a power loss while a holder wrote it.
+            if index < valid[-1] and index != keep_from:
                 self._files.unlink(self.snapshot_path(index))
         numbers = self.segments()
         bases = [self._base_index(number) for number in numbers]
