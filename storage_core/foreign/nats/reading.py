@@ -101,7 +101,8 @@ def _damage(
         found.append(_foreign_damage(part, one, note, lost, unclear))
     if content.damage and not found:
         at, reason = content.damage[0]
-        found.append(_foreign_damage(part, RecordDamage(at, at, reason, 0, None), "", SequenceSet.empty()))
+        place = RecordDamage(at, at, reason, 0, None)
+        found.append(_foreign_damage(part, place, "", SequenceSet.empty(), unclear=not part.known))
     if part.known and missing:
         gone = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
         found.append(_foreign_damage(part, gone, note, missing))

@@ -170,11 +170,14 @@ def verify_scattered(block: pa.Buffer, records: Records, key: Key) -> np.ndarray
 def headers_end_well(view: np.ndarray, records: Records) -> np.ndarray:
     """Return which possible records have headers that, if they begin as headers do, end with an empty line too."""
     good = np.ones(len(records), bool)
-    asked = np.flatnonzero(records.header_sizes >= len(HEADERS_BEGIN) + len(HEADERS_END))
-    starts, sizes = records.header_starts[asked], records.header_sizes[asked]
-    begins = _elements(view, "<u8")[starts] == np.frombuffer(HEADERS_BEGIN, "<u8")[0]
-    ends = _elements(view, "<u4")[starts + sizes - len(HEADERS_END)] == np.frombuffer(HEADERS_END, "<u4")[0]
-    good[asked] = ends | ~begins
+    bodies = records.header_starts
+    room = records.ends - HASH_SIZE - bodies
+    asked = np.flatnonzero((records.header_sizes >= 0) & (room >= len(HEADERS_BEGIN)))
+    asked = asked[_elements(view, "<u8")[bodies[asked]] == np.frombuffer(HEADERS_BEGIN, "<u8")[0]]
+    sizes = records.header_sizes[asked]
+    tails = _elements(view, "<u4")[bodies[asked] + np.maximum(sizes - len(HEADERS_END), 0)]
+    long_enough = sizes >= len(HEADERS_BEGIN) + len(HEADERS_END)
+    good[asked] = long_enough & (tails == np.frombuffer(HEADERS_END, "<u4")[0])
     return good
 
 

@@ -12,7 +12,7 @@ because messages that had expired would show again.
 Source: nats-server, server/filestore.go (`recoverFullState`, `recoverMsgs`, `recoverMsgBlock`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -178,9 +178,13 @@ def _from_blocks(
             own_first = int(np.min(one.messages.sequences, initial=stale.first))
             removed = removed.union(stale.removed).union(SequenceSet.from_ranges([(own_first, stale.first)]))
     shown = _shown(read, removed, limits)
-    states = _spans(read, shown, removed)
-    last = max([one.highest for one in read] + [index.last if index else 0])
-    states += _lost_at_end(stream, index)
+    highest = max((one.highest for one in read), default=0)
+    lost = _lost_at_end(stream, index, highest, {one.file.block_index for one in read if one.damaged})
+    states = _spans(read, shown, removed, min((one.first for one in lost), default=SEQUENCE_END))
+    if any(state.end == SEQUENCE_END for state in states):
+        highest += 1  # a damaged end of the stream held one more message at least, or may have
+    last = max(highest, index.last if index else 0)
+    states += lost
     count = sum(len(sequences) for sequences in shown)
     first = next((int(sequences[0]) for sequences in shown if len(sequences)), last + 1)
     return StreamState(first, last, count, "blocks", tuple(states), None)
@@ -229,7 +233,9 @@ def _shown(read: Sequence[_Read], removed: SequenceSet, limits: Limits) -> list[
     return [part.sequences[mask] for part, mask in zip(parts, np.split(keep, cuts), strict=True)]
 
 
-def _spans(read: Sequence[_Read], shown: Sequence[np.ndarray], removed: SequenceSet) -> list[BlockState]:
+def _spans(
+    read: Sequence[_Read], shown: Sequence[np.ndarray], removed: SequenceSet, end_of_all: int
+) -> list[BlockState]:
     """Return the parts. A damaged block answers for everything between its neighbours: it may have held that."""
     states: list[BlockState] = []
     end_before = 1
@@ -237,7 +243,7 @@ def _spans(read: Sequence[_Read], shown: Sequence[np.ndarray], removed: Sequence
         own = one.messages.sequences
         if one.damaged:
             after = [int(other.messages.sequences[0]) for other in read[at + 1 :] if len(other.messages)]
-            first, end = end_before, after[0] if after else SEQUENCE_END
+            first, end = end_before, after[0] if after else end_of_all
         elif len(sequences):
             first, end = int(sequences[0]), int(sequences[-1]) + 1
         else:
@@ -250,10 +256,20 @@ def _spans(read: Sequence[_Read], shown: Sequence[np.ndarray], removed: Sequence
     return states
 
 
-def _lost_at_end(stream: StreamDirectory, index: StreamIndex | None) -> list[BlockState]:
-    """Return the blocks after the last file that the index lists: they are gone, and nothing here replaces them."""
+def _lost_at_end(
+    stream: StreamDirectory, index: StreamIndex | None, highest: int, damaged: Container[int]
+) -> list[BlockState]:
+    """Return parts for what an old index lists above every sequence of the blocks: numbers never fall, so it is lost.
+
+    A file is gone, or was cut between two records. Damaged blocks answer for their own end.
+    """
     if index is None:
         return []
-    last = max((block.block_index for block in stream.blocks), default=0)
-    later = replace(index, blocks=tuple(block for block in index.blocks if block.block_index > last))
-    return list(_from_index(later, stream).blocks)
+    lost = []
+    for block in _from_index(index, stream).blocks:
+        first = max(block.first, highest + 1)
+        if first < block.end and block.file.block_index not in damaged:
+            removed = block.removed.clip(first, block.end)
+            count = block.end - first - len(removed)
+            lost.append(replace(block, first=first, removed=removed, message_count=count))
+    return [one for one in lost if one.message_count]

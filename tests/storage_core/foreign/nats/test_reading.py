@@ -1,0 +1,227 @@
+"""Reading a slice: what is served, what is told, on streams made by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import pytest
+
+from storage_core.errors import DataLossError
+from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
+from storage_core.foreign.nats import reading
+from storage_core.foreign.nats.index import highwayhash_of
+
+COLUMNS = ("sequence", "subject", "headers", "data")
+HEADERS = b"NATS/1.0\r\nK: v\r\n\r\n"
+
+
+def uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out + bytes([value]))
+
+
+def index_of(stream: str, subjects: dict[str, int], blocks: dict[int, tuple[int, int]], last_hash: bytes) -> bytes:
+    """Return an index.db, version 4, of blocks without removed messages: index -> (first, last)."""
+    count = sum(last - first + 1 for first, last in blocks.values())
+    first, last = min(one[0] for one in blocks.values()), max(one[1] for one in blocks.values())
+    body = bytes([11, 4]) + b"".join(uvarint(one) for one in (count, 0, first, 0, last, 0, len(subjects)))
+    for subject, messages in subjects.items():
+        body += uvarint(len(subject)) + subject.encode() + uvarint(messages) + uvarint(1) + uvarint(max(blocks))
+    body += uvarint(len(blocks))
+    for block, (low, high) in blocks.items():
+        body += b"".join(uvarint(one) for one in (block, 0, low, 0, high, 0, 0, 0, 0))
+    body += uvarint(max(blocks)) + last_hash
+    return body + pack("<Q", highwayhash_of(body, stream))
+
+
+def read(store: ForeignStore, on_damage: Any = None, **asked: Any) -> list[tuple[int, str, bytes]]:
+    rows = []
+    for part in store.plan("S", COLUMNS, **asked):
+        for batch in read_foreign_slice(part, COLUMNS, on_damage):
+            rows += [(row["sequence"], row["subject"], row["data"]) for row in batch.to_pylist()]
+    return rows
+
+
+@pytest.fixture
+def indexed(records: Any, make_stream: Callable[..., Path]) -> tuple[Path, bytes, list[tuple[int, str, bytes]]]:
+    """Return a store of four messages with a current index, its block, and the messages."""
+    encoder = records("S", 1)
+    messages = [(n, f"S.{'abcd'[n % 4]}x", bytes([48 + n]) * (3 * n)) for n in range(1, 5)]
+    parts = [encoder.message(n, subject, data, HEADERS if n == 2 else None) for n, subject, data in messages]
+    block = b"".join(parts)
+    store = make_stream("S", {1: block})
+    path = store / "jetstream/$G/streams/S/msgs/index.db"
+    path.write_bytes(index_of("S", {subject: 1 for _, subject, _ in messages}, {1: (1, 4)}, block[-8:]))
+    return store, block, messages
+
+
+def test_every_flipped_bit_of_a_block_is_found_and_nothing_wrong_is_served(indexed: Any) -> None:
+    store_path, block, messages = indexed
+    (path,) = store_path.rglob("1.blk")
+    case_count = 0
+    for bit in range((len(block) - 8) * 8):  # the last 8 bytes tell that the index is current
+        damaged = bytearray(block)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        store = open_foreign(store_path)
+        told: list[ForeignDamage] = []
+        rows = read(store, told.append)
+        lost = [message for message in messages if message not in rows]
+        assert [message for message in messages if message in rows] == rows, bit
+        assert len(lost) == 1, bit
+        assert [(one.first, one.lost_count) for one in told if one.first] == [(lost[0][0], 1)], bit
+        with pytest.raises(DataLossError, match=f"the message with sequence {lost[0][0]} is lost"):
+            read(store)
+        case_count += 1
+    print(f"{case_count} flipped bits")
+
+
+def test_every_truncation_of_a_block_is_found(indexed: Any) -> None:
+    store_path, block, messages = indexed
+    (path,) = store_path.rglob("1.blk")
+    for size in range(len(block)):
+        path.write_bytes(block[:size])
+        store = open_foreign(store_path)
+        told: list[ForeignDamage] = []
+        rows = read(store, told.append)
+        assert rows == messages[: len(rows)]
+        assert len(told) == 1, size
+        assert told[0].first == len(rows) + 1, size
+        assert told[0].end in (5, None), size
+        with pytest.raises(DataLossError):
+            read(store)
+
+
+def test_a_subject_size_that_moves_bytes_into_the_payload_is_found_by_the_index(indexed: Any) -> None:
+    store_path, block, messages = indexed
+    (path,) = store_path.rglob("1.blk")
+    assert block[20] == 4
+    path.write_bytes(block[:20] + b"\x03" + block[21:])
+    with pytest.raises(DataLossError, match=r"sequence 1 is lost.*subject is none of the stream's"):
+        read(open_foreign(store_path))
+    assert read(open_foreign(store_path), lambda _: None) == messages[1:]
+
+
+def test_a_flipped_bit_in_the_last_record_is_found_without_an_index(
+    records: Any, make_stream: Callable[..., Path]
+) -> None:
+    encoder = records("S", 1)
+    block = bytearray(b"".join(encoder.message(n, "S.a", b"data") for n in (1, 2, 3)))
+    block[-10] ^= 1
+    store = open_foreign(make_stream("S", {1: bytes(block)}))
+    assert store.bounds("S") == (1, 4)
+    with pytest.raises(DataLossError, match="messages from sequence 3 on are lost"):
+        read(store)
+    with pytest.raises(DataLossError, match="sequence 3 is lost"):
+        read(store, end=store.bounds("S")[1])
+    assert [row[0] for row in read(store, end=3)] == [1, 2]
+
+
+def test_a_damaged_tombstone_is_unclear_without_an_index(records: Any, make_stream: Callable[..., Path]) -> None:
+    encoder = records("S", 1)
+    tombstone = bytearray(encoder.tombstone(1))
+    tombstone[-1] ^= 1
+    parts = [encoder.message(1, "S.a"), encoder.message(2, "S.a"), bytes(tombstone), encoder.message(3, "S.a")]
+    store = open_foreign(make_stream("S", {1: b"".join(parts)}))
+    with pytest.raises(DataLossError, match="a damaged record of a removal"):
+        read(store)
+    told: list[ForeignDamage] = []
+    assert [row[0] for row in read(store, told.append)] == [1, 2, 3]
+    assert [(one.first, one.unclear) for one in told] == [(None, True)]
+
+
+def test_tombstones_remove_messages_of_earlier_blocks(records: Any, make_stream: Callable[..., Path]) -> None:
+    first, second = records("S", 1), records("S", 5)
+    blocks = {
+        1: [first.message(1, "S.a"), first.message(2, "S.a"), first.erased(3, 12), first.message(4, "S.a")],
+        5: [second.tombstone(2), second.message(5, "S.a"), second.tombstone(4), second.erased(6)],
+    }
+    store = open_foreign(make_stream("S", blocks))
+    assert [row[0] for row in read(store)] == [1, 5]
+    assert store.bounds("S") == (1, 7)
+
+
+def test_a_block_in_which_nothing_is_true_tells_what_it_may_have_held(
+    records: Any, make_stream: Callable[..., Path]
+) -> None:
+    first, third = records("S", 1), records("S", 3)
+    blocks = {1: first.message(1, "S.a"), 2: b"\xff" * 300, 3: third.message(9, "S.a")}
+    store = open_foreign(make_stream("S", blocks))
+    with pytest.raises(DataLossError, match="messages of the sequences 2 to 8 are lost"):
+        read(store)
+    assert [row[0] for row in read(store, lambda _: None)] == [1, 9]
+
+
+def test_sequences_in_two_blocks_are_served_once(records: Any, make_stream: Callable[..., Path]) -> None:
+    first, second = records("S", 1), records("S", 2)
+    blocks = {
+        1: [first.message(n, "S.a", b"1") for n in (1, 2, 3)],
+        2: [second.message(n, "S.a", b"2") for n in (2, 3, 4)],
+    }
+    rows = read(open_foreign(make_stream("S", blocks)))
+    assert [(sequence, data) for sequence, _, data in rows] == [(1, b"1"), (2, b"1"), (3, b"1"), (4, b"2")]
+
+
+def test_a_file_that_vanishes_after_the_plan_is_a_loss(records: Any, make_stream: Callable[..., Path]) -> None:
+    path = make_stream("S", {1: records("S", 1).message(1, "S.a")})
+    (part,) = open_foreign(path).plan("S")
+    next(path.rglob("1.blk")).unlink()
+    with pytest.raises(DataLossError, match="sequence 1 is lost.*the file is gone"):
+        list(read_foreign_slice(part, COLUMNS))
+
+
+def test_a_block_longer_than_any_can_be_is_read_up_to_the_bound(
+    records: Any, make_stream: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = records("S", 1)
+    good = b"".join(encoder.message(n, "S.a") for n in (1, 2, 3))
+    path = make_stream("S", {1: good + b"\xff" * 1000})
+    monkeypatch.setattr("storage_core.foreign.nats.block.BLOCK_SIZE_MAX", len(good))
+    told: list[ForeignDamage] = []
+    assert len(read(open_foreign(path), told.append)) == 3
+    assert "longer than any block" in told[0].reason
+    with pytest.raises(DataLossError):
+        read(open_foreign(path))
+
+
+def test_batches_stay_small_and_in_order(
+    records: Any, make_stream: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = records("S", 1)
+    path = make_stream("S", {1: [encoder.message(n, "S.a", bytes(n % 50)) for n in range(1, 301)]})
+    monkeypatch.setattr(reading, "BATCH_SIZE", 2_000)
+    monkeypatch.setattr(reading, "BATCH_ROW_COUNT", 20)
+    (part,) = open_foreign(path).plan("S")
+    batches = list(read_foreign_slice(part, COLUMNS))
+    assert max(batch.num_rows for batch in batches) == 20
+    assert [one for batch in batches for one in batch["sequence"].to_pylist()] == list(range(1, 301))
+
+
+def test_subjects_that_are_no_utf8_are_shown_and_not_dropped(records: Any, make_stream: Callable[..., Path]) -> None:
+    encoder = records("S", 1)
+    block = encoder.record(1, 1, b"S.\xff", b"x") + encoder.message(2, "S.é", b"y")
+    assert read(open_foreign(make_stream("S", {1: block}))) == [(1, "S.\\xff", b"x"), (2, "S.é", b"y")]
+
+
+def test_numbers_and_times_of_full_width_survive(records: Any, make_stream: Callable[..., Path]) -> None:
+    high, time = (1 << 62) - 2, -(1 << 63)
+    store = open_foreign(make_stream("S", {1: records("S", 1).record(high, time, b"S.a", b"x")}))
+    (part,) = store.plan("S")
+    (batch,) = read_foreign_slice(part, ["sequence", "timestamp_ns", "timestamp"])
+    assert batch["sequence"].to_pylist() == [high]
+    assert batch["timestamp_ns"].to_pylist() == [time]
+
+
+def test_damage_is_plain_values(indexed: Any) -> None:
+    store_path, block, _ = indexed
+    next(store_path.rglob("1.blk")).write_bytes(b"\0" + block[1:])
+    told: list[ForeignDamage] = []
+    read(open_foreign(store_path), told.append)
+    shown = {name: getattr(told[0], name) for name in ForeignDamage.__slots__}
+    assert json.loads(json.dumps(shown)) == shown
+    assert (shown["first"], shown["end"], shown["offset_bytes"]) == (1, 2, 0)

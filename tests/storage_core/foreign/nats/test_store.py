@@ -1,0 +1,210 @@
+"""Bad input: what is no store, no stream, not readable, or asked wrongly, and what the error says."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_core.errors import CorruptionError, NotAStoreError, NotFoundError, UnsupportedVersionError
+from storage_core.foreign import LAYOUTS, open_foreign, read_foreign_slice
+from storage_core.foreign.nats import directory
+
+
+@pytest.fixture
+def shop(records: Any, make_stream: Callable[..., Path]) -> Path:
+    """Return a store with two streams in one account and one of the same name in another."""
+    for name, account in (("ORDERS", "$G"), ("PAYMENTS", "$G"), ("ORDERS", "ACME")):
+        path = make_stream(name, {1: records(name, 1).message(1, f"{name}.a", account.encode())}, account)
+    return path
+
+
+def stream_path(store: Path, name: str, account: str = "$G") -> Path:
+    return store / "jetstream" / account / "streams" / name
+
+
+def test_a_path_that_is_not_there_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="nowhere does not exist"):
+        open_foreign(tmp_path / "nowhere")
+
+
+def test_an_empty_directory_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="no JetStream store"):
+        open_foreign([tmp_path])
+
+
+def test_a_file_is_no_store_and_the_error_says_what_to_give(shop: Path) -> None:
+    with pytest.raises(NotAStoreError, match="is a file; give the directory"):
+        open_foreign(stream_path(shop, "PAYMENTS") / "msgs" / "1.blk")
+
+
+def test_a_tree_of_too_many_directories_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "DIRECTORY_COUNT_MAX", 20)
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+    with pytest.raises(NotAStoreError, match="give one nearer to the streams"):
+        open_foreign(tmp_path)
+
+
+def test_an_unknown_stream_is_answered_with_the_nearest_name(shop: Path) -> None:
+    with pytest.raises(NotFoundError, match="'PAYMENT' is not in .*; did you mean 'PAYMENTS'?"):
+        open_foreign(shop).plan("PAYMENT")
+    with pytest.raises(NotFoundError, match="there are: ORDERS, PAYMENTS"):
+        open_foreign(shop).bounds("x")
+
+
+def test_a_glob_that_nothing_matches_is_an_error(shop: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"matches 'Q\*'"):
+        open_foreign(shop).plan("Q*")
+
+
+def test_globs_and_lists_name_streams_once_and_in_order(shop: Path) -> None:
+    store = open_foreign(shop, account="$G")
+    assert [part.stream for part in store.plan("*")] == ["ORDERS", "PAYMENTS"]
+    assert [part.stream for part in store.plan(["P*", "PAYMENTS"])] == ["PAYMENTS"]
+
+
+def test_a_stream_in_two_accounts_needs_the_account(shop: Path) -> None:
+    store = open_foreign(shop)
+    assert store.streams() == ["ORDERS", "PAYMENTS"]
+    with pytest.raises(ValueError, match=r"account: stream 'ORDERS' is in the accounts \$G, ACME: name one"):
+        store.plan("ORDERS")
+    (part,) = open_foreign(shop, account="ACME").plan("ORDERS")
+    assert part.account == "ACME"
+    assert next(read_foreign_slice(part, ["data"]))["data"].to_pylist() == [b"ACME"]
+
+
+def test_an_unknown_account_is_answered_with_those_that_are_there(shop: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"account 'AMCE' has no streams.*\['\$G', 'ACME'\]"):
+        open_foreign(shop, account="AMCE")
+
+
+def test_an_unknown_layout_and_no_path_are_refused(shop: Path) -> None:
+    assert LAYOUTS == ("nats",)
+    with pytest.raises(ValueError, match="layout 'kafka': foreign stores are nats"):
+        open_foreign(shop, "kafka")
+    with pytest.raises(ValueError, match="path: at least one"):
+        open_foreign([])
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"columns": ["key"]}, "column 'key'"),
+        ({"first": 5, "end": 4}, "range of sequences: 5 to 4"),
+        ({"time_first_ns": 5, "time_end_ns": 4}, "range of times"),
+        ({"subject_filters": ["a..b"]}, "'a..b' is no subject filter"),
+    ],
+)
+def test_impossible_questions_are_refused(shop: Path, asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        open_foreign(shop).plan("PAYMENTS", **asked)
+
+
+def test_a_stream_without_meta_inf_is_listed_and_refused_by_name(shop: Path) -> None:
+    (stream_path(shop, "PAYMENTS") / "meta.inf").unlink()
+    store = open_foreign(shop, account="$G")
+    assert store.streams() == ["ORDERS", "PAYMENTS"]
+    assert len(store.plan("ORDERS")) == 1
+    with pytest.raises(CorruptionError, match=r"PAYMENTS has blocks but no meta.inf"):
+        store.plan("*")
+
+
+@pytest.mark.parametrize("size", range(0, 40, 3))
+def test_a_truncated_meta_inf_is_refused(shop: Path, size: int) -> None:
+    path = stream_path(shop, "PAYMENTS") / "meta.inf"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CorruptionError, match="meta.inf"):
+        open_foreign(shop, account="$G").plan("PAYMENTS")
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"name": 3}', b'{"name": ""}', b"{}", b"\xff\xfe", b'"x"'])
+def test_a_meta_inf_that_is_no_stream_is_refused(shop: Path, content: bytes) -> None:
+    (stream_path(shop, "PAYMENTS") / "meta.inf").write_bytes(content)
+    with pytest.raises(CorruptionError, match="not the JSON object of a stream"):
+        open_foreign(shop, account="$G").plan("PAYMENTS")
+
+
+def test_a_changed_or_missing_meta_sum_is_refused(shop: Path) -> None:
+    path = stream_path(shop, "PAYMENTS")
+    meta = json.loads((path / "meta.inf").read_bytes())
+    (path / "meta.inf").write_bytes(json.dumps(meta | {"max_msgs": 1}).encode())
+    with pytest.raises(CorruptionError, match="meta.inf: checksum is [0-9a-f]{16}"):
+        open_foreign(shop, account="$G").plan("PAYMENTS")
+    (path / "meta.sum").unlink()
+    with pytest.raises(CorruptionError, match="has no meta.sum"):
+        open_foreign(shop, account="$G").plan("PAYMENTS")
+
+
+def test_a_renamed_stream_directory_is_read_by_its_own_name(shop: Path) -> None:
+    path = stream_path(shop, "PAYMENTS")
+    path.rename(path.with_name("COPY"))
+    store = open_foreign(path.with_name("COPY"))
+    assert store.streams() == ["PAYMENTS"]
+    (part,) = store.plan()
+    assert next(read_foreign_slice(part, ["sequence"])).num_rows == 1
+
+
+def test_an_encrypted_stream_is_refused_by_name(case: Callable[[str], Any]) -> None:
+    store = open_foreign(case("encrypted").store)
+    assert store.streams() == ["CRYPT"]
+    with pytest.raises(UnsupportedVersionError, match=r"CRYPT is encrypted \(meta.key"):
+        store.plan("CRYPT")
+
+
+def test_a_stream_without_messages_directory_is_refused(shop: Path) -> None:
+    path = stream_path(shop, "PAYMENTS") / "msgs"
+    next(path.glob("*.blk")).unlink()
+    path.rmdir()
+    with pytest.raises(CorruptionError, match="has no directory msgs"):
+        open_foreign(shop, account="$G").plan("PAYMENTS")
+
+
+def test_leftovers_raft_logs_and_odd_names_are_passed_over(shop: Path, records: Any) -> None:
+    streams = stream_path(shop, "PAYMENTS").parent
+    stream_path(shop, "ORDERS").rename(streams / ".ORDERS")  # a deletion that was interrupted
+    raft = shop / "jetstream" / "$SYS" / "_js_" / "S-R3F-abc"
+    (raft / "msgs").mkdir(parents=True)
+    (raft / "meta.inf").write_bytes(b"{}")
+    messages = stream_path(shop, "PAYMENTS") / "msgs"
+    for name in ("2.blk.tmp", "x.blk", "3.new", "-1.blk", "².blk"):
+        (messages / name).write_bytes(b"whatever")
+    store = open_foreign(shop, account="$G")
+    assert store.streams() == ["PAYMENTS"]
+    assert len(store.plan("PAYMENTS")) == 1
+
+
+def test_a_purge_that_was_interrupted_goes_on_from_its_new_block(shop: Path, records: Any) -> None:
+    path = stream_path(shop, "PAYMENTS") / "__new_msgs__"
+    path.mkdir()
+    (path / "2.blk").write_bytes(records("PAYMENTS", 2).tombstone(1))
+    store = open_foreign(shop, account="$G")
+    assert store.plan("PAYMENTS") == []
+    assert store.bounds("PAYMENTS") == (2, 2)
+
+
+def test_links_are_followed_once(shop: Path, tmp_path: Path) -> None:
+    other = tmp_path / "mount"
+    other.mkdir()
+    (other / "here").symlink_to(shop, target_is_directory=True)
+    (shop / "loop").symlink_to(other, target_is_directory=True)
+    store = open_foreign(other, account="$G")
+    assert store.streams() == ["ORDERS", "PAYMENTS"]
+    assert len(store.plan("PAYMENTS")) == 1
+
+
+def test_a_directory_in_place_of_a_block_is_an_error_of_its_stream_alone(shop: Path) -> None:
+    (stream_path(shop, "PAYMENTS") / "msgs" / "2.blk").mkdir()
+    store = open_foreign(shop, account="$G")
+    assert len(store.plan("ORDERS")) == 1
+    with pytest.raises(CorruptionError, match="not a regular file"):
+        store.plan("PAYMENTS")
+
+
+def test_many_streams_are_found(make_stream: Callable[..., Path]) -> None:
+    for number in range(300):
+        path = make_stream(f"S{number:03d}", {})
+    store = open_foreign(path)
+    assert len(store.streams()) == 300
+    assert store.plan("*") == []
