@@ -36,4 +36,4 @@ class FrameDamage:
 
     def __str__(self) -> str:
         lost = f"; sequences {self.first} to {self.end - 1} are lost here" if self.row_count else ""
-        return f"{self.reason}{lost}"
+        return f"{self.file}: offset_bytes {self.offset_bytes}: {self.reason}{lost}"

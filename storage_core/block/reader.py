@@ -105,7 +105,7 @@ class BlockReader:
         expectation is decoded and validated as well. Raises OSError from the file.
         """
         for defect in reread(self._file, self._opened):
-            yield FrameDamage(self._name, defect.offset_bytes, -1, 0, 0, 0, str(defect))
+            yield FrameDamage(self._name, defect.offset_bytes, -1, 0, 0, 0, defect.reason)
         projection = Projection(self.footer, FrameRequest(first_sequence=first_sequence), self._everything())
         frames = self.footer.frames
         buffer = bytearray(int(np.diff(frames.offsets).max()))
@@ -206,4 +206,4 @@ class BlockReader:
     def _damage(self, projection: Projection, position: int, defect: Defect, lost: bool) -> FrameDamage:
         first, end = projection.sequences(position) if lost else (0, 0)
         row_count = int(self.footer.frames.row_counts[position]) if lost else 0
-        return FrameDamage(self._name, defect.offset_bytes, position, first, end, row_count, str(defect))
+        return FrameDamage(self._name, defect.offset_bytes, position, first, end, row_count, defect.reason)

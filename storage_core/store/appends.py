@@ -114,6 +114,8 @@ def commit(
     if isinstance(result, machine.Refused):
         result.raise_()
     assert isinstance(result, machine.AppendDone)
+    if result.already:
+        abort(turn, volume, transaction, env)  # what was staged this time is of no use; the first time's stays
     appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
     return CommitResult(appended, result.already)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block.damage import FrameDamage
+from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
@@ -83,7 +83,9 @@ def _read_slice(
 ) -> Iterator[pa.RecordBatch]:
     path = Path(one.paths[0])
 
-    def lost(offset_bytes: int, first: int, end: int, reason: str, cause: Exception | None = None) -> None:
+    def lost(
+        offset_bytes: int, reason: str, cause: Exception | None = None, first: int = one.first, end: int = one.end
+    ) -> None:
         damage = ReadDamage(one.stream, str(path), offset_bytes, first, end, reason)
         if report is not None:
             report(damage)
@@ -92,16 +94,17 @@ def _read_slice(
 
     def frame_lost(damage: FrameDamage) -> None:
         if damage.row_count:
-            lost(damage.offset_bytes, max(damage.first, one.first), min(damage.end, one.end), damage.reason)
+            first, end = max(damage.first, one.first), min(damage.end, one.end)
+            lost(damage.offset_bytes, damage.reason, first=first, end=end)
 
     try:
         file = env.files.open(path)
     except FileNotFoundError as error:
         reason = _why_missing(one, path, env)
-        lost(0, one.first, one.end, reason, error)
+        lost(0, reason, error)
         return
     except OSError as error:
-        lost(0, one.first, one.end, f"the file cannot be opened: {error}", error)
+        lost(0, f"the file cannot be opened: {error.strerror}", error)
         return
     try:
         try:
@@ -109,7 +112,7 @@ def _read_slice(
         except UnsupportedVersionError:
             raise
         except (CorruptionError, TruncatedRecordError, OSError) as error:
-            lost(0, one.first, one.end, str(error), error)
+            lost(*place_and_reason(error), error)
             return
         request = FrameRequest(
             columns=options.columns,
@@ -140,9 +143,16 @@ def open_block(one: BlockSlice, env: Environment = REAL) -> Iterator[BlockReader
     try:
         yield BlockReader.open(file, expectation(one))
     except (CorruptionError, TruncatedRecordError) as error:
-        raise DataLossError(str(ReadDamage(one.stream, str(path), 0, one.first, one.end, str(error)))) from error
+        offset_bytes, reason = place_and_reason(error)
+        raise DataLossError(str(ReadDamage(one.stream, str(path), offset_bytes, one.first, one.end, reason))) from error
     finally:
         file.close()
+
+
+def place_and_reason(error: Exception) -> tuple[int, str]:
+    """Return offset_bytes and reason of an error about a block, without the file's name."""
+    defect = error.args[0] if error.args else None
+    return (defect.offset_bytes, defect.reason) if isinstance(defect, Defect) else (0, str(error))
 
 
 def expectation(one: BlockSlice) -> BlockExpectation:

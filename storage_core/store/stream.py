@@ -126,8 +126,6 @@ class Stream:
         except BaseException as error:
             self._give_up(transaction, error)
             raise
-        if result.already:
-            stager.discard()
         got = result.appended.get(self.name)
         return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
 

@@ -14,6 +14,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.environment import Environment
 from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import block_directory
+from storage_core.store.reading import place_and_reason
 from storage_core.store.staging import block_path
 from storage_core.store.turn import Metadata
 
@@ -82,8 +83,8 @@ def _block_damage(
     path = block_path(str(directory), bytes(row["block_id"]))
     first, end = int(row["first"]), int(row["first"] + row["span"])
 
-    def whole(reason: str) -> list[Damage]:
-        return [Damage(stream.name, volume, str(path), 0, first, end, reason)]
+    def whole(reason: str, offset_bytes: int = 0) -> list[Damage]:
+        return [Damage(stream.name, volume, str(path), offset_bytes, first, end, reason)]
 
     try:
         file = env.files.open(path)
@@ -101,6 +102,7 @@ def _block_damage(
             for one in reader.verify()
         ]
     except (StorageError, OSError) as error:
-        return whole(str(error))
+        offset_bytes, reason = place_and_reason(error)
+        return whole(reason, offset_bytes)
     finally:
         file.close()

@@ -148,7 +148,7 @@ def test_good_frames_around_a_bad_one_survive_and_the_report_has_the_numbers(blo
     (only,) = damage
     assert (only.file, only.offset_bytes, only.frame) == ("/memory/block.blk", offset, 2)
     assert (only.first, only.end, only.row_count) == (107, 110, 3)
-    assert only.reason.startswith(f"/memory/block.blk: offset_bytes {offset}: payload checksum of frame 2: expected 0x")
+    assert str(only).startswith(f"/memory/block.blk: offset_bytes {offset}: payload checksum of frame 2: expected 0x")
     with pytest.raises(CorruptFrameError) as caught:
         read(reader)
     assert caught.value.args[0].offset_bytes == offset
