@@ -55,7 +55,7 @@ OPTIONS = (
         "stream",
         EVERYWHERE,
         "names",
-        "required for reading messages; for writing: the column `stream`",
+        "required for reading messages (layout=nats: all streams); for writing: the column `stream`",
         "The stream. For reading also a list separated by commas, or globs (`ORDERS_*`).",
     ),
     Option(

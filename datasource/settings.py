@@ -67,7 +67,7 @@ class ReadSettings:
         _check_together(given, table, layout)
         return cls(
             paths=paths,
-            streams=take("stream", parse_names, ()),
+            streams=take("stream", parse_names, ("*",) if layout == NATS else ()),
             subject=take("subject", _subject_filter, None),
             starting=take("startingOffsets", parse_offsets, Offsets()),
             ending=take("endingOffsets", parse_offsets, Offsets()),
@@ -156,7 +156,7 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
     if layout == NATS and given.get("verify", "crc").strip().lower() == "none":
         raise ValueError("option 'verify': layout=nats checks every message; leave it out")
-    if table == MESSAGES and not given.get("stream", "").strip():
+    if table == MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")
 
 

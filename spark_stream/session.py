@@ -1,0 +1,44 @@
+"""A local Spark session as jstream's own programs use it: this Python in the workers, UTC, quiet, Delta if it is here."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
+
+
+def delta_jars() -> list[Path]:
+    """Return the JARs in the folder that JSTREAM_DELTA_JARS names; none if Delta is not among them."""
+    folder = os.environ.get(DELTA_JARS_VARIABLE)
+    jars = sorted(Path(folder).glob("*.jar")) if folder else []
+    return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
+
+
+def local_session(name: str, warehouse: Path) -> SparkSession:
+    """Return a session on two cores of this machine whose tables lie in `warehouse`; the caller stops it."""
+    # Spark's workers run PYSPARK_PYTHON or the first python3 on the path: outside an activated environment that one
+    # has no jstream, and the failure reads DATA_SOURCE_NOT_FOUND.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    chosen = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    jars = delta_jars()
+    if jars:
+        chosen |= {
+            "spark.databricks.delta.snapshotPartitions": "2",
+            "spark.jars": ",".join(str(jar) for jar in jars),
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        }
+    session = SparkSession.builder.master("local[2]").appName(name).config(map=chosen).getOrCreate()
+    session.sparkContext.setLogLevel("OFF")  # what fails is told by the exception
+    return session
