@@ -25,6 +25,7 @@ def create_volume(path: Path, settings: StoreSettings, env: Environment) -> Volu
         env.files.make_directory(path / log.DIRECTORY)
         env.files.make_directory(path / "streams")
         _first_entry(path, identity, settings, env)
+        env.files.sync_directory(path)  # whoever sees the identity finds all the rest
         file = env.files.create(path / volume_file.FILE_NAME)
         try:
             file.write_at(0, identity.encode())

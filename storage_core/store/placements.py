@@ -15,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from storage_core.bounded import pack, unpack
-from storage_core.errors import CorruptionError
+from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
 from storage_core.metadata.manifest import BLOCK_DTYPE
 
@@ -25,15 +25,15 @@ FORMAT_VERSION = 1
 RECORD_MAGIC = b"PLCE"
 ROWS_PER_RECORD_MAX = 4096
 RECORD_SIZE_MAX = ROWS_PER_RECORD_MAX * BLOCK_DTYPE.itemsize + 4096  # bytes of payload
-_HEADER = Struct("<8sII")  # magic, version, 0
+_HEADER = Struct("<8sII")  # magic, version, CRC32C of the twelve bytes before
 _RECORD = Struct("<4sIIIQ")  # magic, CRC32C of what follows, payload size, 0, log index
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One record: blocks that one entry of the log added to one stream."""
+    """One record: blocks that were added to one stream."""
 
-    index: int  # of the entry
+    index: int  # of the metadata log when the record was written: not below that of the entry
     incarnation: bytes
     stream: str
     rows: np.ndarray  # BLOCK_DTYPE
@@ -46,7 +46,7 @@ class PlacementJournal:
         self._files, self.path = files, volume / FILE_NAME
 
     def append(self, placements: list[Placement]) -> None:
-        """Write records at the end; a missing journal is begun."""
+        """Write records at the end; a missing journal is begun. Raises UnsupportedVersionError."""
         if not placements:
             return
         file = self._open()
@@ -66,7 +66,10 @@ class PlacementJournal:
         self._files.sync_directory(self.path.parent)
 
     def read(self) -> Iterator[Placement]:
-        """Yield every whole record, in the order in which they were written."""
+        """Yield every whole record, in the order in which they were written, also behind a damaged header.
+
+        Raises UnsupportedVersionError.
+        """
         try:
             file = self._files.open(self.path)
         except FileNotFoundError:
@@ -75,15 +78,37 @@ class PlacementJournal:
             data = file.read_at(0, file.size())
         finally:
             file.close()
-        yield from _scan(data, _HEADER.size)
+        _check_version(data[: _HEADER.size], self.path)
+        yield from _scan(data, 0)
 
     def _open(self) -> File:
         try:
-            return self._files.open(self.path, writable=True)
+            file = self._files.open(self.path, writable=True)
         except FileNotFoundError:
             file = self._files.create(self.path)
-            file.write_at(0, _HEADER.pack(MAGIC, FORMAT_VERSION, 0))
-            return file
+        try:
+            header = file.read_at(0, _HEADER.size)
+            _check_version(header, self.path)
+            if len(header) < _HEADER.size:
+                file.write_at(0, _header(FORMAT_VERSION))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def _header(version: int) -> bytes:
+    fields = _HEADER.pack(MAGIC, version, 0)[:-4]
+    return fields + crc32c(fields).to_bytes(4, "little")
+
+
+def _check_version(header: bytes, path: Path) -> None:
+    """Raise UnsupportedVersionError for a whole header of another version; a damaged one says nothing."""
+    if len(header) < _HEADER.size:
+        return
+    magic, version, crc = _HEADER.unpack(header)
+    if magic == MAGIC and crc == crc32c(header[:-4]) and version != FORMAT_VERSION:
+        raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
 
 
 def _encode(placement: Placement) -> bytes:
