@@ -22,7 +22,7 @@ def local_session(name: str, warehouse: Path) -> SparkSession:
     # has no jstream, and the failure reads DATA_SOURCE_NOT_FOUND.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    chosen = {
+    chosen: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",

@@ -17,9 +17,13 @@ class Defect:
     expected: str
     found: str
 
+    @property
+    def reason(self) -> str:
+        """The sentence without the place."""
+        return f"{self.what}: expected {self.expected}, found {self.found}"
+
     def __str__(self) -> str:
-        place = f"{self.file}: offset_bytes {self.offset_bytes}"
-        return f"{place}: {self.what}: expected {self.expected}, found {self.found}"
+        return f"{self.file}: offset_bytes {self.offset_bytes}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
