@@ -31,11 +31,11 @@ class FrameAssembler:
         """Return the stored bytes of the rows that are held (an estimate)."""
         return self._part_size + self._small_size
 
-    def add(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Take a batch of at least one row; return the frames that are now complete, often none."""
+    def add(self, batch: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
+        """Take a batch of at least one row and `size` bytes; return the frames that are now complete, often none."""
         if batch.num_rows < SMALL_ROW_COUNT:
             self._small.append(batch)
-            self._small_size += batch.nbytes
+            self._small_size += size
             if len(self._small) < SMALL_ROW_COUNT and self._small_size < FRAME_SIZE_TARGET:
                 return []
             return self._cut(self._take_small())

@@ -58,7 +58,7 @@ def select_frames(footer: Footer, request: FrameRequest) -> FrameSelection:
     messages = frames.messages
     starts = frames.first_rows[messages]
     may, whole = footer.subjects.match_frames(request.subject_filters, len(messages))
-    may = may & (starts < end_row) & (starts + frames.row_counts[messages] > first_row)
+    may = may & (first_row < end_row) & (starts < end_row) & (starts + frames.row_counts[messages] > first_row)
     if request.time_first_ns is not None:
         may &= frames.time_max_ns[messages] >= request.time_first_ns
     if request.time_end_ns is not None:

@@ -106,6 +106,9 @@ class BlockWriter:
         if not batch.num_rows:
             return
         self._check(batch, msg_id_hashes, sequences)
+        size = batch.nbytes
+        if size > MESSAGE_SIZE_MAX:
+            _check_message_sizes(batch)
         if sequences is None:
             self._runs.add_contiguous(batch.num_rows)
         else:
@@ -114,7 +117,7 @@ class BlockWriter:
         if msg_id_hashes is not None:
             self._message_ids.add(self._row_count, msg_id_hashes)
         self._row_count += batch.num_rows
-        for frame in self._assembler.add(batch):
+        for frame in self._assembler.add(batch, size):
             self._write_frame(frame)
         self._state = "open"
 
@@ -154,8 +157,6 @@ class BlockWriter:
             raise ValueError(f"msg_id_hashes: shape {msg_id_hashes.shape} for {batch.num_rows} rows")
         if sequences is not None and sequences.shape != (batch.num_rows,):
             raise ValueError(f"sequences: shape {sequences.shape} for {batch.num_rows} rows")
-        if batch.nbytes > MESSAGE_SIZE_MAX:
-            _check_message_sizes(batch)
 
     # --- frames and footer
 

@@ -14,7 +14,7 @@ from storage_core.block.sizing import stored_ends
 
 
 def assemble(batches: list[pa.RecordBatch], assembler: FrameAssembler) -> list[pa.RecordBatch]:
-    frames = [frame for batch in batches for frame in assembler.add(batch)]
+    frames = [frame for batch in batches for frame in assembler.add(batch, batch.nbytes)]
     return frames + assembler.finish()
 
 
@@ -56,7 +56,7 @@ def test_message_beyond_the_target_is_alone_in_its_frame(blocks: Any) -> None:
 def test_single_rows_are_not_held_one_by_one(blocks: Any) -> None:
     assembler, row = FrameAssembler(), blocks.plain(1)
     for _ in range(10 * SMALL_ROW_COUNT + 5):
-        assert not assembler.add(row)
+        assert not assembler.add(row, row.nbytes)
     assert len(assembler._small) == 5
     assert len(assembler._parts) == 10
 
@@ -66,7 +66,7 @@ def test_rest_of_a_large_batch_does_not_keep_it_in_memory(blocks: Any) -> None:
     before, assembler = pa.total_allocated_bytes(), FrameAssembler()
     batch = blocks.plain(200_001, size=100).take(pa.array(range(200_001)))
     assert pa.total_allocated_bytes() - before > 20_000_000
-    assert len(assembler.add(batch)) == 6
+    assert len(assembler.add(batch, batch.nbytes)) == 6
     del batch
     assert pa.total_allocated_bytes() - before < 2 * FRAME_SIZE_TARGET
     assert assembler.size < FRAME_SIZE_TARGET

@@ -28,34 +28,41 @@ def test_every_flipped_bit_is_found_and_never_served(blocks: Any, memory_file: A
     good = pa.Table.from_batches(sealed.reader(vouched).read(request))
     without = {0: good.slice(2), 2: good.slice(0, 2)}  # frame 1 has the message ids of frame 0
     found = {"open": 0, "read": 0, "message ids": 0, "verify": 0}
+    file = memory_file(sealed.data)
+    reader = BlockReader.open(file, expected)
+    frames = range(128 * 8, reader.footer.frames.end_offset * 8)
     # A foreign file goes the same way up to one check: every seventh bit is enough there.
     for bit in range(0, len(sealed.data) * 8, 1 if vouched else 7):
-        data = bytearray(sealed.data)
-        data[bit >> 3] ^= 1 << (bit & 7)
-        try:
-            reader = BlockReader.open(memory_file(data), expected)
-        except TO_OPEN:
+        file.data[bit >> 3] ^= 1 << (bit & 7)
+        if bit not in frames:
+            with pytest.raises(TO_OPEN):
+                BlockReader.open(file, expected)
             found["open"] += 1
-            continue
-        damage: list[FrameDamage] = []
-        batches = list(reader.read(replace(request, on_damage=damage.append)))
-        if damage:
-            (only,) = damage
-            assert pa.Table.from_batches(batches).equals(without[only.frame]), bit
-            assert (only.first, only.end, only.row_count) == {0: (1, 3, 2), 2: (3, 4, 1)}[only.frame], bit
-            found["read"] += 1
-            continue
-        assert pa.Table.from_batches(batches).equals(good), bit
-        (only,) = reader.verify()
-        assert (only.row_count, only.first, only.end) == (0, 0, 0), bit
-        if "padding" in only.reason:
-            found["verify"] += 1
-        else:
-            with pytest.raises(CorruptFrameError):
-                list(reader.message_ids())
-            found["message ids"] += 1
+        else:  # opening reads nothing of the frames, so the block may be open before
+            damage: list[FrameDamage] = []
+            batches = list(reader.read(replace(request, on_damage=damage.append)))
+            if damage:
+                (only,) = damage
+                assert pa.Table.from_batches(batches).equals(without[only.frame]), bit
+                assert (only.first, only.end, only.row_count) == {0: (1, 3, 2), 2: (3, 4, 1)}[only.frame], bit
+                found["read"] += 1
+            else:
+                assert pa.Table.from_batches(batches).equals(good), bit
+                found[_found_later(reader)] += 1
+        file.data[bit >> 3] ^= 1 << (bit & 7)
     print(f"{codec}: {sum(found.values())} flipped bits, found by {found}")
     assert all(found.values())
+
+
+def _found_later(reader: BlockReader) -> str:
+    """Return what finds a bit that costs no message."""
+    (only,) = reader.verify()
+    assert (only.row_count, only.first, only.end) == (0, 0, 0)
+    if "padding" in only.reason:
+        return "verify"
+    with pytest.raises(CorruptFrameError):
+        list(reader.message_ids())
+    return "message ids"
 
 
 @pytest.mark.parametrize("vouched", [True, False], ids=["vouched for", "foreign"])
