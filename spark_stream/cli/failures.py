@@ -119,6 +119,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, (StorageError, CommandFailed, OSError)):
         return EXIT_FAILED, explain(error)
+    if isinstance(error, UnicodeEncodeError):
+        return EXIT_USAGE, f"{error.object!a} is not UTF-8"
     # Arrow's errors derive from ValueError too, and say nothing about the words of the command line.
     if isinstance(error, ValueError) and not type(error).__module__.startswith("pyarrow"):
         return EXIT_USAGE, str(error)

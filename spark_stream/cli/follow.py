@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
+    from storage_core.store.plan import ReadPlan
     from storage_core.store.stream import Stream
 
 POLL_INTERVAL_S = 0.2
@@ -43,6 +44,7 @@ class Position:
     stream: str
     incarnation: bytes
     next_sequence: int  # Invariant: everything below it was printed, or is not to be
+    end_seen: int = 0  # where the stream ended at the last look; it may not end before it now
 
 
 class Follower:
@@ -88,23 +90,33 @@ class Follower:
             raise CommandFailed("no stream is left to follow")
 
     def _poll_stream(self, position: Position) -> "Iterator[pa.RecordBatch]":
-        stream = self._store.stream(position.stream)
-        if stream.incarnation != position.incarnation:
-            self._tell(f"stream {stream.name} was deleted and made again: going on with its first message")
-            position.incarnation, position.next_sequence = stream.incarnation, 1
-        end = stream.last_sequence + 1
-        if end < position.next_sequence:
-            raise CommandFailed(
-                f"stream {stream.name} ends with sequence {end - 1}, but was followed to {position.next_sequence - 1}: "
-                "the store was put back to an older copy; start again"
-            )
-        if end == position.next_sequence:
-            return
-        plan = plan_messages(self._store, stream.name, position.next_sequence, self._subject)
-        (covered,) = plan.ranges
-        if covered.incarnation == position.incarnation:  # else it was made again just now: the next look sees that
+        from storage_core.errors import NotFoundError
+
+        try:
+            plan = self._plan_news(position)
+        except NotFoundError:
+            return  # deleted just now: the next look says so
+        if plan is not None:
             yield from read_messages(self._store, plan, self._subject, self._skip_damage, self._tell)
-            position.next_sequence = covered.end
+            position.next_sequence = plan.ranges[0].end
+
+    def _plan_news(self, position: Position) -> "ReadPlan | None":
+        """Return a plan over what is new in the stream, or None; moves the position to another incarnation."""
+        state = self._store.stream_state(position.stream)
+        if state.incarnation != position.incarnation:
+            self._tell(f"stream {position.stream} was deleted and made again: going on with its first message")
+            position.incarnation, position.next_sequence, position.end_seen = state.incarnation, 1, 0
+        if state.next_sequence < position.end_seen:
+            raise CommandFailed(
+                f"stream {position.stream} ended with sequence {position.end_seen - 1} before, and ends with "
+                f"{state.next_sequence - 1} now: the store was put back to an older copy; start again"
+            )
+        position.end_seen = state.next_sequence
+        if state.next_sequence <= position.next_sequence:
+            return None
+        plan = plan_messages(self._store, position.stream, position.next_sequence, self._subject)
+        # If it was made again since the line above, the next look sees that.
+        return plan if plan.ranges[0].incarnation == position.incarnation else None
 
     def _join(self, names: list[str]) -> None:
         for name in names:

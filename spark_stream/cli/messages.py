@@ -31,6 +31,7 @@ from spark_stream.cli.stream import app
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
 PAGE_SIZE = 10  # messages of a page on a terminal, as `nats stream view` has it
 
 SubjectFilterOption = Annotated[
@@ -193,7 +194,9 @@ def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
 @app.command("rmm")
 def remove_messages(
     name: StreamArgument,
-    sequences: Annotated[list[int], typer.Argument(metavar="SEQ...", min=1, help="Sequences of the messages.")],
+    sequences: Annotated[
+        list[int], typer.Argument(metavar="SEQ...", min=1, max=SEQUENCE_MAX, help="Sequences of the messages.")
+    ],
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",

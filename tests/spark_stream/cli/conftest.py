@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[3]
 VOLATILE = [
     (re.compile(r"\b[0-9a-f]{32}\b"), "<id>"),
     (re.compile(r"\b0x[0-9a-f]{8}\b"), "<crc>"),
+    (re.compile(r'"reason": ".*"'), '"reason": "<reason>"'),
+    (re.compile(r'"(file_size|payload_size)": \d+'), r'"\1": "<size>"'),
     (re.compile(r'"host": "[^"]*"'), '"host": "<host>"'),
     (re.compile(r"\b2\d{3}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
 ]

@@ -98,10 +98,17 @@ def test_of_several_streams_the_others_are_followed_on(orders) -> None:
     assert got == [("OTHER", 1)]
 
 
-def test_a_stream_that_ends_before_the_position_is_an_error(orders) -> None:
-    follower = Follower(orders, [start(orders.stream("ORDERS"), 100)])
-    with pytest.raises(CommandFailed, match="ends with sequence 6, but was followed to 99"):
-        list(follower.poll())
+def test_a_stream_that_ends_before_where_it_ended_is_an_error(orders) -> None:
+    position = start(orders.stream("ORDERS"), 100)
+    position.end_seen = 100
+    with pytest.raises(CommandFailed, match="ended with sequence 99 before, and ends with 6 now"):
+        list(Follower(orders, [position]).poll())
+
+
+def test_a_sequence_that_is_not_there_yet_is_waited_for(orders) -> None:
+    stream = orders.stream("ORDERS")
+    steps = [lambda: stream.publish("orders.new", b"")] * 3
+    assert follow(Follower(orders, [start(stream, 8)]), *steps) == [("ORDERS", 8), ("ORDERS", 9)]
 
 
 def test_a_stream_that_appears_later_joins_if_it_may_hold_the_subject(orders) -> None:

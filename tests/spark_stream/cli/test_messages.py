@@ -163,3 +163,8 @@ def test_removing_what_is_not_there_fails_and_says_how_many_were(jstream, orders
     outcome = jstream("stream", "rmm", "ORDERS", 1, 2, 99, "--force")
     assert outcome.code == 1
     assert "removed 1 of 3 messages" in outcome.err
+
+
+@pytest.mark.parametrize("sequence", [0, -1, 2**63, 10**30])
+def test_what_can_be_no_sequence_is_wrong_usage(jstream, orders, sequence: int) -> None:
+    assert jstream("stream", "rmm", "ORDERS", "--force", "--", sequence).code == 2

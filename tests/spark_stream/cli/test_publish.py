@@ -99,6 +99,13 @@ def test_a_subject_that_no_stream_takes_fails(jstream, stream, words: list[str],
     assert stream.last_sequence == 0
 
 
+def test_a_body_may_be_any_bytes_but_a_subject_is_utf_8(jstream, stream) -> None:
+    assert jstream.process("pub", "s.a", b"\xff\xfe".decode("utf-8", "surrogateescape")).out == "S 1\n"
+    assert stream.get(1).data == b"\xff\xfe"
+    outcome = jstream.process("pub", b"s.\xff".decode("utf-8", "surrogateescape"), "x")
+    assert (outcome.code, outcome.err) == (2, "error: 's.\\udcff' is not UTF-8\n")
+
+
 def test_of_several_streams_with_the_subject_one_must_be_named(jstream, store, stream) -> None:
     other = store.add_stream({"name": "T", "subjects": ["s.a"]})
     outcome = jstream("pub", "s.a", "x")
