@@ -90,6 +90,8 @@ def _damage(
 ) -> list[ForeignDamage]:
     """Return all damage of the block, each place with the sequences of the part that it cost."""
     asked = SequenceSet.from_ranges([(part.first, part.end)]).difference(removed)
+    if not (scan.damage or content.damage or len(strange)) and (not part.known or len(shown) == len(asked)):
+        return []  # `shown` is a part of `asked`, so nothing can be missing
     missing = asked.difference(SequenceSet.from_sequences(shown.sequences))
     note = "".join(f"; in the compressed file at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
     found = []
