@@ -37,9 +37,9 @@ class Shell:
         assert program == "jstream", line
         words = [path for word in words for path in (sorted(glob.glob(word))[:1] if "/" in word else [word])]
         found = CliRunner().invoke(app, words, input=stdin, env=self.variables)
-        return "\n".join(
-            part.rstrip() for part in found.output.strip("\n").replace(str(self.directory), HOME).split("\n")
-        )
+        shown = found.output.strip("\n").replace(str(self.directory), HOME)
+        shown = re.sub(r'(written from: |"host": ")[^"\n]*', r"\1desk", shown)
+        return "\n".join(part.rstrip() for part in shown.split("\n"))
 
 
 def rerun(console: str, shell: Shell) -> str:
