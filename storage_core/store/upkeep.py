@@ -46,18 +46,19 @@ class Upkeep:
             logger.warning("%s: upkeep (snapshot): %s", self._volume, error)
 
     def _write_journal(self, turn: Turn, everything: bool) -> None:
-        if self._journaled is None:
-            self._journaled = _ends(self._journal)
+        # What this process has not written itself may be torn anywhere: it goes by what it finds, once.
+        found = _blocks(self._journal) if self._journaled is None else {}
+        journaled = self._journaled or {}
         placements = []
         for stream in turn.state.streams.values():
             rows = stream.blocks.rows
-            end = self._journaled.get(stream.incarnation, 0)
-            if len(rows) and int(rows["first"][-1]) >= end:
-                rows = rows[np.searchsorted(rows["first"], end, side="left") :]
+            rows = rows[np.searchsorted(rows["first"], journaled.get(stream.incarnation, 0)) :]
+            if stream.incarnation in found:
+                rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
+            if len(rows):
                 placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
         self._journal.append(placements)
-        for one in placements:
-            self._journaled[one.incarnation] = int(one.rows["first"][-1] + one.rows["span"][-1])
+        self._journaled = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
 
     def _unlink(self, turn: Turn, everything: bool) -> None:
         graves = turn.state.graveyard.rows
@@ -94,11 +95,9 @@ class Upkeep:
             turn.propose(ForgetTransactions(before_ns))
 
 
-def _ends(journal: PlacementJournal) -> dict[bytes, int]:
-    """Return, by incarnation, up to which sequence the journal knows the blocks."""
-    ends: dict[bytes, int] = {}
+def _blocks(journal: PlacementJournal) -> dict[bytes, set[bytes]]:
+    """Return, by incarnation, which blocks the journal knows."""
+    blocks: dict[bytes, set[bytes]] = {}
     for one in journal.read():
-        if len(one.rows):
-            end = int(one.rows["first"][-1] + one.rows["span"][-1])
-            ends[one.incarnation] = max(ends.get(one.incarnation, 0), end)
-    return ends
+        blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
+    return blocks
