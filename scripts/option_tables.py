@@ -1,0 +1,37 @@
+"""Print docs/guide/options.md, made of the table in datasource/options.py.
+
+    .venv/bin/python scripts/option_tables.py > docs/guide/options.md
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from datasource.options import OPTIONS, SUPPORTED_USES, Option
+
+HEAD = """# Options
+
+Every option of the data source `jstream`, from the table that checks them (`scripts/option_tables.py` makes this page). Names are
+taken without regard to case. An option that is unknown, or means nothing where it is given, is refused by name.
+"""
+
+
+def page() -> str:
+    """Return the page: one table a use."""
+    parts = [HEAD]
+    for use in SUPPORTED_USES:
+        rows = [option for option in OPTIONS if use in option.uses and not option.missing]
+        lines = [f"## {use.value.capitalize()}", "", "| option | takes | default | meaning |", "|---|---|---|---|"]
+        parts.append("\n".join([*lines, *(_row(option) for option in rows), ""]))
+    return "\n".join(parts)
+
+
+def _row(option: Option) -> str:
+    meaning = f"Another name of `{option.alias}`. {option.meaning}".strip() if option.alias else option.meaning
+    cells = (f"`{option.name}`", option.kind, option.default, meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
