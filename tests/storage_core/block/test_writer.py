@@ -255,3 +255,14 @@ def test_real_file(blocks: Any, tmp_path: Any) -> None:
         found = pa.Table.from_batches(reader.read(FrameRequest(columns=("timestamp_ns", "data"))))
         assert found.equals(pa.Table.from_batches(batches).select(["timestamp_ns", "data"]))
         assert not list(reader.verify())
+
+
+def test_metadata_of_the_schema_and_names_inside_lists_do_not_matter(blocks: Any) -> None:
+    batch = blocks.batch(4)
+    other_names = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    schema = batch.schema.set(2, pa.field("headers", other_names)).with_metadata({"written by": "somebody"})
+    foreign = pa.RecordBatch.from_arrays(
+        [batch.column(0), batch.column(1), batch.column(2).cast(other_names), batch.column(3)], schema=schema
+    )
+    for codec in ("none", "lz4"):
+        assert blocks.seal(batch, foreign, codec=codec).data == blocks.seal(batch, batch, codec=codec).data
