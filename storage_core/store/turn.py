@@ -139,6 +139,8 @@ class Metadata:
         if view is None:
             evidence = self.log.read()
             view = _replay(evidence, commit)
+            if evidence.bad is not None and evidence.bad.followed:
+                raise CorruptionError(f"{evidence.bad.where}: a bad record, and entries stand after it")
             if known is None and not self._is_being_written(evidence.tip[0], commit.index):
                 if not clean:
                     raise CorruptionError(
