@@ -1,7 +1,7 @@
-"""`register(spark)`: for sessions in which Spark has not found the data source by itself."""
+"""`register(spark)`: for sessions, and threads, in which Spark does not find the data source by itself."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasource.settings import NO_PATH
 
@@ -14,11 +14,13 @@ _SEEN_BY_WORKERS = NO_PATH.split(":")[0]
 def register(spark: "SparkSession") -> None:
     """Register the data source `jstream` in the session, and see that Spark's Python workers can use it.
 
-    Raises RuntimeError, with what to do, if the workers cannot import the package: they run another Python than this
-    process if PYSPARK_PYTHON says so, or by default the `python3` on the PATH.
+    Call it in each thread of your own that writes, too: Spark looks data sources up in the thread's active session,
+    which threads started by Python do not have. Raises RuntimeError, with what to do, if the workers cannot import the
+    package: they run what PYSPARK_PYTHON says, by default the `python3` on the PATH.
     """
     from pyspark_jstream import DefaultSource
 
+    _make_active(spark)
     spark.dataSource.register(DefaultSource)
     try:
         spark.read.format("jstream").load()  # asks a worker, which refuses a read without a path
@@ -30,3 +32,11 @@ def register(spark: "SparkSession") -> None:
             f"Set PYSPARK_PYTHON={sys.executable} before the session is made, or install the package for the Python "
             f"that they run, or ship it with --py-files. Spark said: {error}"
         ) from error
+
+
+def _make_active(spark: "SparkSession") -> None:
+    """Make the session the active one of this thread; a Spark Connect session has no such thing."""
+    session: Any = getattr(spark, "_jsparkSession", None)
+    if session is not None:
+        jvm: Any = spark.sparkContext._jvm
+        jvm.SparkSession.setActiveSession(session)
