@@ -1,0 +1,207 @@
+"""Batch reading and appending, side by side with what else Spark could do: in one run, in turns, as ratios.
+
+Every contender runs once in each round, so that a busy moment of the machine falls on all of them; the first round
+warms up and is not counted. Read ratios of medians, not absolute numbers.
+"""
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.ceiling import DiscardSink, MemorySource
+from storage_core import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results" / "spark_batch.json"
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+WRITE_TASKS = 8
+
+# name of the ratio: contender, the one it is compared with, what the project wants (None: for information)
+RATIOS = (
+    ("batch read, all columns / source of ready batches", "read jstream", "read ready batches", 0.9),
+    ("batch read, all columns / Parquet", "read jstream", "read parquet", None),
+    ("batch read, all columns / Delta", "read jstream", "read delta", None),
+    ("batch read, two columns / all columns", "read jstream two columns", "read jstream", None),
+    ("append R1 / sink that throws away", "write jstream", "write discard", 0.85),
+    ("append R1 / Parquet", "write jstream", "write parquet", None),
+    ("append R1 / Delta", "write jstream", "write delta", 1.1),
+)
+
+
+@dataclass
+class Run:
+    """One benchmark: the contenders in order, and the seconds that each took in each counted round."""
+
+    messages: int
+    rounds: int
+    spark: SparkSession
+    place: Path
+    delta: bool
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, name: str, counted: bool, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        work()
+        if counted:
+            self.seconds.setdefault(name, []).append(time.perf_counter() - start)
+
+
+def main(messages: int, rounds: int) -> int:
+    """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
+    with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder:
+        spark, delta = start_session(Path(folder))
+        try:
+            run = Run(messages, rounds, spark, Path(folder), delta)
+            compare(run)
+        finally:
+            spark.stop()
+    report(run)
+    return 0
+
+
+def start_session(place: Path) -> tuple[SparkSession, bool]:
+    """Return a session of two cores, and whether it has Delta: from JSTREAM_DELTA_JARS, else from Maven Central."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    delta = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+    jars = sorted(Path(os.environ.get("JSTREAM_DELTA_JARS", "/nowhere")).glob("*.jar"))
+    delta |= {"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": DELTA_PACKAGE}
+    try:
+        return build_session(place, delta), True
+    except Exception as error:
+        print(f"Delta is left out: {str(error).splitlines()[0]}")
+        return build_session(place, {}), False
+
+
+def build_session(place: Path, more: dict[str, str]) -> SparkSession:
+    settings = {
+        "spark.driver.memory": "6g",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **more,
+    }
+    session = SparkSession.builder.master("local[2]").appName("jstream benchmark").config(map=settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def orders(spark: SparkSession, messages: int) -> DataFrame:
+    """Return `messages` rows to write, kept in memory: JSON of about 120 bytes and one of 16 subjects.
+
+    There is no column `headers`: Spark 4.2 hands an array column of nulls to Python in a time that grows with the
+    square of the batch, which would be all that the writers are measured by (docs/spark.md).
+    """
+    data = """concat('{"order":', id, ',"customer":"', lpad(cast(id % 99991 as string), 6, '0'),
+        '","amount":', (id * 7919) % 100000, ',"currency":"EUR","token":"', sha1(cast(id as string)), '"}')"""
+    frame = spark.range(0, messages, 1, WRITE_TASKS).selectExpr(
+        "concat('orders.region', id % 16, '.created') as subject",
+        f"cast({data} as binary) as data",
+    )
+    frame = frame.persist()
+    size = frame.selectExpr("avg(length(data))").first()
+    print(f"{messages} messages of {size[0]:.0f} bytes of data on average" if size else "no messages")
+    return frame
+
+
+def compare(run: Run) -> None:
+    run.spark.dataSource.register(MemorySource)
+    run.spark.dataSource.register(DiscardSink)
+    frame = orders(run.spark, run.messages)
+    with Store.create(str(run.place / "store")) as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    jstream_write(run, frame, "ORDERS")
+    readable = {name: prepare(run, name) for name in ("parquet", *(["delta"] if run.delta else []))}
+    for round_number in range(run.rounds + 1):
+        counted = round_number > 0
+        write_round(run, frame, round_number, counted)
+        read_round(run, readable, counted)
+        print(f"round {round_number} of {run.rounds} done" + ("" if counted else " (warm-up, not counted)"))
+
+
+def jstream_read(run: Run, columns: str | None = None) -> DataFrame:
+    reader = run.spark.read.format("jstream").option("stream", "ORDERS")
+    return (reader.schema(columns) if columns else reader).load(str(run.place / "store"))
+
+
+def jstream_write(run: Run, frame: DataFrame, stream: str) -> None:
+    frame.write.format("jstream").mode("append").option("stream", stream).save(str(run.place / "store"))
+
+
+def prepare(run: Run, kind: str) -> DataFrame:
+    """Store what jstream reads, all columns, in another format; return it for reading."""
+    place = str(run.place / f"read-{kind}")
+    jstream_read(run).write.format(kind).save(place)
+    return run.spark.read.format(kind).load(place)
+
+
+def write_round(run: Run, frame: DataFrame, round_number: int, counted: bool) -> None:
+    stream = f"ROUND{round_number}"
+    store_path = str(run.place / "store")
+    with Store.open(store_path) as store:
+        store.add_stream({"name": stream, "subjects": ["orders.>"]})
+    run.time("write discard", counted, lambda: frame.write.format("discard").mode("append").save())
+    run.time("write jstream", counted, lambda: jstream_write(run, frame, stream))
+    for kind in ("parquet", *(["delta"] if run.delta else [])):
+        place = run.place / f"write-{kind}"
+        run.time(f"write {kind}", counted, lambda: frame.write.format(kind).save(str(place)))  # noqa: B023
+        shutil.rmtree(place)
+    with Store.open(store_path) as store:
+        store.delete_stream(stream)
+
+
+def read_round(run: Run, readable: dict[str, DataFrame], counted: bool) -> None:
+    def drain(frame: DataFrame) -> Callable[[], None]:
+        return lambda: frame.write.format("noop").mode("overwrite").save()
+
+    ours = jstream_read(run)
+    tasks = ours.rdd.getNumPartitions()
+    memory = run.spark.read.format("ready_batches").options(rows=run.messages, partitions=tasks).load()
+    run.time("read ready batches", counted, drain(memory))
+    run.time("read jstream", counted, drain(ours))
+    run.time("read jstream two columns", counted, drain(jstream_read(run, "sequence long, subject string")))
+    for kind, frame in readable.items():
+        run.time(f"read {kind}", counted, drain(frame))
+
+
+def report(run: Run) -> None:
+    rates = {name: run.messages / statistics.median(times) for name, times in run.seconds.items()}
+    print(f"\n{'median of ' + str(run.rounds) + ' rounds':<28}{'messages/s':>14}{'seconds':>10}")
+    for name, rate in rates.items():
+        print(f"{name:<28}{rate:>14,.0f}{run.messages / rate:>10.2f}")
+    ratios: list[dict[str, Any]] = []
+    print(f"\n{'ratio':<52}{'is':>8}{'wanted':>10}")
+    for name, ours, other, wanted in RATIOS:
+        if ours in rates and other in rates:
+            ratio = rates[ours] / rates[other]
+            ratios.append({"name": name, "ratio": round(ratio, 3), "wanted": wanted})
+            print(f"{name:<52}{ratio:>8.2f}{'' if wanted is None else f'>= {wanted}':>10}")
+    result = {
+        "command": f"python -m benchmarks --messages {run.messages} --rounds {run.rounds}",
+        "messages": run.messages,
+        "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
+        "spark": run.spark.version,
+        "messages_per_s": {name: round(rate) for name, rate in rates.items()},
+        "seconds": {name: [round(one, 3) for one in times] for name, times in run.seconds.items()},
+        "ratios": ratios,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\nwritten to {RESULTS}")
