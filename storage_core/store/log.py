@@ -239,7 +239,8 @@ class VolumeLog:
             evidence.damage.extend(collected.missed_at(header.base_index))
         except (CorruptRecordError, TruncatedRecordError):
             clean = False
-            evidence.damage.append(f"{path}: the segment header is torn or damaged")
+            if durable:  # else it was torn by a power loss while a holder began it
+                evidence.damage.append(f"{path}: the segment header is damaged")
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
         best, whole = _best_commit_record(pages)
