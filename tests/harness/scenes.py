@@ -16,6 +16,7 @@ from harness.processes import Machine
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import StorageError
+from storage_core.metadata.state import encode_state
 from storage_core.store.store import Store
 
 SCENE_LENGTH = 3
@@ -102,8 +103,17 @@ def go_on(machine: Machine, seen: Seen, played: Played, step_count: int) -> int:
     for step in STEPS[done : done + step_count]:
         step.act(store)
         done += 1
-    assert seen_in_store(store) == shown_before(done), f"after going on to step {done}"
     return done
+
+
+def seen_after(machine: Machine, expected: list[Seen]) -> Seen:
+    """Return what a new process sees, which is among the expected; opening once more changes nothing."""
+    store = machine.open()
+    seen = seen_in_store(store)
+    assert seen in expected, {name: str(content) for name, content in seen.items()}
+    again = machine.open()
+    assert encode_state(again.state()) == encode_state(store.state()), "opening twice is not the same as once"
+    return seen
 
 
 def check_shown_and_whole(machine: Machine, done: int) -> None:
