@@ -1,6 +1,7 @@
-"""msgpack with bounds: ten megabytes of empty arrays would become seven hundred, so nothing is unpacked unbounded.
+"""msgpack with bounds, for bytes that a checksum or digest has vouched for.
 
-Only what a checksum or digest has vouched for comes here; the bounds are the second line.
+No container can declare more than the input holds. That does not bound their number: ten megabytes of empty arrays
+become seven hundred, so `size_max` is chosen with that in mind, and what strangers write is not unpacked here.
 """
 
 from typing import Any
@@ -37,5 +38,5 @@ def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:
             max_map_len=size * UNPACKED_PER_BYTE_MAX,
             max_ext_len=0,
         )
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptionError(f"{what} is not valid msgpack: {error}") from error

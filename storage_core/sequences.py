@@ -14,7 +14,7 @@ import numpy as np
 from storage_core.errors import CorruptionError
 
 _HEADER = Struct("<I")  # run count
-RUN_COUNT_MAX = 1 << 26  # bounds what a damaged count can make us allocate: 1 GiB of runs
+RUN_COUNT_MAX = 1 << 24  # bounds what a damaged count can make us allocate: 256 MiB of runs
 
 
 class SequenceSet:
@@ -168,7 +168,7 @@ class SequenceSet:
             raw = inflate.decompress(bytes(encoded[_HEADER.size :]), run_count * 16 + 1)
         except zlib.error as error:
             raise CorruptionError(f"sequence set does not inflate: {error}") from error
-        if len(raw) != run_count * 16 or not inflate.eof:
+        if len(raw) != run_count * 16 or not inflate.eof or inflate.unused_data:
             raise CorruptionError(f"sequence set of {run_count} runs inflates to {len(raw)} bytes")
         pairs = np.frombuffer(raw, "<i8").reshape(-1, 2)
         if run_count and ((pairs[:, 1] <= 0).any() or (pairs[1:, 0] <= 0).any()):

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SUBJECT_SIZE_MAX = 4096  # bytes of UTF-8; bounds summaries and what a damaged length can claim
-_TOKEN = r"[^.\s\x00-\x1f\x7f]+"
+# White space and control characters, written out: RE2's \s is that of ASCII, Python's is not.
+_SPACE = r"\x00-\x20\x7f-\xa0" + "\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_TOKEN = f"[^.{_SPACE}]+"
 LITERAL_PATTERN = rf"^{_TOKEN}(\.{_TOKEN})*$"
 _WILDCARD_TOKEN = r"(^|\.)[*>](\.|$)"
 _SUBJECT = re.compile(LITERAL_PATTERN)
@@ -33,7 +35,7 @@ def is_filter(subject: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def filter_regex(subject_filter: str) -> str:
-    """Return the filter as a regular expression that RE2 and Python both take, anchored at both ends."""
+    """Return the filter as a regular expression for RE2 (Arrow), anchored at both ends."""
     parts = []
     for token in subject_filter.split("."):
         if token == "*":

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block.format import BlockIdentity, BlockSummary
+from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, VolumeFailedError
 from storage_core.files import File
@@ -23,6 +23,7 @@ from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
 BLOCK_SUFFIX = ".blk"
+FILE_SIZE_TARGET_MAX = BLOCK_SIZE_MAX // 2  # bytes; tiny headers take many times their message bytes in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Stager:
         sizes = messages.sizes[start:]
         room = self._target.block_max_bytes - self._bytes
         fit = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
-        fit = min(fit, self._target.block_max_msgs - self._rows, len(sizes))
+        fit = min(fit, self._target.block_max_msgs - self._rows, len(sizes), FRAME_ROW_COUNT_MAX)
         if fit == 0 and self._rows:
             self._seal()
             return 0
@@ -134,6 +135,8 @@ class Stager:
             self._writer.write(messages.batch.slice(start, fit), msg_id_hashes=hashes)
         self._rows += fit
         self._bytes += int(sizes[:fit].sum())
+        if self._writer.size >= FILE_SIZE_TARGET_MAX:
+            self._seal()
         return fit
 
     def _open(self) -> None:
