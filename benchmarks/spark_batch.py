@@ -107,7 +107,7 @@ def orders(spark: SparkSession, messages: int) -> DataFrame:
     """Return `messages` rows to write, kept in memory: JSON of about 120 bytes and one of 16 subjects.
 
     There is no column `headers`: Spark 4.2 hands an array column of nulls to Python in a time that grows with the
-    square of the batch, which would be all that the writers are measured by (docs/spark.md).
+    square of the batch, which would be all that is measured.
     """
     data = """concat('{"order":', id, ',"customer":"', lpad(cast(id % 99991 as string), 6, '0'),
         '","amount":', (id * 7919) % 100000, ',"currency":"EUR","token":"', sha1(cast(id as string)), '"}')"""

@@ -14,8 +14,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource.offsets import Extent, check_streams, resolve_ranges
 from datasource.partitions import SlicePartition, pack
-from datasource.reader import conform, select_streams
+from datasource.reader import conform, seen_from_here, select_streams
 from datasource.settings import ReadSettings
+from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, open_foreign, read_foreign_slice
 from storage_core.sequences import SequenceSet
 
@@ -73,10 +74,22 @@ class ForeignReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition
-        on_damage = None if self.settings.fail_on_data_loss else _log_damage
-        for part in partition.slices:
-            for batch in read_foreign_slice(part, self.schema.names, on_damage):
-                yield conform(batch, self.schema)
+        on_damage = None if self.settings.fail_on_data_loss else self._on_damage
+        try:
+            for part in partition.slices:
+                for batch in read_foreign_slice(part, self.schema.names, on_damage):
+                    yield conform(batch, self.schema)
+        except DataLossError:
+            self._check_seen()
+            raise
+
+    def _on_damage(self, damage: ForeignDamage) -> None:
+        self._check_seen()
+        log.warning("failOnDataLoss=false, the read goes on: %s", damage.describe())
+
+    def _check_seen(self) -> None:
+        with seen_from_here(self.settings):
+            open_store(self.settings)
 
     def _plan(self, store: ForeignStore) -> Iterator[ForeignSlice]:
         settings = self.settings
@@ -101,7 +114,3 @@ class ForeignReader(DataSourceReader):
 
 def open_store(settings: ReadSettings) -> ForeignStore:
     return open_foreign([Path(path) for path in settings.paths], settings.layout, settings.account)
-
-
-def _log_damage(damage: ForeignDamage) -> None:
-    log.warning("failOnDataLoss=false, the read goes on: %s", damage.describe())

@@ -5,7 +5,9 @@ that have gone since then are StalePlanError, never fewer rows.
 """
 
 import logging
+import socket
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from datasource.partitions import SlicePartition, pack
 from datasource.settings import ReadSettings
 from datasource.values import nearest
 from storage_core import Store
-from storage_core.errors import NotFoundError
+from storage_core.errors import NotAStoreError, NotFoundError
 from storage_core.store.plan import ReadRequest
 from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
 
@@ -53,10 +55,15 @@ class MessageReader(DataSourceReader):
             verify=self.settings.verify,
             on_loss="raise" if self.settings.fail_on_data_loss else "skip",
         )
-        for batch in read_slices(
-            partition.slices, options, report=None if self.settings.fail_on_data_loss else _log_loss
-        ):
+        for batch in read_slices(partition.slices, options, report=self._on_damage):
             yield conform(batch, self.schema)
+
+    def _on_damage(self, damage: ReadDamage) -> None:
+        """Hear of messages that cannot be read, before the read fails or goes on."""
+        with seen_from_here(self.settings):
+            open_store(self.settings).close()
+        if not self.settings.fail_on_data_loss:
+            log.warning("failOnDataLoss=false, the read goes on: %s", damage)
 
     def _request(self, store: Store) -> ReadRequest:
         names = select_streams(store.streams(), self.settings.streams)
@@ -88,6 +95,22 @@ class FilteringMessageReader(MessageReader):
 
 def open_store(settings: ReadSettings) -> Store:
     return Store.open([Path(path) for path in settings.paths], lock_timeout_s=settings.lock_timeout_s)
+
+
+@contextmanager
+def seen_from_here(settings: ReadSettings) -> Iterator[None]:
+    """Raise NotFoundError naming this host if the store is not to be seen from it at all.
+
+    An executor that lacks the mount would otherwise find every message lost, and with failOnDataLoss=false go on
+    without a single one.
+    """
+    try:
+        yield
+    except NotAStoreError as error:
+        raise NotFoundError(
+            f"{', '.join(settings.paths)} cannot be seen on {socket.gethostname()}, or holds no store there: every "
+            f"executor must see the store at the same path as the driver ({error})"
+        ) from error
 
 
 def select_streams(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
@@ -143,7 +166,3 @@ def _clip(bounds: tuple[int, int], constraints: Constraints) -> tuple[int, int]:
 
 def _bound(value: int, unbounded: int) -> int | None:
     return None if value == unbounded else value
-
-
-def _log_loss(damage: ReadDamage) -> None:
-    log.warning("failOnDataLoss=false, the read goes on: %s", damage)

@@ -87,6 +87,16 @@ def test_store_is_not_written(driver: Any, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_executor_that_does_not_see_the_store_says_so(fail: str, driver: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(STORES / "plain-multiblock" / "store", copy)
+    reader, partitions = driver.plan(stream="*", path=str(copy), layout="nats", failOnDataLoss=fail)
+    copy.rename(tmp_path / "not mounted here")
+    with pytest.raises(NotFoundError, match="copy cannot be seen on .*every executor must see the store"):
+        list(reader.read(partitions[0]))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [

@@ -155,6 +155,17 @@ def test_read_goes_on_past_damage_when_told_and_logs_it(
     assert "failOnDataLoss=false, the read goes on: stream 'ORDERS': sequences 1 to 5" in caplog.text
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_executor_that_does_not_see_the_store_says_so(
+    fail: str, store: Store, driver: Any, orders: Make, tmp_path: Path
+) -> None:
+    store.stream("ORDERS").append(orders(5))
+    reader, partitions = driver.plan(stream="ORDERS", failOnDataLoss=fail)
+    Path(driver.path).rename(tmp_path / "not mounted here")
+    with pytest.raises(NotFoundError, match="my store cannot be seen on .*every executor must see the store"):
+        list(reader.read(partitions[0]))
+
+
 def test_unknown_stream_is_refused_with_the_nearest(driver: Any) -> None:
     with pytest.raises(NotFoundError, match="no stream 'ORDER' in the store; did you mean 'ORDERS'"):
         driver.read(stream="ORDER")
