@@ -76,6 +76,8 @@ def test_ctrl_c_at_a_question_leaves_everything_and_is_quiet(jstream, orders) ->
     terminal = Terminal(jstream, "stream", "rm", "ORDERS")
     terminal.expect("Delete stream ORDERS")
     terminal.process.send_signal(signal.SIGINT)
+    # A signal that comes just before the read begins does not end it: Python hears of it with the next key only.
+    terminal.type("\n")
     assert terminal.end() == 130
     assert "Traceback" not in terminal.seen
     assert orders.streams() == ["ORDERS"]
