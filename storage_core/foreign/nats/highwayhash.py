@@ -21,7 +21,7 @@ Key = tuple[int, int, int, int]
 Lanes = list[int]
 
 PACKET_SIZE = 32  # bytes
-GROUP_COUNT = 2048  # messages that advance together: seven arrays of 4 x 8 bytes each stay in a 1 MiB cache
+GROUP_COUNT = 4096  # messages that advance together: seven arrays of 4 x 8 bytes each stay in a 1 MiB cache
 SCALAR_COUNT_MAX = 8  # up to this many messages, Python integers are faster than numpy calls
 _MASK64 = (1 << 64) - 1
 _MASK32 = np.uint64(0xFFFFFFFF)
