@@ -1,0 +1,50 @@
+"""Majorities of voters: what is committed, who won, whether enough are there.
+
+Every function takes the voters first and looks at nobody else: an answer of a learner, or of a node that was
+removed, cannot count because it is never asked about.
+
+Source: Raft paper, sections 5.2 to 5.4.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+
+from storage_core.raft.membership import NodeId
+
+
+class VoteResult(Enum):
+    OPEN = "open"
+    WON = "won"
+    LOST = "lost"
+
+
+def majority(voter_count: int) -> int:
+    """Return the fewest voters that may decide: any two sets of this size have one in common."""
+    return voter_count // 2 + 1
+
+
+def agreed_number(voters: Sequence[NodeId], acknowledged: Mapping[NodeId, int]) -> int:
+    """Return the highest number that a majority of the voters has acknowledged; 0 if there is none, or no voter.
+
+    The numbers are indexes of persisted entries, or numbers of read rounds; a voter that is missing stands at 0.
+    """
+    if not voters:
+        return 0
+    numbers = sorted((acknowledged.get(voter, 0) for voter in voters), reverse=True)
+    return numbers[majority(len(voters)) - 1]
+
+
+def count_votes(voters: Sequence[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
+    """Return whether a campaign is won, lost, or still open. Without voters it is lost."""
+    granted = sum(votes.get(voter) is True for voter in voters)
+    refused = sum(votes.get(voter) is False for voter in voters)
+    if granted >= majority(len(voters)):
+        return VoteResult.WON
+    if not voters or len(voters) - refused < majority(len(voters)):
+        return VoteResult.LOST
+    return VoteResult.OPEN
+
+
+def is_quorum(voters: Sequence[NodeId], present: Collection[NodeId]) -> bool:
+    """Return whether a majority of the voters is among those `present`."""
+    return bool(voters) and sum(voter in present for voter in voters) >= majority(len(voters))
