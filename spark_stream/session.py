@@ -1,4 +1,4 @@
-"""A local Spark session as jstream's own programs use it: this Python in the workers, UTC, quiet, Delta if it is here."""
+"""A local Spark session for the programs of jstream: this Python in the workers, UTC, quiet, Delta if it is here."""
 
 import os
 import sys

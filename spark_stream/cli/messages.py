@@ -177,7 +177,7 @@ def purge(
     if up_to is not None and keep is not None:
         raise WrongUsage("--seq and --keep cannot go together")
     require_consent_possible("stream purge", force)
-    with open_store(store, writable=True, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over) as opened:
         stream = opened.stream(name)
         ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to)
@@ -204,7 +204,7 @@ def remove_messages(
     """Remove single messages. Exit code 1 if some of them were not there."""
     require_consent_possible("stream rmm", force)
     wanted = sorted(set(sequences))
-    with open_store(store, writable=True, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over) as opened:
         stream = opened.stream(name)
         ask_consent(f"Remove {counted(len(wanted), 'message')} of stream {name}?", force)
         count = stream.remove(wanted)

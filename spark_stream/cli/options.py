@@ -49,11 +49,11 @@ SkipDamageOption = Annotated[
 
 
 @contextmanager
-def open_store(volumes: str, writable: bool = False, take_over: bool = False) -> Iterator["Store"]:
-    """Open the store at comma-separated paths for one command; readers take no lock."""
+def open_store(volumes: str, take_over: bool = False) -> Iterator["Store"]:
+    """Open the store at comma-separated paths for one command. Reading takes no lock but to settle a power loss."""
     from storage_core import Store
 
-    with Store.open(volumes, read_only=not writable, take_over=take_over) as store:
+    with Store.open(volumes, take_over=take_over) as store:
         yield store
 
 

@@ -128,7 +128,7 @@ def publish(
     if msg_id is not None and count > 1:
         raise WrongUsage("--msg-id stores a message once, --count does so several times: pass one of them")
     pairs = [(key, os.fsencode(value)) for key, value in parse_pairs(headers or [], ":", "--header")]
-    with open_store(store, writable=True, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over) as opened:
         stream = choose_stream(opened, subject, stream_name)
         if by_line:
             _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)

@@ -70,7 +70,7 @@ def add(
 ) -> None:
     """Make a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**configuration(context.params), "name": name}
-    with open_store(store, writable=True, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over) as opened:
         chosen.setdefault("num_replicas", len(opened.paths))
         info = opened.add_stream(chosen).info()
     say(f"stream {name} was made")
@@ -102,7 +102,7 @@ def edit(
     wanted = {key: value for key, value in configuration(context.params).items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
-    with open_store(store, writable=not dry_run, take_over=take_over and not dry_run) as opened:
+    with open_store(store, take_over=take_over and not dry_run) as opened:
         before = opened.stream(name).config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
         if changes and not dry_run:
@@ -190,7 +190,7 @@ def remove(
 ) -> None:
     """Delete a stream with all its messages."""
     require_consent_possible("stream rm", force)
-    with open_store(store, writable=True, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over) as opened:
         messages = counted(opened.stream(name).state().message_count, "message")
         ask_consent(f"Delete stream {name} with {messages}?", force)
         opened.delete_stream(name)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
+from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.state import StreamState
 from storage_core.store.duplicates import msg_ids
 from storage_core.store.plan import BlockSlice, ReadRequest
@@ -27,9 +28,9 @@ def messages(
     """Yield the messages of [first, end) as values; for people and single messages, not for data that flows."""
     from storage_core.store.stream import Message
 
-    plan = store.plan(ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=subject_filters))
+    request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=subject_filters)
     options = ReadOptions(_MESSAGE_COLUMNS, subject_filters=subject_filters)
-    for batch in read_slices(plan.slices, options, env=store.environment):
+    for batch in read_slices(slices(store, stream, request), options, env=store.environment):
         for row in batch.to_pylist():
             headers = row["headers"]
             pairs = None if headers is None else [(one["key"], one["value"]) for one in headers]
@@ -40,7 +41,7 @@ def last_sequence_of(store: "Store", stream: StreamState, subject_filter: str) -
     """Return the sequence of the newest message that the filter takes, searching backwards."""
     filters = (subject_filter,)
     options = ReadOptions(("sequence",), subject_filters=filters)
-    for block in reversed(_slices(store, stream, ReadRequest((stream.name,), subject_filters=filters))):
+    for block in reversed(slices(store, stream, ReadRequest((stream.name,), subject_filters=filters))):
         for part in reversed(block.split(PROBE_ROW_COUNT)):
             found = [batch.column("sequence") for batch in read_slices([part], options, env=store.environment)]
             found = [one for one in found if len(one)]
@@ -53,7 +54,7 @@ def first_at_time(store: "Store", stream: StreamState, time_ns: int) -> int | No
     """Return the first sequence whose time is not before `time_ns`, None if there is none."""
     request = ReadRequest((stream.name,), time_first_ns=time_ns)
     options = ReadOptions(("sequence",), time_first_ns=time_ns)
-    for batch in read_slices(_slices(store, stream, request), options, env=store.environment):
+    for batch in read_slices(slices(store, stream, request), options, env=store.environment):
         if batch.num_rows:
             return int(batch.column("sequence")[0].as_py())
     return None
@@ -66,7 +67,7 @@ def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]
     """
     counts: dict[str, int] = {}
     rows = {bytes(row["block_id"]): int(row["row_count"]) for row in stream.blocks.rows}
-    for one in _slices(store, stream, ReadRequest((stream.name,), subject_filters=filters)):
+    for one in slices(store, stream, ReadRequest((stream.name,), subject_filters=filters)):
         whole = one.row_count == rows[one.block_id] and not one.removed
         known = _footer_counts(store, one) if whole else None
         for subject, count in known or _column_counts(store, one):
@@ -107,12 +108,16 @@ def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
 
 def _msg_ids(store: "Store", stream: StreamState, row: np.void) -> np.ndarray:
     request = ReadRequest((stream.name,), {stream.name: (int(row["first"]), int(row["first"]) + int(row["span"]))})
-    for one in _slices(store, stream, request):
+    for one in slices(store, stream, request):
         if one.block_id == bytes(row["block_id"]):
             with open_block(one, store.environment) as reader:
                 return msg_ids(reader)
     return np.empty((0, 3), np.uint64)
 
 
-def _slices(store: "Store", stream: StreamState, request: ReadRequest) -> tuple[BlockSlice, ...]:
-    return store.plan(request).slices
+def slices(store: "Store", stream: StreamState, request: ReadRequest) -> tuple[BlockSlice, ...]:
+    """Return the plan of a read of one stream; raises StaleIncarnationError if it was made again since `stream`."""
+    plan = store.plan(request)
+    if plan.ranges[0].incarnation != stream.incarnation:
+        raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again")
+    return plan.slices

@@ -5,6 +5,7 @@ used from several threads; several processes may open the same volumes.
 """
 
 import difflib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from storage_core.errors import NotAStoreError, NotFoundError
+from storage_core.errors import NotAStoreError, NotFoundError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -22,12 +23,14 @@ from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.identity import VolumeIdentity, read_identity
+from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, block_directory, plan_stream
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Metadata, Turn
 from storage_core.store.upkeep import Upkeep
 
+logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -253,7 +256,18 @@ class Store:
         """
         state = self.state()
         chosen = [self.stream_state(name, state) for name in (self.streams() if streams is None else streams)]
-        return verification.verify(state, chosen, self._metadata, self._volume, self._env, progress)
+        report, index = verification.verify(state, chosen, self._metadata, self._volume, self._env, progress)
+        if not self.read_only:
+            self._save_index(index)
+        return report
+
+    def _save_index(self, index: VolumeIndex) -> None:
+        """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
+        try:
+            with self._metadata.turn(self._lock_timeout_s) as turn:
+                index.save({one.incarnation for one in turn.state.streams.values()})
+        except StorageError as error:
+            logger.info("%s: index.db was not written: %s", self._volume, error)
 
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn: unlink old graves, snapshot, journal."""

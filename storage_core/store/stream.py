@@ -1,7 +1,7 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import subjects as subject_rules
-from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+from storage_core.errors import InvalidMessageError, NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.state import StreamState
@@ -19,7 +19,7 @@ from storage_core.store import contents, describe, removal
 from storage_core.store.appends import WriterBatch
 from storage_core.store.messages import check_write_schema
 from storage_core.store.plan import ReadRequest
-from storage_core.store.reading import ReadOptions, read_slices
+from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.removal import Removal
 from storage_core.store.staging import Stager, Transaction
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from storage_core.store.store import Store
 
 Headers = Sequence[tuple[str, bytes | None]]
+SEQUENCE_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +141,7 @@ class Stream:
         self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id."""
-        row: dict[str, Any] = {
-            "subject": pa.array([subject], pa.string()),
-            "data": pa.array([data.encode() if isinstance(data, str) else data], pa.binary()),
-        }
-        if headers is not None:
-            pairs = [{"key": key, "value": value} for key, value in headers]
-            row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
-        if msg_id is not None:
-            row["msg_id"] = pa.array([msg_id], pa.string())
-        got = self.append(pa.RecordBatch.from_pydict(row))
+        got = self.append(_row(self.name, subject, data, headers, msg_id))
         if msg_id is not None and got[0] in self.state().removed:
             first = contents.find_msg_id(self._store, self.state(), msg_id)
             return Published(first if first is not None else got[0], True)
@@ -164,10 +156,12 @@ class Stream:
         columns: Sequence[str] | None = None,
         subject: str | Sequence[str] | None = None,
         on_loss: str = "raise",
+        report: Callable[[ReadDamage], None] | None = None,
     ) -> pa.RecordBatchReader:
         """Return a reader over sequences [first, end), in order, as batches of `read_schema(columns)`.
 
-        `on_loss`: "raise" stops with DataLossError at messages that are lost; "skip" goes on without them.
+        `on_loss`: "raise" stops with DataLossError at messages that are lost; "skip" goes on without them. `report`
+        hears of each loss.
         """
         if on_loss not in ("raise", "skip"):
             raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
@@ -175,10 +169,10 @@ class Stream:
             raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
-        self.state()
-        plan = self._store.plan(ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters))
+        request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
+        slices = contents.slices(self._store, self.state(), request)
         options = ReadOptions(tuple(schema.names), subject_filters=filters, on_loss=on_loss)
-        batches = read_slices(plan.slices, options, env=self._store.environment)
+        batches = read_slices(slices, options, report, env=self._store.environment)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def get(self, sequence: int) -> Message:
@@ -218,7 +212,10 @@ class Stream:
     def remove(self, sequences: Iterable[int] | int) -> int:
         """Remove these messages; return how many of them were there. They are shown no more at once."""
         listed = [sequences] if isinstance(sequences, int) else list(sequences)
-        return self._remove(Removal(sequences=SequenceSet.from_sequences(np.asarray(listed, np.int64))))
+        for one in listed:
+            if not isinstance(one, (int, np.integer)) or not 1 <= one <= SEQUENCE_MAX:
+                raise ValueError(f"sequences: {one!r} is not a whole number from 1 to {SEQUENCE_MAX}")
+        return self._remove(Removal(sequences=SequenceSet.from_sequences(listed)))
 
     def purge(self, subject: str | None = None, keep: int | None = None, up_to: int | None = None) -> int:
         """Remove all messages, or those that the filter takes, below sequence `up_to`, but not the newest `keep`.
@@ -243,6 +240,25 @@ class Stream:
             result = store.propose(turn, made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
+
+
+def _row(
+    stream: str, subject: str, data: bytes | str | None, headers: Headers | None, msg_id: str | None
+) -> pa.RecordBatch:
+    """Return one message in write columns; raises InvalidMessageError for a value of another type."""
+    try:
+        row = {
+            "subject": pa.array([subject], pa.string()),
+            "data": pa.array([data.encode() if isinstance(data, str) else data], pa.binary()),
+        }
+        if headers is not None:
+            pairs = [{"key": key, "value": value} for key, value in headers]
+            row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
+        if msg_id is not None:
+            row["msg_id"] = pa.array([msg_id], pa.string())
+    except (pa.ArrowException, UnicodeError, TypeError, ValueError) as error:
+        raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {error}") from error
+    return pa.RecordBatch.from_pydict(row)
 
 
 def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:

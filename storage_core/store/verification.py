@@ -43,8 +43,11 @@ def verify(
     volume: Path,
     env: Environment,
     progress: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    """Return {ok, checked_blocks, damage}; every byte of every block and of the metadata that counts was read."""
+) -> tuple[dict[str, Any], VolumeIndex]:
+    """Return {ok, checked_blocks, damage}, and the index with the blocks that were found whole, to be saved.
+
+    Every byte of every block and of the metadata that counts was read; nothing was written.
+    """
     name = metadata.identity.volume_id.hex()
     damage = [Damage("", name, where, 0, 0, 0, reason) for where, reason in _metadata_damage(metadata)]
     total, done = sum(len(stream.blocks) for stream in streams), 0
@@ -60,11 +63,7 @@ def verify(
             done += 1
             if progress is not None:
                 progress(done, total)
-    try:
-        index.save({one.incarnation for one in state.streams.values()})
-    except OSError:
-        pass  # a cache on a volume that cannot be written stays as it was; the answer is the same
-    return {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}
+    return {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}, index
 
 
 def _metadata_damage(metadata: Metadata) -> list[tuple[str, str]]:
