@@ -256,8 +256,9 @@ def _row(
             row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
         if msg_id is not None:
             row["msg_id"] = pa.array([msg_id], pa.string())
-    except (pa.ArrowException, UnicodeError, TypeError, ValueError) as error:
-        raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {error}") from error
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
+        raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {reason}") from error
     return pa.RecordBatch.from_pydict(row)
 
 
