@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from storage_core import Store
@@ -64,13 +65,13 @@ def writers_of_this_host():
 '''
 
 
-def drive(code: str, store: Store, settings: dict[str, str], mark: Path, master: str = "local[2]") -> Any:
-    """Run DRIVER and `code` in a process; return it when it has ended."""
+def drive(code: str, store: Store, settings: dict[str, str], mark: Path, master: str = "local[2]", **env: str) -> Any:
+    """Run DRIVER and `code` in a process, in the folder of `mark`; return it when it has ended."""
     script = mark.with_suffix(".py")
     script.write_text(DRIVER + code)
     arguments = [sys.executable, str(script), store.paths[0], master, json.dumps(settings), str(mark)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **env}
+    return subprocess.run(arguments, cwd=mark.parent, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -146,6 +147,26 @@ write(frame.mapInArrow(kill_the_driver, frame.schema))
     assert list(Path(store.paths[0]).rglob("*.blk")), "the driver was killed before anything was written"
     with Store.open(store.paths[0]) as again:
         assert data_of(again) == []
-    done = drive("write(numbers(10, 2))\nprint(read().count())", store, settings, tmp_path / "again")
-    assert done.stdout.splitlines()[-1] == "10", done.stderr[-3000:]
-    assert data_of(store) == list(range(10))
+        again.stream("ORDERS").append(pa.table({"subject": ["orders.a"], "data": ["7"]}))
+        assert data_of(again) == [7]
+
+
+def test_register_says_what_to_do_when_workers_lack_the_package(store: Store, settings: Any, tmp_path: Path) -> None:
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    (lacking / "pyspark_jstream.py").write_text("raise ModuleNotFoundError('No module named pyspark_jstream')")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{lacking}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    code = """
+from pyspark_jstream import register
+try:
+    register(spark)
+except RuntimeError as error:
+    print(str(error).partition("Spark said")[0])
+"""
+    done = drive(code, store, settings, tmp_path / "mark", PYSPARK_PYTHON=str(python))
+    assert done.returncode == 0, done.stderr[-3000:]
+    says = done.stdout.splitlines()[-1]
+    assert says.startswith("Spark's Python workers cannot use jstream"), says
+    assert f"Set PYSPARK_PYTHON={sys.executable}" in says
