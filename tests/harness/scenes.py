@@ -20,6 +20,7 @@ from storage_core.metadata.state import encode_state
 from storage_core.store.store import Store
 
 SCENE_LENGTH = 3
+WITNESSED = {"name": "witnessed"}
 Seen = dict[str, Content]
 
 
@@ -53,6 +54,7 @@ class Played:
     store: Store
     done: int  # steps of the life that are done: the acked ones
     error: BaseException | None  # what ended the scene early
+    witness: Store | None = None  # of another process, which has read the store before the scene
 
     def expected(self) -> list[Seen]:
         """Return what may be shown now: an un-acked step is there whole or not at all."""
@@ -65,12 +67,18 @@ def scene_starts(offset: int = 0) -> range:
     return range(offset, len(STEPS), SCENE_LENGTH)
 
 
-def play(start: int, judge: Judge = let_everything_happen, counted: tuple[str, ...] | None = None) -> Played:
-    """Play the scene that begins with step `start`; only errors of the hierarchy, and ends of the process, pass."""
+def play(start: int, judge: Judge = let_everything_happen, witness: bool = False) -> Played:
+    """Play the scene that begins with step `start`; only errors of the hierarchy, and ends of the process, pass.
+
+    `witness`: another process has led before the scene, and is there after it.
+    """
     machine = machine_before(start)
+    other = None
+    if witness:
+        other = machine.open()
+        other.add_stream(WITNESSED)
+        other.delete_stream(WITNESSED["name"])
     files = machine.files(judge)
-    if counted is not None:
-        files.counted = counted
     done, error, store = start, None, machine.open(files)
     try:
         for step in STEPS[start : start + SCENE_LENGTH]:
@@ -78,7 +86,7 @@ def play(start: int, judge: Judge = let_everything_happen, counted: tuple[str, .
             done += 1
     except (StorageError, ProcessEnded) as caught:
         error = caught
-    return Played(machine, files, store, done, error)
+    return Played(machine, files, store, done, error, other)
 
 
 def calls_of(start: int) -> list[Call]:
@@ -93,13 +101,13 @@ def moments(offset: int = 0) -> Iterator[tuple[int, Call]]:
             yield start, call
 
 
-def go_on(machine: Machine, seen: Seen, played: Played, step_count: int) -> int:
-    """Let a new process do what was not done, and some steps more; return how many are done then.
+def go_on(machine: Machine, seen: Seen, played: Played, step_count: int, store: Store | None = None) -> int:
+    """Do what was not done, and some steps more, in a new process or through `store`; return how many are done then.
 
     `seen` tells whether the step that the fault fell into is done.
     """
     done = played.done + (played.error is not None and seen != shown_before(played.done))
-    store = machine.open()
+    store = store or machine.open()
     for step in STEPS[done : done + step_count]:
         step.act(store)
         done += 1
