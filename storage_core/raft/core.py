@@ -10,7 +10,7 @@ After any of these, in this order and before the next round:
     2. persist ready.snapshot in place of everything, then ready.entries in place of all from the first one's index
        on, then ready.hard_state; when ready.must_sync, do not go on before all of it is durable
     3. send ready.messages
-    4. apply ready.committed in order, each once; call apply_membership for an entry that changes the members
+    4. apply ready.committed in order, each once
     5. node.advance()
 
 If step 2 fails, in whole or in part, `storage_failed` takes the place of the rest: nothing is sent, nothing applied.
@@ -25,7 +25,7 @@ from storage_core.raft.election import Campaign
 from storage_core.raft.follower import Follower, check_append
 from storage_core.raft.leader import Leader
 from storage_core.raft.log import LogStorage, RaftLog
-from storage_core.raft.membership import ChangeKind, Membership, MembershipChange, NodeId
+from storage_core.raft.membership import ChangeKind, Membership, NodeId
 from storage_core.raft.messages import (
     AppendRequest,
     AppendResponse,
@@ -61,11 +61,11 @@ class Node:
         verified: bool = True,
     ) -> None:
         """Raises CorruptionError if the log does not reach from `applied` to the commit index."""
-        log = RaftLog(storage, hard_state.commit, applied, host.changes_members)
+        log = RaftLog(storage, hard_state.commit, applied, membership, host.change_of)
         term, vote = hard_state.term, hard_state.vote
         if log.last.term > term:  # entries were persisted, the term that came with them was not: nor was a vote
             term, vote = log.last.term, None
-        self._state = NodeState(node_id, settings, log, membership, term, vote, verified)
+        self._state = NodeState(node_id, settings, log, term, vote, verified)
         self._host = host
         self._persisted = hard_state
         self._handed: Ready | None = None  # between ready and advance
@@ -85,17 +85,15 @@ class Node:
             check_append(message)
         if state.failure is not None:
             return
-        if isinstance(message, VoteRequest | VoteResponse):
-            if not isinstance(self._role, Leader):
-                state.learn_commit(message.commit)
-            if isinstance(message, VoteRequest) and self._is_content() and not message.forced:
-                return
+        if isinstance(message, VoteRequest) and self._is_content() and not message.forced:
+            return
         if message.term < state.term:
             self._answer_older_term(message)
             return
         if message.term > state.term and not _is_of_next_term_only(message):
             self._follow(message.term, None)
         self._take(message)
+        self._step_down_if_removed()
 
     def _is_content(self) -> bool:
         """Return whether a leader was heard of lately, so that nobody else needs to be listened to."""
@@ -106,7 +104,7 @@ class Node:
         if isinstance(message, FromLeader):
             state.after_persist.append(TermNotice(state.id, message.sender, state.term))
         elif isinstance(message, VoteRequest):
-            response = VoteResponse(state.id, message.sender, state.term, False, state.commit_position, message.pre)
+            response = VoteResponse(state.id, message.sender, state.term, False, message.pre)
             state.after_persist.append(response)
 
     def _take(self, message: Message) -> None:
@@ -177,17 +175,25 @@ class Node:
 
     def propose(self, payloads: Sequence[bytes]) -> Proposed | Refused:
         """Append one entry for each payload, to be committed with one round of persisting."""
-        assert payloads
+        assert payloads and not any(map(self._host.change_of, payloads)), payloads
         leader = self._leader_that_may_append(payloads)
-        return self._append(leader, payloads) if isinstance(leader, Leader) else leader
+        if not isinstance(leader, Leader):
+            return leader
+        first = self._state.log.last.index + 1
+        leader.append(payloads)
+        return Proposed(first, first + len(payloads), self._state.term)
 
-    def propose_membership(self, payload: bytes, change: MembershipChange) -> Proposed | Refused:
-        """Append the entry that changes the members. It takes effect with `apply_membership`, on each node."""
-        state = self._state
+    def propose_membership(self, payload: bytes) -> Proposed | Refused:
+        """Append an entry that changes the members, as `Host.change_of` reads it.
+
+        It counts as soon as it is in a log, and is done when it is applied. Only then may the next one follow.
+        """
+        state, change = self._state, self._host.change_of(payload)
+        assert change is not None, payload
         leader = self._leader_that_may_append([payload])
         if not isinstance(leader, Leader):
             return leader
-        if state.log.has_unapplied_change:
+        if leader.change_index > state.log.applied:
             return Refused.CHANGE_PENDING
         try:
             change.applied_to(state.membership)
@@ -195,7 +201,8 @@ class Node:
             return Refused.CHANGE_IMPOSSIBLE
         if change.kind is ChangeKind.PROMOTE and not leader.is_caught_up(change.node):
             return Refused.NOT_CAUGHT_UP
-        return self._append(leader, [payload])
+        leader.change_members(payload)
+        return Proposed(leader.change_index, leader.change_index + 1, state.term)
 
     def _leader_that_may_append(self, payloads: Sequence[bytes]) -> Leader | Refused:
         if self._state.failure is not None:
@@ -205,11 +212,6 @@ class Node:
         if self._role.successor is not None:
             return Refused.HANDING_OVER
         return self._role if self._role.has_room_for(payloads) else Refused.TOO_MUCH_UNCOMMITTED
-
-    def _append(self, leader: Leader, payloads: Sequence[bytes]) -> Proposed:
-        first = self._state.log.last.index + 1
-        leader.append(payloads)
-        return Proposed(first, first + len(payloads), self._state.term)
 
     def read_index(self, request: bytes) -> Refused | None:
         """Ask from which index on a read is linearizable. A Ready brings the answer, or that the request is lost."""
@@ -238,16 +240,6 @@ class Node:
             return False
         self._start_campaign(pre=not forced, forced=forced)
         return True
-
-    def apply_membership(self, membership: Membership) -> None:
-        """Take over the members as of the entry that is being applied. At most one voter may differ."""
-        state = self._state
-        assert membership.voter_distance(state.membership) <= 1, (state.membership, membership)
-        state.membership = membership
-        if not state.is_voter and not isinstance(self._role, Follower):
-            self._follow(state.term, None)
-        elif isinstance(self._role, Leader):
-            self._role.members_changed()
 
     def report_snapshot(self, node: NodeId, arrived: bool) -> None:
         """Say what became of a snapshot that was sent. Without it nothing more is sent to that node."""
@@ -315,6 +307,7 @@ class Node:
             self._count_own_vote(self._role)
         if isinstance(self._role, Leader):
             self._role.on_persisted()
+        self._step_down_if_removed()
 
     def position(self, index: int) -> Position | None:
         """Return what stands at `index` of the log, persisted or not; None: compacted away, or beyond the end."""
@@ -355,6 +348,10 @@ class Node:
         state.leader = leader
         self._role = Follower(state)
         self._silence, self._patience = 0, self._new_patience()
+
+    def _step_down_if_removed(self) -> None:
+        if isinstance(self._role, Leader) and self._role.has_removed_itself():
+            self._follow(self._state.term, None)
 
     def _start_campaign(self, pre: bool, forced: bool) -> None:
         state = self._state

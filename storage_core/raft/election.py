@@ -31,7 +31,7 @@ class Campaign:
         for voter in state.membership.voters:
             if voter != state.id:
                 request = VoteRequest(
-                    state.id, voter, self.term, state.log.last, state.commit_position, self.pre, self.forced
+                    state.id, voter, self.term, state.log.last, state.log.members.newest_index, self.pre, self.forced
                 )
                 state.after_persist.append(request)
 
@@ -47,8 +47,14 @@ def is_as_good(last: Position, own_last: Position) -> bool:
 
 
 def grants(state: NodeState, request: VoteRequest) -> bool:
-    """Return whether the node votes for the sender. For a vote proper its term is the request's by now."""
-    if not state.may_vote or not is_as_good(request.last, state.log.last):
+    """Return whether the node votes for the sender. For a vote proper its term is the request's by now.
+
+    A learner that was promoted may not have heard of it. The sender asks voters only, so a node that is none by its
+    own log is one if the sender's members are newer; were it to refuse, the group could be without a leader for ever.
+    """
+    members = state.log.members
+    is_voter = members.may_be_voter(state.id) or request.members_index > members.newest_index
+    if not state.verified or not is_voter or not is_as_good(request.last, state.log.last):
         return False
     if request.pre and request.term > state.term:
         return True
@@ -63,6 +69,6 @@ def answer(state: NodeState, request: VoteRequest) -> bool:
     if granted and not request.pre:
         state.vote = request.sender
     term = request.term if granted else state.term
-    response = VoteResponse(state.id, request.sender, term, granted, state.commit_position, request.pre)
+    response = VoteResponse(state.id, request.sender, term, granted, request.pre)
     state.after_persist.append(response)
     return granted and not request.pre

@@ -62,7 +62,6 @@ class Follower:
                 state.log.commit_to(position.index)
             else:
                 state.log.restore(request.snapshot)
-                state.membership = request.snapshot.membership
         self._agreed = max(self._agreed, state.log.commit)
         self._accepted(request.sender, state.log.commit)
 

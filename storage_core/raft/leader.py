@@ -36,6 +36,9 @@ class Leader:
         self.reads = ReadQueue()
         self.confirmed: list[ReadResult] = []  # reads to be handed out
         self.successor: NodeId | None = None  # set: proposals are refused, so that it can catch up
+        # A change of members waits until everything up to here is applied: the change before it, and an entry of the
+        # own term. Without the latter two leaders could change different members at once (Ongaro, 2015).
+        self.change_index = state.log.last.index + 1
         self._proposed: deque[tuple[int, int]] = deque()  # index and payload bytes of what is not committed
         self._heartbeat_elapsed = self._quorum_elapsed = 0
         self.follow_membership()
@@ -51,6 +54,13 @@ class Leader:
             state.log.append(make_entry(last.chain, last.index + 1, state.term, self._history, payload))
             self._proposed.append((last.index + 1, len(payload)))
         self._send_appends(empty_too=False)
+
+    def change_members(self, payload: bytes) -> None:
+        """Add an entry that changes the members: it counts from now on, for its own commit, too."""
+        self.change_index = self._state.log.last.index + 1
+        self.append([payload])
+        self.follow_membership()
+        self._send_appends(empty_too=True)
 
     def has_room_for(self, payloads: Sequence[bytes]) -> bool:
         """Return whether the bound of uncommitted bytes lets these in. An empty backlog takes anything."""
@@ -106,7 +116,7 @@ class Leader:
                 self._send_append(response.sender, empty_too=True)
             return
         was_paused = progress.is_paused
-        news = progress.accepted(response.index)
+        news = progress.accepted(response.index, response.verified)
         if progress.sending is not Sending.REPLICATE and self._log_goes_on_from(progress.match):
             progress.replicate()
         if not self.try_commit() and was_paused:
@@ -132,7 +142,8 @@ class Leader:
             return
         progress.active, progress.verified = True, response.verified
         progress.answered_heartbeat()
-        if progress.match < state.log.last.index or progress.sending is Sending.PROBE:
+        # Also where a node was not verified when it accepted the last entries: it is to say so again.
+        if progress.counted < state.log.last.index or progress.sending is Sending.PROBE:
             self._send_append(response.sender, empty_too=True)
         if response.verified:
             self.reads.answered(response.sender, response.read_round)
@@ -217,7 +228,7 @@ class Leader:
         return True
 
     def follow_membership(self) -> None:
-        """Keep a progress for each member; a change may also have made a smaller majority enough."""
+        """Keep a progress for each member."""
         state, known = self._state, self.progress
         self.progress = {
             node: known.get(node) or self._new_progress() for node in state.membership.members if node != state.id
@@ -231,11 +242,10 @@ class Leader:
         # Active at first, so that nobody is held to be away before it had the time to answer.
         return Progress(next=state.log.last.index + 1, inflight=inflight, active=True, verified=True)
 
-    def members_changed(self) -> None:
-        self.follow_membership()
-        if not self.try_commit():
-            self._send_appends(empty_too=True)
-        self._confirm_reads()
+    def has_removed_itself(self) -> bool:
+        """Return whether this node is no voter any more, and that is committed: it must not go on leading."""
+        state = self._state
+        return state.id not in state.membership.voters and state.log.members.newest_index <= state.log.commit
 
     def hand_over_to(self, node: NodeId) -> None:
         """Let `node` catch up, then tell it to campaign. Given up after `election_ticks`."""

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from storage_core.errors import CorruptionError
 from storage_core.raft.entry import Entry
+from storage_core.raft.membership import Membership, MembershipChange
+from storage_core.raft.memberships import Memberships
 from storage_core.raft.messages import Position, Snapshot
 
 
@@ -57,12 +59,20 @@ class RaftLog:
     """Invariant: base <= applied <= commit <= last, and applied <= stable <= last."""
 
     def __init__(
-        self, storage: LogStorage, commit: int, applied: int, changes_members: Callable[[Entry], bool]
+        self,
+        storage: LogStorage,
+        commit: int,
+        applied: int,
+        membership: Membership,
+        change_of: Callable[[bytes], MembershipChange | None],
     ) -> None:
-        """Raises CorruptionError if storage does not reach from `applied` to `commit`."""
+        """`membership` is that after the entry at `applied`.
+
+        Raises CorruptionError if storage does not reach from `applied` to `commit`.
+        """
         base, last, snapshot = storage.base(), storage.last(), storage.snapshot()
         if not base.index <= applied <= last.index:
-            raise CorruptionError(f"applied up to {applied}, but the log is of ({base.index}, {last.index}]")
+            raise CorruptionError(f"applied up to {applied}, but the log is of [{base.index}, {last.index}]")
         if commit > last.index:
             raise CorruptionError(f"entries up to {commit} are committed, but the log ends at {last.index}")
         if base.index > 0 and (snapshot is None or snapshot.position.index < base.index):
@@ -73,12 +83,11 @@ class RaftLog:
         self._unstable: list[Entry] = []
         self._stable = last  # of what is in storage and will stay there
         self.incoming: Snapshot | None = None  # from a leader, not installed yet
-        self._changes_members = changes_members
-        self._changes: list[int] = []  # indexes of entries that change the members and are not applied, ascending
+        self.members = Memberships(applied, membership, change_of)
         first = applied + 1
         while first <= last.index:
             entries = storage.entries(first, last.index + 1, SCAN_SIZE)
-            self._note(entries)
+            self.members.append(entries)
             first = entries[-1].index + 1
 
     @property
@@ -138,29 +147,14 @@ class RaftLog:
                 found.append(entry)
         return tuple(found)
 
-    @property
-    def has_unapplied_change(self) -> bool:
-        """Return whether an entry that is not applied here changes the members."""
-        return bool(self._changes)
-
-    def _note(self, entries: Sequence[Entry]) -> None:
-        """Note entries at the end of the log that change the members.
-
-        A change is only proposed when the one before it is applied. So all but the last one in a log are committed,
-        whoever has forgotten it: docs/raft.md, section 6, needs that to be known.
-        """
-        self._changes += [entry.index for entry in entries if self._changes_members(entry)]
-        if len(self._changes) > 1:
-            self.commit_to(self._changes[-2])
-
     def newest_snapshot(self) -> Snapshot | None:
         return None if self.incoming else self._storage.snapshot()
 
     def append(self, entry: Entry) -> None:
         """Add an entry of the node's own, as leader."""
         assert entry.index == self.last.index + 1 and entry.follows(self.last.chain), entry
+        self.members.append([entry])
         self._unstable.append(entry)
-        self._note([entry])
 
     def accept(self, before: Position, entries: Sequence[Entry]) -> int | Refusal | Contradiction:
         """Make the log agree with a leader's; return the index up to which it does then.
@@ -194,12 +188,12 @@ class RaftLog:
         first = entries[0].index
         if first <= self.commit:
             return Contradiction(f"a leader replaces entry {first}, which is committed")
+        if not self.members.replace(entries):
+            return Contradiction(f"a change of members from entry {first} on does not fit the members")
         if first <= self._stable.index:
             self._stable, self._unstable = self._known(first - 1), []
         del self._unstable[first - self._stable.index - 1 :]
         self._unstable += entries
-        self._changes = [index for index in self._changes if index < first]
-        self._note(entries)
         return entries[-1].index
 
     def commit_to(self, index: int) -> bool:
@@ -207,6 +201,7 @@ class RaftLog:
         assert index <= self.last.index, (index, self.last)
         rises = index > self.commit
         self.commit = max(self.commit, index)
+        self.members.forget_before(self.commit)
         return rises
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -215,7 +210,7 @@ class RaftLog:
         self.incoming = snapshot
         self._stable, self._unstable = snapshot.position, []
         self.commit = snapshot.position.index
-        self._changes = []
+        self.members.restart(snapshot.position.index, snapshot.membership)
 
     # --- between ready and advance
 
@@ -246,4 +241,3 @@ class RaftLog:
     def applied_to(self, index: int) -> None:
         assert self.applied <= index <= self.commit, (self.applied, index, self.commit)
         self.applied = index
-        self._changes = [change for change in self._changes if change > index]

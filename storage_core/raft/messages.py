@@ -50,7 +50,7 @@ class VoteRequest:
     to: NodeId
     term: int  # in which the sender wants to lead; if `pre`, it has not entered it yet
     last: Position  # end of the sender's log
-    commit: Position  # known to be committed; a receiver that has the same entry learns it
+    members_index: int  # the entry by which the receiver is a voter
     pre: bool = False  # only asks whether it would get the vote
     forced: bool = False  # a leader handed over to the sender: not refused for its sake
 
@@ -61,7 +61,6 @@ class VoteResponse:
     to: NodeId
     term: int  # a granted pre-vote has the term that was asked for, everything else the sender's
     granted: bool
-    commit: Position
     pre: bool = False
 
 

@@ -24,7 +24,7 @@ class Refused(Enum):
     STORAGE_FAILED = "the storage of this node failed"
     HANDING_OVER = "leadership is being handed over"
     TOO_MUCH_UNCOMMITTED = "too many bytes wait to be committed"
-    CHANGE_PENDING = "another change of members is not applied yet"
+    CHANGE_PENDING = "another change of members, or the first entry of this term, is not applied yet"
     CHANGE_IMPOSSIBLE = "the change does not fit the members"
     NO_SUCH_VOTER = "leadership can only go to another voter"
     NOT_CAUGHT_UP = "the node is not verified, or lacks committed entries"

@@ -61,13 +61,14 @@ class Inflight:
 
 @dataclass(slots=True)
 class Progress:
-    """Invariant: match < next; every entry in [match + 1, next) was sent and may be lost."""
+    """Invariant: counted <= match < next; every entry in [match + 1, next) was sent and may be lost."""
 
     next: int  # index of the entry to be sent next
     inflight: Inflight
     match: int = 0  # the follower has persisted the leader's log up to here, by its own word
     sending: Sending = Sending.PROBE
-    verified: bool = False  # by its own word; without it, it counts for nothing
+    counted: int = 0  # of this, what it said while verified; only that counts towards a commit
+    verified: bool = False  # by its last word; that word may be an old one, so nothing but activity depends on it
     active: bool = False  # heard of since the last check of the quorum
     awaits_answer: bool = False  # PROBE: the one message is out
     snapshot_index: int = 0  # SNAPSHOT: of the one that was sent
@@ -78,11 +79,6 @@ class Progress:
         if self.sending is Sending.PROBE:
             return self.awaits_answer
         return self.sending is Sending.SNAPSHOT or self.inflight.is_full
-
-    @property
-    def counted(self) -> int:
-        """The index that this follower counts with towards a commit."""
-        return self.match if self.verified else 0
 
     def probe(self) -> None:
         """Find out anew where the logs agree; `match` is known to be right."""
@@ -110,9 +106,11 @@ class Progress:
         self.snapshot_index = 0
         self.probe()
 
-    def accepted(self, index: int) -> bool:
+    def accepted(self, index: int, verified: bool) -> bool:
         """Note that the follower has everything up to `index`; return whether that is news."""
         self.awaits_answer = False
+        if verified:
+            self.counted = max(self.counted, index)
         self.next = max(self.next, index + 1)
         if index <= self.match:
             return False
@@ -130,7 +128,7 @@ class Progress:
         if self.sending is Sending.SNAPSHOT or before_index != self.next - 1:
             return False
         if before_index <= self.match:
-            self.match = 0  # it has lost what it had; asking again is safe, and nothing that is committed depends on it
+            self.match = self.counted = 0  # it has lost what it had, or this is an old message; asking again is safe
         self.next = max(min(before_index, next_index), self.match + 1)
         self.awaits_answer = False
         return True

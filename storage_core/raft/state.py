@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from storage_core.raft.entry import Entry
 from storage_core.raft.log import RaftLog
-from storage_core.raft.membership import Membership, NodeId
-from storage_core.raft.messages import HardState, Message, Position
+from storage_core.raft.membership import Membership, MembershipChange, NodeId
+from storage_core.raft.messages import HardState, Message
 
 MIB = 1024 * 1024
 
@@ -45,7 +44,7 @@ class Host:
 
     jitter: Callable[[int], int]  # bound -> number in [0, bound); spreads elections
     open_term: Callable[[int], TermOpening]  # term -> opening; called once when the node begins to lead
-    changes_members: Callable[[Entry], bool]  # the same answer on every node
+    change_of: Callable[[bytes], MembershipChange | None]  # payload -> change of members in it, on every node the same
 
 
 @dataclass(slots=True)
@@ -55,7 +54,6 @@ class NodeState:
     id: NodeId
     settings: Settings
     log: RaftLog
-    membership: Membership
     term: int
     vote: NodeId | None
     verified: bool  # the log and the vote are known to be what they were
@@ -69,34 +67,17 @@ class NodeState:
         return HardState(self.term, self.vote, self.log.commit)
 
     @property
-    def is_voter(self) -> bool:
-        return self.id in self.membership.voters
-
-    @property
-    def may_vote(self) -> bool:
-        """A learner has no say, and a node that may have forgotten its promises must not make others."""
-        return self.is_voter and self.verified
+    def membership(self) -> Membership:
+        return self.log.members.newest
 
     @property
     def may_campaign(self) -> bool:
-        """Beyond a vote, the membership must be up to date: see docs/raft.md, section 6."""
-        return self.may_vote and self.log.applied == self.log.commit and self.log.incoming is None
+        """A learner has no say, and a node that may have forgotten its promises must not ask for any.
 
-    @property
-    def commit_position(self) -> Position:
-        position = self.log.position(self.log.commit)
-        assert position is not None, self.log.commit
-        return position
+        A voter that an uncommitted change removes may campaign: the others may need its log to commit that change.
+        """
+        return self.verified and self.log.members.may_be_voter(self.id) and self.log.incoming is None
 
     def enter_term(self, term: int) -> None:
         assert term > self.term, (term, self.term)
         self.term, self.vote = term, None
-
-    def learn_commit(self, position: Position) -> None:
-        """Raise the commit index to what another node, of any term, knows to be committed, if it stands here, too.
-
-        Without this a learner that was promoted, and lost the leader before it heard so, would refuse its vote for
-        ever, and a candidate that is behind would count by an outdated membership.
-        """
-        if position.index > self.log.commit and self.log.has(position):
-            self.log.commit_to(position.index)
