@@ -1,0 +1,580 @@
+"""The metadata state machine: pure, and every command that is refused says why and changes nothing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from storage_core import errors
+from storage_core.metadata import machine
+from storage_core.metadata.commands import (
+    Abort,
+    AddStream,
+    Append,
+    AppendedBlocks,
+    Bury,
+    Command,
+    DeleteStream,
+    EditStream,
+    Envelope,
+    ForgetTransactions,
+    Init,
+    NoOp,
+    Remove,
+    TakeOver,
+    Voter,
+)
+from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.machine import AppendDone, Done, Place, Refused, RemoveDone
+from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.state import (
+    ABORTED,
+    COMMITTED,
+    STREAMING_BATCHES_KEPT,
+    SUBJECT_SET_COUNT_MAX,
+    BatchResult,
+    StoreState,
+    StreamState,
+    decode_state,
+    encode_state,
+)
+from storage_core.sequences import SequenceSet
+
+VOLUME = b"V" * 16
+ONE, OTHER = b"1" * 16, b"2" * 16  # incarnations
+INIT = Init(b"S" * 16, StoreSettings(), (Voter(VOLUME, b"I" * 16, "."),), "here", "host")
+
+
+def config(name: str = "ORDERS", **keys: Any) -> StreamConfig:
+    return StreamConfig(name=name, subjects=(f"{name}.>",), **keys)
+
+
+def transaction(number: int, made_ns: int = 1_000) -> bytes:
+    return made_ns.to_bytes(8, "big") + number.to_bytes(8, "big")
+
+
+def blocks(
+    *spans: int,
+    incarnation: bytes = ONE,
+    size: int = 10,
+    subjects: Sequence[tuple[str, ...]] = (),
+    hidden: Sequence[int] = (),
+    holes: Sequence[int] = (),
+    overwrite: bool = False,
+    seed: int = 0,
+) -> AppendedBlocks:
+    """Return blocks of these spans; each message has `size` bytes. `hidden`: duplicates, `holes`: no rows, relative."""
+    rows = np.zeros(len(spans), BLOCK_DTYPE)
+    first = 0
+    for at, span in enumerate(spans):
+        missing = sum(first <= one < first + span for one in holes)
+        rows[at] = (
+            seed.to_bytes(8, "big") + at.to_bytes(8, "big"), b"D" * 16, first, span, span - missing, 100,
+            (span - missing) * size, 1, 2, 0, 0, 0, 1,
+        )  # fmt: skip
+        first += span
+    sets = tuple(dict.fromkeys(subjects))
+    which = np.array([sets.index(one) + 1 for one in subjects] or [0] * len(spans), "<i4")
+    gone = SequenceSet.from_sequences([*hidden, *holes])
+    return AppendedBlocks(
+        incarnation, rows.tobytes(), sets, which.tobytes(), gone.encode() if gone else b"",
+        len(hidden), len(hidden) * size, overwrite,
+    )  # fmt: skip
+
+
+class History:
+    """Commands applied one after another."""
+
+    def __init__(self, *commands: Command) -> None:
+        self.state, self.index, self.time_ns = StoreState(), 0, 10_000
+        self.history = b"history1"
+        for command in commands:
+            result = self.apply(command)
+            assert not isinstance(result, Refused), result
+
+    def apply(self, command: Command) -> machine.Result:
+        """Apply a command twice and look that it is pure; go on from the result."""
+        self.index += 1
+        self.time_ns += 1
+        before, encoded = self.state, encode_state(self.state)
+        place, envelope = Place(self.index, self.history), Envelope(self.time_ns, command)
+        self.state, result = machine.apply(before, place, envelope)
+        again, same = machine.apply(before, place, envelope)
+        assert encode_state(before) == encoded, "the old state is left alone"
+        assert encode_state(again) == encode_state(self.state), "equal inputs give equal states"
+        assert same == result
+        if isinstance(result, Refused):
+            assert self.state is before, "a refused command changes nothing"
+        from_bytes, result_from_bytes = machine.apply(decode_state(encoded), place, envelope)
+        assert encode_state(from_bytes) == encode_state(self.state), (
+            "a state that came from a snapshot behaves the same"
+        )
+        assert result_from_bytes == result
+        return result
+
+    def stream(self, incarnation: bytes = ONE) -> StreamState:
+        found = self.state.by_incarnation(incarnation)
+        assert found is not None
+        return found
+
+
+def refusal(result: machine.Result) -> tuple[type[errors.StorageError], str]:
+    assert isinstance(result, Refused), result
+    with pytest.raises(result.error) as raised:
+        result.raise_()
+    assert str(raised.value) == result.reason
+    return result.error, result.reason
+
+
+@pytest.fixture
+def one() -> History:
+    """A store with the stream ORDERS."""
+    return History(INIT, AddStream(ONE, config(), (VOLUME,)))
+
+
+# --- the store
+
+
+def test_init_makes_the_store_once() -> None:
+    history = History(INIT)
+    assert (history.state.store_id, history.state.voters, history.state.created_ns) == (b"S" * 16, INIT.voters, 10_001)
+    assert refusal(history.apply(INIT)) == (errors.AlreadyExistsError, "the store has been initialised")
+
+
+def test_a_noop_changes_nothing(one: History) -> None:
+    before = one.state
+    assert one.apply(NoOp()) == Done()
+    assert one.state is before
+
+
+def test_another_host_takes_over(one: History) -> None:
+    one.apply(TakeOver("there", "other host"))
+    assert (one.state.lock_domain, one.state.host) == ("there", "other host")
+
+
+# --- streams
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("ORDERS", "exists"), ("Orders", "differs from stream 'ORDERS' only in case")]
+)
+def test_a_name_is_taken_without_regard_to_case(one: History, name: str, why: str) -> None:
+    error, reason = refusal(one.apply(AddStream(OTHER, config(name), (VOLUME,))))
+    assert error is errors.AlreadyExistsError
+    assert reason == f"stream {name!r} {why}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ({}, {"name": "OTHER"}, "a stream cannot be renamed to 'OTHER'"),
+        ({}, {"num_replicas": 3}, "num_replicas is 1 and cannot be changed to 3"),
+        ({"sealed": True}, {"sealed": False}, "sealed cannot be taken back"),
+        ({"deny_delete": True}, {"deny_delete": False}, "deny_delete cannot be taken back"),
+        ({"deny_purge": True}, {"deny_purge": False}, "deny_purge cannot be taken back"),
+    ],
+)
+def test_what_cannot_be_edited(before: dict[str, Any], after: dict[str, Any], why: str) -> None:
+    history = History(INIT, AddStream(ONE, config(**before), (VOLUME,)))
+    error, reason = refusal(history.apply(EditStream(ONE, config(**after))))
+    assert error is errors.RequirementError
+    assert reason == f"stream 'ORDERS': {why}"
+
+
+def test_an_edit_keeps_the_messages(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(3),)))
+    one.apply(EditStream(ONE, config(description="new", sealed=True)))
+    assert (one.stream().config.description, one.stream().message_count) == ("new", 3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        EditStream(OTHER, config()),
+        DeleteStream(OTHER),
+        Append(transaction(1), (blocks(1, incarnation=OTHER),)),
+        Append(transaction(1), (blocks(1), blocks(1, incarnation=OTHER))),
+        Remove(OTHER, SequenceSet.from_sequences([1]).encode(), 0),
+    ],
+    ids=["edit", "delete", "append", "append to two", "remove"],
+)
+def test_another_lifetime_of_a_name_is_refused(one: History, command: Command) -> None:
+    assert refusal(one.apply(command))[0] is errors.StaleIncarnationError
+
+
+def test_a_deleted_stream_goes_to_the_graveyard_and_its_name_begins_anew(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(2, 3),)))
+    one.apply(DeleteStream(ONE))
+    assert one.state.streams == {}
+    graves = [(bytes(row["incarnation"]), bytes(row["block_id"])) for row in one.state.graveyard.rows]
+    assert graves == [(ONE, bytes(8) + bytes(8)), (ONE, bytes(8) + (1).to_bytes(8, "big")), (ONE, bytes(16))]
+    one.apply(AddStream(OTHER, config(), (VOLUME,)))
+    assert (one.stream(OTHER).next_sequence, one.stream(OTHER).message_count) == (1, 0)
+
+
+# --- appends
+
+
+def test_an_append_numbers_its_blocks(one: History) -> None:
+    assert one.apply(Append(transaction(1), (blocks(3, 2),))) == AppendDone({"ORDERS": BatchResult(1, 6, 0)}, False)
+    assert one.apply(Append(transaction(2), (blocks(4),))) == AppendDone({"ORDERS": BatchResult(6, 10, 0)}, False)
+    rows = one.stream().blocks.rows
+    assert rows["first"].tolist() == [1, 4, 6]
+    assert rows["committed_ns"].tolist() == [10_003, 10_003, 10_004]
+    assert (one.stream().message_count, one.stream().data_size, one.stream().next_sequence) == (9, 90, 10)
+
+
+def test_an_append_goes_to_all_its_streams_or_to_none(one: History) -> None:
+    one.apply(AddStream(OTHER, config("OTHER", sealed=True), (VOLUME,)))
+    both = Append(transaction(1), (blocks(1), blocks(1, incarnation=OTHER)))
+    assert refusal(one.apply(both)) == (errors.RequirementError, "stream 'OTHER' is sealed")
+    assert one.stream().message_count == 0
+    assert one.state.outcome(transaction(1)) == 0
+
+
+def test_duplicates_use_up_sequences_and_are_not_shown(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(2),)))
+    result = one.apply(Append(transaction(2), (blocks(4, hidden=[1, 3]),)))
+    assert result == AppendDone({"ORDERS": BatchResult(3, 7, 2)}, False)
+    assert list(one.stream().shown().ranges()) == [(1, 4), (5, 6)]
+    assert (one.stream().message_count, one.stream().data_size) == (4, 40)
+
+
+def test_overwrite_removes_what_was_there_in_the_same_step(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(3, seed=1),)))
+    one.apply(Append(transaction(2), (blocks(2, overwrite=True, seed=2),)))
+    stream = one.stream()
+    assert (stream.first_sequence, stream.next_sequence, stream.message_count, stream.data_size) == (4, 6, 2, 20)
+    assert len(one.state.graveyard) == 1
+    assert len(stream.blocks) == 1
+
+
+def test_overwrite_is_a_purge_and_is_denied_as_one() -> None:
+    history = History(INIT, AddStream(ONE, config(deny_purge=True), (VOLUME,)))
+    error, reason = refusal(history.apply(Append(transaction(1), (blocks(1, overwrite=True),))))
+    assert (error, reason) == (errors.RequirementError, "stream 'ORDERS' denies purge, and so overwrite")
+
+
+def test_histories_are_kept_run_length(one: History) -> None:
+    for number in range(4):
+        one.history = b"history%d" % (number // 2)
+        one.apply(Append(transaction(number), (blocks(2),)))
+    one.apply(Append(transaction(9), (blocks(),)))
+    assert one.stream().histories == ((b"history0", 1), (b"history1", 5))
+
+
+def test_subject_sets_are_shared_among_blocks(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(1, 1, 1, subjects=[("a",), ("b",), ("a",)]),)))
+    one.apply(Append(transaction(2), (blocks(1, 1, subjects=[("b",), ("a", "c")]),)))
+    assert one.stream().subject_sets == (("a",), ("b",), ("a", "c"))
+    assert one.stream().blocks.rows["subject_set"].tolist() == [1, 2, 1, 2, 3]
+
+
+def test_beyond_so_many_subject_sets_blocks_are_not_summarised(one: History) -> None:
+    many = [(f"s{number}",) for number in range(SUBJECT_SET_COUNT_MAX + 1)]
+    one.apply(Append(transaction(1), (blocks(*[1] * len(many), subjects=many),)))
+    assert one.stream().blocks.rows["subject_set"].tolist() == [*range(1, SUBJECT_SET_COUNT_MAX + 1), 0]
+
+
+# --- transactions
+
+
+def test_a_transaction_is_decided_once(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(1),)))
+    one.apply(Abort(transaction(2)))
+    assert [one.state.outcome(transaction(number)) for number in (1, 2, 3)] == [COMMITTED, ABORTED, 0]
+    assert refusal(one.apply(Append(transaction(1), (blocks(1),))))[0] is errors.AlreadyExistsError
+    assert refusal(one.apply(Append(transaction(2), (blocks(1),))))[0] is errors.TransactionAbortedError
+    assert refusal(one.apply(Abort(transaction(1))))[0] is errors.RequirementError
+    assert one.apply(Abort(transaction(2))) == Done(), "an abort may be asked for again"
+    assert len(one.state.transactions) == 2
+
+
+def test_old_transactions_are_forgotten_and_refused(one: History) -> None:
+    for number, made_ns in enumerate((1_000, 2_000, 3_000)):
+        one.apply(Append(transaction(number, made_ns), (blocks(1),)))
+    one.apply(ForgetTransactions(2_000))
+    assert [one.state.outcome(transaction(0, 1_000)), one.state.outcome(transaction(1, 2_000))] == [0, COMMITTED]
+    error, reason = refusal(one.apply(Append(transaction(9, 1_999), (blocks(1),))))
+    assert error is errors.TransactionAbortedError
+    assert "older than the store remembers" in reason
+    assert isinstance(one.apply(Append(transaction(9, 2_000), (blocks(1),))), AppendDone)
+    one.apply(ForgetTransactions(1_500))
+    assert one.state.transaction_floor_ns == 2_000, "the floor never falls"
+
+
+# --- writers
+
+
+def append(number: int, batch: str, query: str = "", run: str = "", size: int = 2) -> Append:
+    return Append(transaction(number), (blocks(size, seed=number),), "writer", batch, query, run)
+
+
+def test_a_writer_stores_each_batch_once(one: History) -> None:
+    first = one.apply(append(1, "7"))
+    assert one.apply(append(2, "7", size=5)) == AppendDone(first.appended, True)  # type: ignore[union-attr]
+    assert one.stream().message_count == 2
+    assert one.state.outcome(transaction(2)) == 0
+
+
+def test_a_rerun_is_told_of_its_batch_although_its_run_is_fenced(one: History) -> None:
+    one.apply(append(1, "0", "query", "run 1"))
+    one.apply(append(2, "1", "query", "run 2"))
+    again = one.apply(append(3, "0", "query", "run 1"))
+    assert isinstance(again, AppendDone) and again.already
+    error, reason = refusal(one.apply(append(4, "2", "query", "run 1")))
+    assert error is errors.FencedError
+    assert reason == "run run 1 of writer 'writer' was superseded by run run 2 in stream 'ORDERS'"
+
+
+def test_another_query_under_the_same_writer_is_refused(one: History) -> None:
+    one.apply(append(1, "0", "query one", "run"))
+    error, reason = refusal(one.apply(append(2, "0", "query two", "run")))
+    assert error is errors.RequirementError
+    assert "belongs to query one, this is query two" in reason
+    assert "give it another writerId" in reason
+    assert "belongs to query one, this is a batch job" in refusal(one.apply(append(3, "0")))[1]
+
+
+def test_old_batches_of_a_streaming_writer_are_known_to_be_old(one: History) -> None:
+    count = STREAMING_BATCHES_KEPT + 4
+    for batch in range(count):
+        one.apply(append(batch, str(batch), "query", "run"))
+    assert len(one.stream().writers["writer"].batches) == STREAMING_BATCHES_KEPT
+    oldest = one.apply(append(99, "0", "query", "run"))
+    assert oldest == AppendDone({"ORDERS": BatchResult(0, 0, 0)}, True)
+    newest = one.apply(append(99, str(count - 1), "query", "run"))
+    assert newest == AppendDone({"ORDERS": BatchResult(2 * count - 1, 2 * count + 1, 0)}, True)
+
+
+def test_batches_of_a_batch_writer_are_never_forgotten(one: History) -> None:
+    for batch in range(3 * STREAMING_BATCHES_KEPT):
+        one.apply(append(batch, f"day {batch}"))
+    assert one.apply(append(99, "day 0")) == AppendDone({"ORDERS": BatchResult(1, 3, 0)}, True)
+
+
+# --- removal
+
+
+def remove(*sequences: int, data_size: int = 0, floor: int = 0, reason: str = "delete") -> Remove:
+    return Remove(ONE, SequenceSet.from_sequences(sequences).encode(), data_size, floor, reason)
+
+
+def test_messages_are_removed_once(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(5),)))
+    assert one.apply(remove(2, 4, data_size=20)) == RemoveDone(2)
+    assert one.apply(remove(2, 4, 5, data_size=10)) == RemoveDone(1)
+    assert one.apply(remove(2, 77, 0)) == RemoveDone(0)
+    assert (one.stream().message_count, one.stream().data_size) == (2, 20)
+    assert list(one.stream().shown().ranges()) == [(1, 2), (3, 4)]
+
+
+def test_a_block_with_nothing_left_is_buried(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(2, 2, 2),)))
+    one.apply(remove(3, 4, data_size=20))
+    assert one.stream().blocks.rows["first"].tolist() == [1, 5]
+    assert one.state.graveyard.rows["dropped_ns"].tolist() == [one.time_ns]
+
+
+def test_a_floor_hides_everything_below(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(2, 2, 2),)))
+    one.apply(remove(4, data_size=10))
+    assert one.apply(remove(floor=4, data_size=30, reason="purge")) == RemoveDone(3)
+    assert (one.stream().floor, one.stream().first_sequence, one.stream().message_count) == (4, 5, 2)
+    one.apply(remove(floor=2))
+    assert one.stream().floor == 4, "a floor never falls"
+    one.apply(remove(floor=1_000, data_size=20, reason="purge"))
+    assert (one.stream().floor, one.stream().next_sequence) == (7, 7), "nor rises above what was stored"
+    assert len(one.stream().blocks) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason", "why"),
+    [
+        ({"sealed": True}, "delete", "is sealed"),
+        ({"sealed": True}, "purge", "is sealed"),
+        ({"deny_delete": True}, "delete", "has deny_delete set"),
+        ({"deny_purge": True}, "purge", "has deny_purge set"),
+    ],
+)
+def test_removal_that_is_denied(keys: dict[str, Any], reason: str, why: str) -> None:
+    history = History(INIT, AddStream(ONE, config(**keys), (VOLUME,)))
+    assert refusal(history.apply(remove(1, reason=reason))) == (
+        errors.RequirementError,
+        f"stream 'ORDERS' {why}: nothing may be removed from it",
+    )
+
+
+@pytest.mark.parametrize(("keys", "reason"), [({"deny_delete": True}, "purge"), ({"deny_purge": True}, "delete")])
+def test_each_denial_is_about_its_own_kind_of_removal(keys: dict[str, Any], reason: str) -> None:
+    history = History(INIT, AddStream(ONE, config(**keys), (VOLUME,)))
+    assert history.apply(remove(1, reason=reason)) == RemoveDone(0)
+
+
+def test_unlinked_blocks_are_forgotten_one_by_one(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(1, 1, 1),)))
+    one.apply(remove(1, 2, 3, data_size=30))
+    first, second, third = (bytes(row["incarnation"]) + bytes(row["block_id"]) for row in one.state.graveyard.rows)
+    one.apply(Bury((second, OTHER + second[16:])))
+    assert [bytes(row["block_id"]) for row in one.state.graveyard.rows] == [first[16:], third[16:]]
+    one.apply(Bury(()))
+    assert len(one.state.graveyard) == 2
+
+
+def test_tables_that_readers_hold_are_not_changed(one: History) -> None:
+    """Plans are made from an old state while commands go on."""
+    one.apply(Append(transaction(0), (blocks(2, 2),)))
+    held = one.stream()
+    rows, before = held.blocks.rows, held.blocks.encode()
+    for number in range(1, 40):
+        one.apply(Append(transaction(number), (blocks(3, seed=number),)))
+        one.apply(remove(number, data_size=10))
+    one.apply(DeleteStream(ONE))
+    assert rows.tobytes() == before
+    assert held.blocks.encode() == before
+
+
+# --- against a model
+
+
+class Model(RuleBasedStateMachine):
+    """Streams as dicts from sequence to message bytes; everything that the state counts is counted again."""
+
+    names = Bundle("names")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = History(INIT)
+        self.live: dict[str, dict[int, int]] = {}
+        self.next: dict[str, int] = {}
+        self.floor: dict[str, int] = {}
+        self.incarnations: dict[str, bytes] = {}
+        self.born_empty: set[tuple[bytes, int]] = set()
+        self.count = 0
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count
+
+    @rule(target=names, name=st.sampled_from(["A", "B", "c"]))
+    def add(self, name: str) -> str:
+        incarnation = self.number().to_bytes(16, "big")
+        result = self.history.apply(AddStream(incarnation, config(name), (VOLUME,)))
+        assert isinstance(result, Refused) == (name in self.live)
+        if name not in self.live:
+            self.live[name], self.next[name], self.floor[name] = {}, 1, 1
+            self.incarnations[name] = incarnation
+        return name
+
+    @rule(
+        chosen=st.sets(st.sampled_from(["A", "B", "c"]), min_size=1),
+        spans=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+        size=st.integers(0, 9),
+        overwrite=st.booleans(),
+        data=st.data(),
+    )
+    def append(self, chosen: set[str], spans: list[int], size: int, overwrite: bool, data: st.DataObject) -> None:
+        targets = sorted(chosen & self.live.keys())
+        if not targets:
+            return
+        total = sum(spans)
+        hidden = data.draw(st.sets(st.integers(0, total - 1)))
+        holes = data.draw(st.sets(st.integers(0, total - 1))) - hidden
+        self.history.history = data.draw(st.sampled_from([b"history1", b"history2"]))
+        number = self.number()
+        parts = tuple(
+            blocks(
+                *spans,
+                incarnation=self.incarnations[name],
+                size=size,
+                hidden=sorted(hidden),
+                holes=sorted(holes),
+                overwrite=overwrite,
+                seed=number,
+            )
+            for name in targets
+        )
+        result = self.history.apply(Append(transaction(number), parts))
+        assert isinstance(result, AppendDone)
+        for name in targets:
+            first = self.next[name]
+            assert result.appended[name] == BatchResult(first, first + total, len(hidden))
+            if overwrite:
+                self.live[name], self.floor[name] = {}, first
+            shown = set(range(total)) - hidden - holes
+            for at, span in enumerate(spans):
+                begin = sum(spans[:at])
+                if not shown & set(range(begin, begin + span)):
+                    self.born_empty.add((self.incarnations[name], first + begin))
+            self.live[name] |= {first + relative: size for relative in shown}
+            self.next[name] = first + total
+
+    @rule(name=names, data=st.data())
+    def remove(self, name: str, data: st.DataObject) -> None:
+        if name not in self.live:
+            return
+        live, end = self.live[name], self.next[name]
+        sequences = data.draw(st.sets(st.integers(0, end + 2), max_size=12))
+        floor = data.draw(st.one_of(st.just(0), st.integers(1, end + 2)))
+        gone = {one for one in live if one in sequences or one < floor}
+        removed = Remove(
+            self.incarnations[name], SequenceSet.from_sequences(sorted(sequences)).encode(),
+            sum(live[one] for one in gone), floor, data.draw(st.sampled_from(["delete", "purge"])),
+        )  # fmt: skip
+        assert self.history.apply(removed) == RemoveDone(len(gone))
+        self.live[name] = {one: size for one, size in live.items() if one not in gone}
+        self.floor[name] = max(self.floor[name], min(floor, end))
+
+    @rule(name=names)
+    def delete(self, name: str) -> None:
+        result = self.history.apply(DeleteStream(self.incarnations[name]))
+        assert isinstance(result, Refused) == (name not in self.live)
+        self.live.pop(name, None)
+
+    @precondition(lambda self: len(self.history.state.graveyard) > 0)
+    @rule(data=st.data())
+    def bury(self, data: st.DataObject) -> None:
+        graves = self.history.state.graveyard.rows
+        chosen = data.draw(st.sets(st.integers(0, len(graves) - 1)))
+        keys = tuple(bytes(graves[at]["incarnation"]) + bytes(graves[at]["block_id"]) for at in sorted(chosen))
+        self.history.apply(Bury(keys))
+        assert len(self.history.state.graveyard) == len(graves) - len(chosen)
+
+    @invariant()
+    def everything_counts_the_same(self) -> None:
+        state = self.history.state
+        assert sorted(one.name for one in state.streams.values()) == sorted(self.live)
+        for name, live in self.live.items():
+            stream = state.stream(name)
+            assert stream is not None
+            assert stream.message_count == len(live)
+            assert stream.data_size == sum(live.values())
+            assert stream.next_sequence == self.next[name]
+            assert stream.floor == self.floor[name]
+            assert set(stream.shown().expand().tolist()) == set(live)
+            if live:
+                assert stream.first_sequence <= min(live)
+            self.check_blocks(stream, live)
+
+    def check_blocks(self, stream: StreamState, live: dict[int, int]) -> None:
+        rows = stream.blocks.rows
+        ends = rows["first"] + rows["span"]
+        assert (ends > stream.floor).all(), "a block with nothing above the floor is buried"
+        assert (rows["first"][1:] >= ends[:-1]).all(), "sorted and disjoint"
+        held = {one for first, end in zip(rows["first"], ends, strict=True) for one in range(first, end)}
+        assert held >= set(live), "every message that is shown lies in a block"
+        for first, end in zip(rows["first"], ends, strict=True):
+            shows = any(one in live for one in range(first, end))
+            # One that came with nothing to show, only duplicates, goes with the next removal.
+            assert shows or (stream.incarnation, int(first)) in self.born_empty, (
+                "a block with nothing to show is buried"
+            )
+        assert [first for _, first in stream.histories] == sorted({first for _, first in stream.histories})
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)

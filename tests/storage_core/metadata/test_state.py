@@ -1,0 +1,177 @@
+"""States as bytes: what comes back is the same, and equal states give equal bytes."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.metadata import state as state_module
+from storage_core.metadata.commands import Voter
+from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
+from storage_core.metadata.state import (
+    COMMITTED,
+    TRANSACTION_DTYPE,
+    BatchResult,
+    StoreState,
+    StreamState,
+    WriterState,
+    decode_state,
+    encode_state,
+)
+from storage_core.sequences import SequenceSet
+
+
+def table(dtype: np.dtype, count: int) -> Table:
+    """Return rows in which every byte says something."""
+    return Table.of(np.frombuffer(bytes(n % 251 for n in range(count * dtype.itemsize)), dtype))
+
+
+def full_state() -> StoreState:
+    """Return a state in which no field has its default."""
+    writers = {
+        "b": WriterState("", "", (), {"x": BatchResult(1, 2, 0)}),
+        "a": WriterState("query", "run 2", ("run 1",), {"9": BatchResult(3, 9, 1)}, 9),
+    }
+    streams = {}
+    for name in ("ZZ", "aa"):
+        streams[name.casefold()] = StreamState(
+            config=StreamConfig(name=name, subjects=("a.>", "b"), metadata={"owner": "we"}, compression="zstd"),
+            incarnation=name.encode() * 8,
+            created_ns=5,
+            placement=(b"V" * 16,),
+            floor=3,
+            next_sequence=100,
+            blocks=table(BLOCK_DTYPE, 3),
+            removed=SequenceSet.from_ranges([(4, 6), (9, 10)]),
+            lost=SequenceSet.from_ranges([(7, 8)]),
+            message_count=90,
+            data_size=900,
+            histories=((b"history1", 1), (b"history2", 50)),
+            subject_sets=(("a.b",), ("b", "a.c")),
+            writers=writers,
+        )
+    return StoreState(
+        store_id=b"S" * 16,
+        created_ns=1,
+        settings=StoreSettings(graveyard_keep=7, snapshot_every=8),
+        voters=(Voter(b"V" * 16, b"I" * 16, "../v", True),),
+        lock_domain="here",
+        host="host",
+        streams=streams,
+        graveyard=table(GRAVE_DTYPE, 2),
+        transactions=table(TRANSACTION_DTYPE, 4),
+        transaction_floor_ns=12,
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return a state as values that compare by content."""
+    if isinstance(value, Table):
+        return value.encode()
+    if isinstance(value, (StoreState, StreamState)):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return value
+
+
+def test_every_field_comes_back() -> None:
+    state = full_state()
+    for field in fields(state):
+        assert plain(getattr(state, field.name)) != plain(getattr(StoreState(), field.name)), field.name
+    assert plain(decode_state(encode_state(state))) == plain(state)
+
+
+def test_an_empty_state_comes_back() -> None:
+    assert plain(decode_state(encode_state(StoreState()))) == plain(StoreState())
+
+
+def test_equal_states_give_equal_bytes_whatever_the_order_in_which_they_were_made() -> None:
+    state = full_state()
+    turned = replace(
+        state,
+        streams={
+            key: replace(one, writers=dict(reversed(list(one.writers.items()))))
+            for key, one in reversed(list(state.streams.items()))
+        },
+    )
+    assert encode_state(turned) == encode_state(state)
+    assert encode_state(decode_state(encode_state(state))) == encode_state(state)
+
+
+def test_tables_that_came_from_bytes_can_be_appended_to() -> None:
+    decoded = decode_state(encode_state(full_state()))
+    before = decoded.graveyard.encode()
+    grown = decoded.graveyard.append(np.zeros(1, GRAVE_DTYPE))
+    assert grown.encode() == before + bytes(GRAVE_DTYPE.itemsize)
+    assert decoded.graveyard.encode() == before
+
+
+def test_a_state_of_another_version_is_refused_as_such() -> None:
+    newer = msgspec.msgpack.decode(encode_state(StoreState()))
+    newer["version"] = 2
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        decode_state(msgspec.msgpack.encode(newer))
+
+
+@pytest.mark.parametrize("key", ["graveyard", "transactions"])
+def test_tables_that_are_no_whole_rows_are_refused(key: str) -> None:
+    broken = msgspec.msgpack.decode(encode_state(StoreState()))
+    broken[key] = b"x"
+    with pytest.raises(CorruptionError, match=key):
+        decode_state(msgspec.msgpack.encode(broken))
+
+
+@pytest.mark.parametrize("key", ["removed", "lost"])
+def test_sequence_sets_that_are_none_are_refused(key: str) -> None:
+    broken = msgspec.msgpack.decode(encode_state(full_state()))
+    broken["streams"][0][key] = b"\xff"
+    with pytest.raises(CorruptionError):
+        decode_state(msgspec.msgpack.encode(broken))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc0", b"\x80", b"not msgpack", b"\xdd\xff\xff\xff\xff"])
+def test_bytes_that_are_no_state_are_refused(content: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        decode_state(content)
+
+
+def test_a_state_cut_anywhere_is_refused() -> None:
+    encoded = encode_state(full_state())
+    for size in range(len(encoded)):
+        with pytest.raises((CorruptionError, UnsupportedVersionError)):
+            decode_state(encoded[:size])
+
+
+def test_first_sequence_is_that_of_the_first_message_that_is_shown() -> None:
+    stream = full_state().streams["aa"]
+    assert stream.first_sequence == 3
+    assert replace(stream, removed=SequenceSet.from_ranges([(3, 6)])).first_sequence == 6
+    empty = replace(stream, removed=SequenceSet.from_ranges([(3, 100)]))
+    assert empty.first_sequence == empty.next_sequence == 100
+    assert not empty.shown()
+
+
+def test_names_are_looked_up_as_they_are_written() -> None:
+    state = full_state()
+    assert state.stream("ZZ") is state.streams["zz"]
+    assert state.stream("zz") is None
+    assert state.by_incarnation(b"ZZ" * 8) is state.streams["zz"]
+    assert state.by_incarnation(b"-" * 16) is None
+
+
+def test_the_newest_outcome_of_a_transaction_counts() -> None:
+    rows = np.zeros(2, TRANSACTION_DTYPE)
+    rows["id"], rows["outcome"] = np.void(b"T" * 16), [2, COMMITTED]
+    state = replace(StoreState(), transactions=Table.of(rows))
+    assert (state.outcome(b"T" * 16), state.outcome(b"-" * 16)) == (COMMITTED, 0)
+
+
+def test_layouts_are_frozen() -> None:
+    assert TRANSACTION_DTYPE.itemsize == 25
+    assert [TRANSACTION_DTYPE[name].str for name in TRANSACTION_DTYPE.names or ()] == ["|V16", "|u1", "<i8"]
+    assert state_module.STATE_VERSION == 1
