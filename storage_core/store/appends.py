@@ -6,6 +6,7 @@ commit     asks whether this (writer, batch) is there already, checks the blocks
 abort      asks whether the transaction is committed; if not, fences it, then sweeps its blocks
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ from storage_core.store.staging import (
     block_path,
 )
 from storage_core.store.turn import Turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +103,46 @@ def commit(
     by_stream: dict[str, list[StagedBlock]] = {name: [] for name in transaction.targets}
     for block in sorted(staged, key=lambda one: (one.partition, one.position)):
         by_stream[block.stream].append(block)
-    parts = []
-    for name, blocks in by_stream.items():
-        purge = name in overwrite
-        if blocks or purge or (writer is not None and len(by_stream) == 1):
-            parts.append(_part(turn.state, transaction.targets[name], blocks, purge, volume, window, env))
-    if not parts:
+    chosen = {
+        name: blocks
+        for name, blocks in by_stream.items()
+        if blocks or name in overwrite or (writer is not None and len(by_stream) == 1)
+    }
+    if not chosen:
         return CommitResult({}, False)
-    identity = writer or WriterBatch("", "")
-    result = turn.propose(
-        Append(transaction.id, tuple(parts), identity.writer, identity.batch, identity.query, identity.run)
-    )
+    # Asked before the blocks are looked at: those of a batch that is stored, or of an aborted transaction, may be gone.
+    nothing = [
+        AppendedBlocks(transaction.targets[name].incarnation, b"", (), b"", overwrite=name in overwrite)
+        for name in chosen
+    ]
+    result = turn.check(_append(transaction, nothing, writer))
+    assert isinstance(result, machine.AppendDone)
+    if not result.already:
+        parts = [
+            _part(turn.state, transaction.targets[name], blocks, name in overwrite, volume, window, env)
+            for name, blocks in chosen.items()
+        ]
+        result = turn.propose(_append(transaction, parts, writer))
     if isinstance(result, machine.Refused):
         result.raise_()
     assert isinstance(result, machine.AppendDone)
     if result.already:
-        abort(turn, volume, transaction, env)  # what was staged this time is of no use; the first time's stays
+        _forget_staged(turn, volume, transaction, env)
     appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
     return CommitResult(appended, result.already)
+
+
+def _append(transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None) -> Append:
+    identity = writer or WriterBatch("", "")
+    return Append(transaction.id, tuple(parts), identity.writer, identity.batch, identity.query, identity.run)
+
+
+def _forget_staged(turn: Turn, volume: Path, transaction: Transaction, env: Environment) -> None:
+    """Sweep what was staged for a batch that is stored already, unless it is this very transaction that stored it."""
+    try:
+        abort(turn, volume, transaction, env)
+    except StorageError as error:
+        logger.warning("%s: blocks of transaction %s are left there: %s", volume, transaction.id.hex(), error)
 
 
 def whole_block(store_id: bytes, target: WriteTarget, directory: Path, block: StagedBlock, first: int) -> BlockSlice:

@@ -306,11 +306,12 @@ class Turn:
             self._campaign()
         return self._write(command)
 
-    def check(self, command: Command) -> None:
-        """Raise what the command would be refused with; nothing is written."""
+    def check(self, command: Command) -> machine.Result:
+        """Return what the command would come to, or raise what it would be refused with; nothing is written."""
         tried = self._try(command)
         if isinstance(tried, machine.Refused):
             tried.raise_()
+        return tried
 
     def _try(self, command: Command) -> machine.Result:
         place = machine.Place(self.view.index + 1, bytes(HISTORY_SIZE))

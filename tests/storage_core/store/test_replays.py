@@ -1,0 +1,54 @@
+"""What is asked before anything else: was this batch stored, was this transaction given up?"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import AlreadyExistsError, TransactionAbortedError
+from storage_core.store.appends import WriterBatch
+from storage_core.store.staging import StagedBlock, Stager, Transaction
+from storage_core.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.create(tmp_path / "volume", graveyard_keep="0s")
+    made.add_stream({"name": "orders"})
+    return made
+
+
+def staged(store: Store) -> tuple[Transaction, list[StagedBlock]]:
+    transaction = store.begin(["orders"])
+    stager = Stager(transaction, transaction.targets["orders"], 0)
+    stager.write(pa.record_batch({"data": pa.array([b"one", b"two"])}))
+    return transaction, stager.finish()
+
+
+def test_a_zombie_s_commit_of_an_aborted_transaction_says_that_it_was_aborted(store: Store) -> None:
+    """Its blocks are swept by then; found by the state machine."""
+    transaction, blocks = staged(store)
+    assert store.abort(transaction)
+    with pytest.raises(TransactionAbortedError):
+        store.commit(transaction, blocks)
+    assert store.abort(transaction)
+
+
+def test_a_batch_is_known_again_when_its_messages_are_purged_and_unlinked(store: Store) -> None:
+    transaction, blocks = staged(store)
+    batch = WriterBatch("loader", "1")
+    first = store.commit(transaction, blocks, batch)
+    store.stream("orders").purge()
+    store.maintain()
+    again = store.commit(transaction, blocks, batch)
+    assert again.already and again.appended == first.appended
+    assert store.stream("orders").last_sequence == 2
+
+
+def test_a_transaction_is_committed_once_without_a_writer_too(store: Store) -> None:
+    transaction, blocks = staged(store)
+    store.commit(transaction, blocks)
+    with pytest.raises(AlreadyExistsError):
+        store.commit(transaction, blocks)
+    assert not store.abort(transaction)
+    assert store.stream("orders").read().read_all().num_rows == 2
