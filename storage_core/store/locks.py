@@ -23,8 +23,8 @@ BACKOFF_FIRST_S = 0.001
 BACKOFF_MAX_S = 0.05
 
 _mutexes: dict[str, threading.Lock] = {}
-_held: set[Lock] = set()
-_registry = threading.Lock()
+_opened: set[Lock] = set()  # every lock file that this process has open, acquired or not
+_registry = threading.Lock()  # guards both; nobody forks while a lock file is opened
 
 
 def _mutex(path: Path) -> threading.Lock:
@@ -32,17 +32,25 @@ def _mutex(path: Path) -> threading.Lock:
         return _mutexes.setdefault(str(path), threading.Lock())
 
 
-def _forget_in_child() -> None:
+def _before_fork() -> None:
+    _registry.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
     """A forked child owns no lock: it closes what it inherited, or the flock would outlive its holder."""
     global _registry
     _registry = threading.Lock()
     _mutexes.clear()
-    for lock in list(_held):
+    for lock in list(_opened):
         lock.close()
-    _held.clear()
+    _opened.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 @contextmanager
@@ -56,33 +64,38 @@ def hold(files: Files, volume: Path, timeout_s: float) -> Iterator[None]:
     lock: Lock | None = None
     try:
         lock = _acquire(files, path, deadline, timeout_s)
-        _held.add(lock)
         yield
     finally:
         if lock is not None:
-            _held.discard(lock)
-            lock.close()
+            _close(lock)
         mutex.release()
 
 
 def _acquire(files: Files, path: Path, deadline: float, timeout_s: float) -> Lock:
     pause_s = BACKOFF_FIRST_S
     while True:
-        lock = files.lock(path)
+        with _registry:
+            lock = files.lock(path)
+            _opened.add(lock)
         try:
             if lock.try_acquire():
                 lock.write_note(_note())
                 return lock
             note = lock.read_note()
         except BaseException:
-            lock.close()
+            _close(lock)
             raise
-        lock.close()
+        _close(lock)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise StoreBusyError(f"{path.parent}: {_describe(note)} has held the store for longer than {timeout_s:g} s")
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
         pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+
+
+def _close(lock: Lock) -> None:
+    _opened.discard(lock)
+    lock.close()
 
 
 def _note() -> bytes:
