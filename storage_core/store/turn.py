@@ -100,6 +100,7 @@ class Metadata:
         """Return the newest committed state that a commit record vouches for. Takes no lock unless in doubt."""
         error: StorageError | OSError | None = None
         with self._reading:
+            self._undecided = None
             for _ in range(READ_ATTEMPTS):
                 try:
                     view = self._follow_commit_record()

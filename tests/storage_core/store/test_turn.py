@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, StoreBusyError
+from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
 from storage_core.raft.entry import Entry, Vote, make_entry
 from storage_core.raft.log_format import PAGE_SIZE, slot_offset
+from storage_core.store import locks
 from storage_core.store.environment import Environment
 from storage_core.store.log import Evidence
 from storage_core.store.store import Store
@@ -127,6 +129,24 @@ def test_a_reader_that_cannot_decide_says_so_and_reads_what_is_committed(
     waited = len(pauses)
     assert contents(reader) == [b"0"]
     assert len(pauses) == waited, "it waits for the writer once"
+
+
+def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path) -> None:
+    """What a reader fell back on before it could look under the lock is older than what it knows by now."""
+    add_uncommitted(make_store(volume))
+    store = Store.open(volume, env=Environment(sleep=lambda _: None))  # settles what it could not decide
+    publish(store, b"1")
+    index, log = store.index(), store._metadata.log
+    newest = log.segment_path(log.segments()[-1])
+    newest.rename(volume / "aside")
+    newest.mkdir()  # cannot be read just now
+    store._lock_timeout_s = 0.0
+    with locks.hold(OS_FILES, volume, 1.0), pytest.raises(StoreBusyError):
+        store.index()
+    newest.rmdir()
+    (volume / "aside").rename(newest)
+    assert store.index() == index
+    assert contents(store) == [b"0", b"1"]
 
 
 def test_read_only_does_not_fall_back_on_an_older_commit_record(volume: Path) -> None:
