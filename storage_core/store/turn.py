@@ -100,7 +100,6 @@ class Metadata:
         """Return the newest committed state that a commit record vouches for. Takes no lock unless in doubt."""
         error: StorageError | OSError | None = None
         with self._reading:
-            self._undecided = None
             for _ in range(READ_ATTEMPTS):
                 try:
                     view = self._follow_commit_record()
@@ -129,6 +128,7 @@ class Metadata:
 
     def _follow_commit_record(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
+        self._undecided = None
         commit, clean = self.log.read_commit_record()
         known = self._view
         if known is not None and commit == known.commit and clean:
