@@ -1,0 +1,52 @@
+"""The main job as `make demo` runs it, and what it says when counts do not add up."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from spark_stream.demo.report import Report
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCE = ROOT / "tests" / "data" / "nats-orders"
+
+
+def demo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spark_stream.demo", *words]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+@pytest.mark.spark
+def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_path: Path) -> None:
+    output = tmp_path / "with space" / "demo"
+    done = demo("--source", str(SOURCE), "--output", str(output), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "All counts add up." in done.stdout
+    assert "WRONG" not in done.stdout
+    assert "read from the JetStream store: 6,011" in done.stdout
+    assert "rows in the table: 6,011" in done.stdout
+
+
+def test_demo_without_its_source_says_what_to_do(tmp_path: Path) -> None:
+    done = demo(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: tests/data/nats-orders is not a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_count_that_is_not_what_it_must_be_is_shown_and_fails_the_report() -> None:
+    shown = io.StringIO()
+    report = Report(Console(file=shown, width=100))
+    report.count("read", 10, 10)
+    assert report.ok
+    report.count("in the stream", 9, 10)
+    report.summary()
+    assert not report.ok
+    assert "WRONG in the stream: 9: expected 10" in shown.getvalue()
+    assert "Something does not add up" in shown.getvalue()
