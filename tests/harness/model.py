@@ -5,7 +5,9 @@ The model knows nothing of blocks, logs or locks: a stream is a dict from sequen
 
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
 
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
@@ -26,7 +28,7 @@ class Row:
     timestamp_ns: int | None = None  # None: the store's time, which the model does not know
 
     def seen(self) -> "Row":
-        return Row(self.subject, self.data, self.headers)
+        return replace(self, msg_id=None)
 
     @property
     def size(self) -> int:
@@ -41,18 +43,23 @@ class ModelStream:
 
     messages: dict[int, Row] = field(default_factory=dict)
     next_sequence: int = 1
-    msg_ids: dict[str, int] = field(default_factory=dict)  # within the window
+    duplicate_window_ns: int = 3600 * 10**9
+    msg_ids: dict[str, tuple[int, int]] = field(default_factory=dict)  # sequence and time of the commit
     batches: dict[tuple[str, str], range] = field(default_factory=dict)  # by (writer, batch)
 
-    def append(self, rows: Iterable[Row]) -> range:
-        first = self.next_sequence
+    def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
+        first, seen_now = self.next_sequence, dict[str, int]()
         for row in rows:
-            if row.msg_id is None or row.msg_id not in self.msg_ids:
+            if row.msg_id is None or not (row.msg_id in seen_now or self.is_duplicate(row.msg_id, now_ns)):
                 self.messages[self.next_sequence] = row.seen()
                 if row.msg_id is not None:
-                    self.msg_ids[row.msg_id] = self.next_sequence
+                    seen_now[row.msg_id] = self.next_sequence
             self.next_sequence += 1
+        self.msg_ids.update({msg_id: (sequence, now_ns) for msg_id, sequence in seen_now.items()})
         return range(first, self.next_sequence)
+
+    def is_duplicate(self, msg_id: str, now_ns: int) -> bool:
+        return msg_id in self.msg_ids and self.msg_ids[msg_id][1] >= now_ns - self.duplicate_window_ns
 
     def remove(self, sequences: Iterable[int]) -> int:
         return sum(self.messages.pop(sequence, None) is not None for sequence in sequences)
@@ -65,9 +72,20 @@ class ModelStream:
         ]
         return self.remove(meant[: max(0, len(meant) - (keep or 0))])
 
-    def overwrite(self, rows: Iterable[Row]) -> range:
+    def overwrite(self, rows: Iterable[Row], now_ns: int = 0) -> range:
         self.messages.clear()
-        return self.append(rows)
+        self.msg_ids.clear()
+        return self.append(rows, now_ns)
+
+    def matching(self, first: int | None, end: int | None, subject: str | None) -> list[tuple[int, Row]]:
+        """Return the messages of [first, end) that the filter takes, in order."""
+        return [
+            (sequence, row)
+            for sequence, row in sorted(self.messages.items())
+            if (first is None or sequence >= first)
+            and (end is None or sequence < end)
+            and (subject is None or matches(subject, row.subject))
+        ]
 
     def content(self) -> "Content":
         return Content(tuple(sorted(self.messages.items())), self.next_sequence - 1)
@@ -98,25 +116,34 @@ class ModelStore:
         return {name: stream.content() for name, stream in sorted(self.streams.items())}
 
 
-def seen_in_stream(stream: Stream) -> Content:
+def rows_of(table: pa.Table, with_times: bool) -> list[tuple[int, Row]]:
+    """Return what was read of SEEN_COLUMNS, with the timestamps or without."""
+    return [
+        (
+            row["sequence"],
+            Row(
+                row["subject"],
+                row["data"],
+                None if row["headers"] is None else tuple((one["key"], one["value"]) for one in row["headers"]),
+                timestamp_ns=row["timestamp_ns"] if with_times else None,
+            ),
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def seen_in_stream(stream: Stream, with_times: bool = False) -> Content:
     """Return what a read of everything shows."""
-    rows = stream.read(columns=SEEN_COLUMNS).read_all().to_pylist()
-    messages = tuple((row["sequence"], _row(row)) for row in rows)
-    return Content(messages, stream.last_sequence)
+    table = stream.read(columns=SEEN_COLUMNS).read_all()
+    return Content(tuple(rows_of(table, with_times)), stream.last_sequence)
 
 
-def _row(row: dict[str, object]) -> Row:
-    pairs = row["headers"]
-    headers = None if pairs is None else tuple((one["key"], one["value"]) for one in pairs)  # type: ignore[attr-defined]
-    return Row(row["subject"], row["data"], headers)  # type: ignore[arg-type]
-
-
-def seen_in_store(store: Store) -> dict[str, Content]:
-    """Return what every stream shows, and check that counts, bytes and gaps say the same."""
+def seen_in_store(store: Store, with_times: bool = False) -> dict[str, Content]:
+    """Return what every stream shows, and check that counts and bytes say the same."""
     seen = {}
     for name in store.streams():
         stream = store.stream(name)
-        seen[name] = content = seen_in_stream(stream)
+        seen[name] = content = seen_in_stream(stream, with_times)
         state = stream.state()
         shown = [sequence for sequence, _ in content.messages]
         assert shown == sorted(set(shown)), (name, shown)
