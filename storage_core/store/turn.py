@@ -211,6 +211,22 @@ class Metadata:
         self._view = view
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A command as the next entry of the log, and what it comes to."""
+
+    envelope: Envelope
+    state: StoreState  # after it
+    result: machine.Result
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Return whether no entry is needed: it is refused, or was stored before."""
+        return isinstance(self.result, machine.Refused) or (
+            isinstance(self.result, machine.AppendDone) and self.result.already
+        )
+
+
 class Turn:
     """One holder's time with the store. Made by `Metadata.turn`."""
 
@@ -293,34 +309,39 @@ class Turn:
         position = self._log.start_segment(before, commit, [vote, *uncommitted])
         self.view = replace(self.view, position=position, term_seen=leadership.term)
         self._metadata._leadership = leadership
-        self._write(NoOp())
+        self._write(self._apply(NoOp(), leadership))
 
     def propose(self, command: Command) -> machine.Result:
         """Return the command's result; unless it was refused, it is committed and durable.
 
         Raises DiskFullError if nothing was stored, OutcomeUnknownError if that cannot be told.
         """
-        tried = self._try(command)
-        if isinstance(tried, machine.Refused) or (isinstance(tried, machine.AppendDone) and tried.already):
-            return tried
+        leadership = self._metadata._leadership or self._new_leadership(self.view.term_seen + 1)
+        applied = self._apply(command, leadership)
+        if applied.changes_nothing:
+            return applied.result
         if self._metadata._leadership is None:
-            self._campaign()
-        return self._write(command)
+            self._campaign(leadership)
+        self._write(applied)
+        return applied.result
 
     def check(self, command: Command) -> machine.Result:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
-        tried = self._try(command)
-        if isinstance(tried, machine.Refused):
-            tried.raise_()
-        return tried
+        result = self._apply(command, self._new_leadership(self.view.term_seen + 1)).result
+        if isinstance(result, machine.Refused):
+            result.raise_()
+        return result
 
-    def _try(self, command: Command) -> machine.Result:
-        place = machine.Place(self.view.index + 1, bytes(HISTORY_SIZE))
-        return machine.apply(self.state, place, Envelope(self._env.now_ns(), command))[1]
+    def _apply(self, command: Command, leadership: _Leadership) -> "_Applied":
+        """Return what the command comes to as the next entry of this leadership. The state machine is pure, and a
+        command is applied once: the next table of a manifest shares the buffer of the one before only once.
+        """
+        envelope = Envelope(self._env.now_ns(), command, {self._metadata.identity.volume_id: self.view.index})
+        place = machine.Place(self.view.index + 1, leadership.history)
+        return _Applied(envelope, *machine.apply(self.state, place, envelope))
 
-    def _campaign(self) -> None:
+    def _campaign(self, leadership: _Leadership) -> None:
         """Open a new term: the vote is durable before any entry of the term is written."""
-        leadership = self._new_leadership(self.view.term_seen + 1)
         with self._guarded("vote"):
             position = self._log.append(self.view.position, [Vote(leadership.term, leadership.candidate)])
         self.view = replace(self.view, position=position, term_seen=leadership.term)
@@ -329,21 +350,20 @@ class Turn:
     def _new_leadership(self, term: int) -> _Leadership:
         return _Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
-    def _write(self, command: Command) -> machine.Result:
+    def _write(self, applied: "_Applied") -> None:
         """Append one entry, fsync it, and move the commit record."""
         leadership, before = self._metadata._leadership, self.view
         assert leadership is not None
-        durable = {self._metadata.identity.volume_id: before.index}
-        payload = encode_envelope(Envelope(self._env.now_ns(), command, durable))
+        payload = encode_envelope(applied.envelope)
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         with self._guarded("entry"):
             position = self._log.append(before.position, [entry])
-        state, result = machine.apply(before.state, machine.Place(entry.index, entry.history), decode_envelope(payload))
         generation = before.commit.generation + 1 if before.commit is not None else 1
         commit = CommitRecord(generation, entry.term, entry.index, entry.chain)
         self.view = View(
-            state, entry.index, entry.term, entry.chain, commit, position, before.term_seen, before.snapshot_index
-        )
+            applied.state, entry.index, entry.term, entry.chain, commit, position, before.term_seen,
+            before.snapshot_index,
+        )  # fmt: skip
         try:
             self._log.write_commit_record(position.segment, commit)
         except OSError as error:
@@ -353,7 +373,6 @@ class Turn:
             self.view = replace(self.view, commit=before.commit)
         self._metadata._led_to = self.view.position
         self._metadata._keep(self.view)
-        return result
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
