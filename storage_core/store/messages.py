@@ -141,6 +141,24 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str, acceptance: Acceptance
         raise InvalidMessageError(reason) from error
 
 
+def _not_utf8(column: pa.Array) -> tuple[int, bytes] | None:
+    """Return position and bytes of the first string that is not UTF-8, None if all are.
+
+    Strings of Spark and of Arrow hold any bytes (`cast(X'ff' AS STRING)`); a message that has some is one that many
+    readers fail at.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        for position, value in enumerate(column.cast(pa.binary()).to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                return position, value
+        raise
+    return None
+
+
 def _subject(column: pa.Array | None, row_count: int, acceptance: Acceptance) -> pa.Array:
     default = acceptance.default_subject
     if column is None:
@@ -162,7 +180,12 @@ def _subject(column: pa.Array | None, row_count: int, acceptance: Acceptance) ->
 
 
 def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
-    bad = first_invalid(subjects)
+    distinct = subjects.unique()
+    broken = _not_utf8(distinct)
+    if broken is not None:
+        row = pc.index(subjects.cast(pa.binary()), broken[1]).as_py()
+        raise _invalid(acceptance, row, f"subject {broken[1]!r} is not UTF-8")
+    bad = first_invalid(distinct)
     if bad is not None:
         row = pc.index(subjects, bad).as_py()
         raise _invalid(acceptance, row, f"subject {bad!r} is not one that a message can carry")
@@ -183,9 +206,16 @@ def _headers(column: pa.Array, acceptance: Acceptance) -> pa.Array:
     pairs = column.flatten()
     if pairs.null_count or pairs.field("key").null_count:
         missing = np.flatnonzero(pc.or_(pairs.is_null(), pairs.field("key").is_null()))[0]
-        row = int(np.searchsorted(_offsets(column).to_numpy(), missing, side="right")) - 1
-        raise _invalid(acceptance, row, "a header without a key")
+        raise _invalid(acceptance, _row_of(column, int(missing)), "a header without a key")
+    bad = _not_utf8(pairs.field("key"))
+    if bad is not None:
+        raise _invalid(acceptance, _row_of(column, bad[0]), f"header key {bad[1]!r} is not UTF-8")
     return column
+
+
+def _row_of(column: pa.Array, item: int) -> int:
+    """Return the row whose list holds that item of `column.flatten()`."""
+    return int(np.searchsorted(_offsets(column).to_numpy(), item, side="right")) - 1
 
 
 def _offsets(column: pa.Array) -> pa.Array:
@@ -234,6 +264,9 @@ def _msg_ids(column: pa.Array, acceptance: Acceptance) -> np.ndarray | None:
     if len(bad):
         reason = f"msg_id of {int(lengths[bad[0]])} bytes; 1 to {MSG_ID_SIZE_MAX} are taken"
         raise _invalid(acceptance, int(bad[0]), reason)
+    broken = _not_utf8(column)
+    if broken is not None:
+        raise _invalid(acceptance, broken[0], f"msg_id {broken[1]!r} is not UTF-8")
     hashes = msg_id_hashes(column.fill_null(""))
     hashes[column.is_null().to_numpy(zero_copy_only=False)] = 0
     return hashes

@@ -1,0 +1,52 @@
+"""What writers give is checked before anything of it is stored: text that is no text."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core import Store
+from storage_core.errors import InvalidMessageError
+from storage_core.schema import HEADERS_TYPE
+
+NOT_UTF8 = [b"\xff", b"a\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"]  # cut, overlong, surrogate, too high
+
+
+def text(*values: bytes | None) -> pa.Array:
+    """Return an array of strings of any bytes, as Spark has them after `cast(X'ff' AS STRING)`."""
+    raw = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+
+
+def headers(*keys: bytes) -> pa.Array:
+    """Return the headers of three rows: none, one, and one for each key."""
+    pairs = pa.StructArray.from_arrays([text(b"good", *keys), pa.array([b"v"] * (len(keys) + 1))], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array([0, 0, 1, 1 + len(keys)], pa.int32()), pairs).cast(HEADERS_TYPE)
+
+
+@pytest.mark.parametrize("bad", NOT_UTF8)
+@pytest.mark.parametrize("column", ["subject", "msg_id", "header key"])
+def test_text_that_is_not_utf8_is_refused_with_its_row(tmp_path: Path, column: str, bad: bytes) -> None:
+    """Stored, it would be a message at which `get`, `view` and every other reader of Python's fails for ever."""
+    rows = {"data": pa.array(["a", "b", "c"]), "subject": pa.array(["s"] * 3)}
+    if column == "subject":
+        rows["subject"] = text(b"s", b"s", bad)
+    elif column == "msg_id":
+        rows["msg_id"] = text(b"1", None, bad)
+    else:
+        rows["headers"] = headers(b"fine", bad)
+    with Store.create(tmp_path / "s") as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s", ">"]})
+        with pytest.raises(InvalidMessageError) as caught:
+            stream.append(pa.table(rows))
+        assert str(caught.value) == f"stream 'S', row 2 of the batch: {column} {bad!r} is not UTF-8"
+        assert stream.info()["state"]["messages"] == 0
+
+
+def test_text_of_any_alphabet_is_taken(tmp_path: Path) -> None:
+    subject, key = "s.größe.尺寸.😀", "größe 😀"
+    with Store.create(tmp_path / "s") as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+        stream.publish(subject, b"", headers=[(key, b"\xff")], msg_id="😀")
+        message = stream.get(1)
+        assert (message.subject, message.headers) == (subject, [(key, b"\xff")])
