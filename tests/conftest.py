@@ -1,7 +1,7 @@
-"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one Spark session, Delta.
+"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one JVM, Delta.
 
-A JVM takes ten seconds until its first read, so tests use the session `spark` together. Tests that kill a driver, or
-need another master, start a process of their own with `spark_settings`.
+A JVM takes ten seconds until its first read, so tests use the sessions `spark` and `delta_spark` of one together.
+Tests that kill a driver, or need another master, start a process of their own with `spark_settings`.
 """
 
 import os
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
+SESSION_CATALOG = "spark.sql.catalog.spark_catalog"
 NO_DELTA = "Delta's JARs are not here: see what `make setup` says, or set JSTREAM_DELTA_JARS"
 
 
@@ -73,7 +74,7 @@ def soak_seconds() -> float:
 
 @pytest.fixture(scope="session")
 def delta_available() -> bool:
-    """Whether `spark` reads and writes Delta tables. A test that needs it is better marked `delta`."""
+    """Whether `delta_spark` reads and writes Delta tables. A test that cannot do without is marked `delta`."""
     return bool(find_delta_jars())
 
 
@@ -81,7 +82,7 @@ def delta_available() -> bool:
 def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the configuration of `spark`, for tests that start a session in a process of their own, too."""
     place = tmp_path_factory.mktemp("spark")
-    chosen = {
+    return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(place / "local"),
@@ -91,23 +92,41 @@ def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if jars := find_delta_jars():
-        chosen |= {
-            "spark.databricks.delta.snapshotPartitions": "2",
-            "spark.jars": ",".join(str(jar) for jar in jars),
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        }
-    return chosen
 
 
 @pytest.fixture(scope="session")
-def spark(spark_settings: dict[str, str]) -> Iterator["SparkSession"]:
-    """The Spark session that tests share: local[2], UTC, Delta if its JARs are here. Put back what you set."""
+def delta_settings() -> dict[str, str]:
+    """Return what Delta needs besides `spark_settings`, {} if its JARs are not here."""
+    jars = find_delta_jars()
+    if not jars:
+        return {}
+    return {
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.jars": ",".join(str(jar) for jar in jars),
+        SESSION_CATALOG: "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    }
+
+
+@pytest.fixture(scope="session")
+def delta_spark(spark_settings: dict[str, str], delta_settings: dict[str, str]) -> Iterator["SparkSession"]:
+    """The session of the JVM that tests share: local[2], UTC, quiet, and Delta, for tests marked `delta`."""
     from pyspark.sql import SparkSession  # here, so that tests without Spark do not wait for its import
 
     builder = SparkSession.builder.master("local[2]").appName("jstream tests")
-    session = builder.config(map=spark_settings).getOrCreate()
+    session = builder.config(map=spark_settings | delta_settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(delta_spark: "SparkSession") -> "SparkSession":
+    """The session that tests share: as `delta_spark`, but with Spark's own catalog. Put back settings that you change.
+
+    Delta's catalog makes tables of the old kind of all tables that are not its own, and such a one over a Python data
+    source cannot be read: "jstream is not a valid Spark SQL Data Source".
+    """
+    session = delta_spark.newSession()
+    session.conf.unset(SESSION_CATALOG)
+    return session
