@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from harness.faults import Call, FaultyFiles, Judge, let_everything_happen
+from harness.faults import CHANGING, Call, FaultyFiles, Judge, let_everything_happen
 from harness.life import SNAPSHOT_EVERY, STEPS, contents, create
 from harness.model import Content, seen_in_store
 from harness.processes import Machine
@@ -67,10 +67,16 @@ def scene_starts(offset: int = 0) -> range:
     return range(offset, len(STEPS), SCENE_LENGTH)
 
 
-def play(start: int, judge: Judge = let_everything_happen, witness: bool = False) -> Played:
+def play(
+    start: int,
+    judge: Judge = let_everything_happen,
+    witness: bool = False,
+    counted: tuple[str, ...] = CHANGING,
+) -> Played:
     """Play the scene that begins with step `start`; only errors of the hierarchy, and ends of the process, pass.
 
-    `witness`: another process has led before the scene, and is there after it.
+    `witness`: another process has led before the scene, and is there after it. `counted`: operations that the judge
+    is asked about.
     """
     machine = machine_before(start)
     other = None
@@ -78,8 +84,9 @@ def play(start: int, judge: Judge = let_everything_happen, witness: bool = False
         other = machine.open()
         other.add_stream(WITNESSED)
         other.delete_stream(WITNESSED["name"])
-    files = machine.files(judge)
+    files = machine.files()
     done, error, store = start, None, machine.open(files)
+    files.counted, files.judge, files.calls = counted, judge, []
     try:
         for step in STEPS[start : start + SCENE_LENGTH]:
             step.act(store)
