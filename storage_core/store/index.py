@@ -45,7 +45,7 @@ class VolumeIndex:
         found: dict[bytes, tuple[int, int]] = {}
         try:
             names = self._files.list_directory(directory)
-        except FileNotFoundError:
+        except OSError:  # missing, or the disk does not give it back: no block that could be counted on
             names = []
         for name in names:
             block_id = block_id_of(name)

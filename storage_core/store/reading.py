@@ -5,6 +5,7 @@ are checked by their CRC32C. Damage is told with stream, sequences, file and off
 file is gone is looked up in the store: was it removed too long ago (the plan is stale), or is it lost?
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ from storage_core.errors import (
     TruncatedRecordError,
     UnsupportedVersionError,
 )
+from storage_core.files import File
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.identity import read_identity
 from storage_core.store.messages import message_sizes
 from storage_core.store.plan import BlockSlice
 from storage_core.store.turn import Metadata
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def _read_slice(
         return
     try:
         try:
-            reader = BlockReader.open(file, expectation(one))
+            reader = BlockReader.open(_Readable(file), expectation(one))
         except UnsupportedVersionError:
             raise
         except (CorruptionError, TruncatedRecordError, OSError) as error:
@@ -132,6 +136,22 @@ def _read_slice(
         file.close()
 
 
+class _Readable:
+    """A file in which a frame that the disk does not give back counts as cut off: those around it may be whole."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self.path = file, file.path
+        self.read_at, self.size, self.close = file.read_at, file.size, file.close
+        self.write_at, self.truncate, self.sync = file.write_at, file.truncate, file.sync
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        try:
+            return self._file.read_into(offset_bytes, buffer)
+        except OSError as error:
+            logger.warning("%s: offset_bytes %s: %s", self.path, offset_bytes, error)
+            return 0
+
+
 @contextmanager
 def open_block(one: BlockSlice, env: Environment = REAL) -> Iterator[BlockReader]:
     """Open the slice's block against what the manifest says of it; raises DataLossError if that is not possible."""
@@ -142,7 +162,7 @@ def open_block(one: BlockSlice, env: Environment = REAL) -> Iterator[BlockReader
         raise DataLossError(str(ReadDamage(one.stream, str(path), 0, one.first, one.end, str(error)))) from error
     try:
         yield BlockReader.open(file, expectation(one))
-    except (CorruptionError, TruncatedRecordError) as error:
+    except (CorruptionError, TruncatedRecordError, OSError) as error:
         offset_bytes, reason = place_and_reason(error)
         raise DataLossError(str(ReadDamage(one.stream, str(path), offset_bytes, one.first, one.end, reason))) from error
     finally:
