@@ -149,6 +149,8 @@ class Store:
 
     def stream_state(self, name: str, state: StoreState | None = None) -> StreamState:
         """Return the state of the stream of that name; raises NotFoundError naming the nearest name."""
+        if not isinstance(name, str):
+            raise ValueError(f"name of a stream: {name!r} is not text")
         state = state or self.state()
         found = state.stream(name)
         if found is None:

@@ -75,8 +75,11 @@ class Stream:
         """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
         found = self._store.state().by_incarnation(self.incarnation)
         if found is None:
-            raise StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
+            raise self._stale()
         return found
+
+    def _stale(self) -> StaleIncarnationError:
+        return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
 
     @property
     def config(self) -> StreamConfig:
@@ -110,9 +113,15 @@ class Stream:
         """Append messages in write columns, atomically and durably; return the range of sequences they got.
 
         A `msg_id` that was seen within the stream's duplicate_window uses up a sequence and is not shown.
-        Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not.
+        Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not,
+        StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
-        transaction = self._store.begin([self.name])
+        try:
+            transaction = self._store.begin([self.name])
+        except NotFoundError as error:
+            raise self._stale() from error
+        if transaction.targets[self.name].incarnation != self.incarnation:
+            raise self._stale()
         stager = Stager(transaction, transaction.targets[self.name], 0, env=self._store.environment)
         try:
             for batch in _batches(table):
@@ -165,6 +174,11 @@ class Stream:
         """
         if on_loss not in ("raise", "skip"):
             raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
+        for name, sequence in (("first", first), ("end", end)):
+            if sequence is not None:
+                _check_sequence(name, sequence)
+        if isinstance(columns, str):
+            raise ValueError(f"columns: {columns!r} is text; taken is a list of names")
         if first is not None and end is not None and end < first:
             raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
         schema = read_schema(tuple(columns) if columns is not None else None)
@@ -177,6 +191,7 @@ class Stream:
 
     def get(self, sequence: int) -> Message:
         """Return one message; raises NotFoundError if there is none of that sequence, DataLossError if it is lost."""
+        _check_sequence("sequence", sequence)
         for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
             return message
         state = self.state()
@@ -187,6 +202,8 @@ class Stream:
 
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
+        if not isinstance(subject, str):
+            raise ValueError(f"subject: {subject!r} is not a filter; one subject or filter is needed")
         (one,) = check_filters(subject)
         sequence = contents.last_sequence_of(self._store, self.state(), one)
         if sequence is None:
@@ -235,7 +252,7 @@ class Stream:
             state = turn.state
             stream = state.by_incarnation(self.incarnation)
             if stream is None:
-                raise StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
+                raise self._stale()
             made = removal.command(state, stream, request, store.volume, store.environment)
             result = store.propose(turn, made)
         assert isinstance(result, machine.RemoveDone)
@@ -252,7 +269,7 @@ def _row(
             "data": pa.array([data.encode() if isinstance(data, str) else data], pa.binary()),
         }
         if headers is not None:
-            pairs = [{"key": key, "value": value} for key, value in headers]
+            pairs = [{"key": key, "value": value} for key, value in map(_pair, headers)]
             row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
         if msg_id is not None:
             row["msg_id"] = pa.array([msg_id], pa.string())
@@ -260,6 +277,19 @@ def _row(
         reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
         raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {reason}") from error
     return pa.RecordBatch.from_pydict(row)
+
+
+def _pair(header: object) -> tuple[Any, Any]:
+    """Return a header as key and value. Two letters, as a mapping's keys may have, would unpack as a pair as well."""
+    if not isinstance(header, (tuple, list)) or len(header) != 2:
+        raise TypeError(f"headers are a list of pairs (key, value), not {header!r}")
+    return header[0], header[1]
+
+
+def _check_sequence(name: str, value: object) -> None:
+    """Raise ValueError for what is no sequence; negative ones do not count from the end."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(f"{name}: {value!r} is not a sequence; they are whole numbers from 1 on")
 
 
 def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -1,0 +1,80 @@
+"""The face of a stream: a handle means one incarnation, and what makes no sense is named."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storage_core import Store
+from storage_core.errors import InvalidMessageError, StaleIncarnationError
+from storage_core.store.stream import Stream
+
+ROW = pa.table({"subject": ["orders.new"], "data": ["a bell"]})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(tmp_path / "shop") as made:
+        yield made
+
+
+@pytest.fixture
+def orders(store: Store) -> Stream:
+    return store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+
+
+WRITES: dict[str, Callable[[Stream], Any]] = {
+    "append": lambda stream: stream.append(ROW),
+    "publish": lambda stream: stream.publish("orders.new", b"a bell"),
+    "publish with msg_id": lambda stream: stream.publish("orders.new", b"a bell", msg_id="1"),
+    "remove": lambda stream: stream.remove(1),
+    "purge": lambda stream: stream.purge(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made again"])
+def test_a_handle_never_writes_to_the_stream_that_has_its_name_now(
+    store: Store, orders: Stream, write: Callable[[Stream], Any], again: bool
+) -> None:
+    store.delete_stream("ORDERS")
+    new = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}) if again else None
+    if new is not None:
+        new.publish("orders.new", b"of the new one")
+    with pytest.raises(StaleIncarnationError, match="stream 'ORDERS' was deleted, or deleted and made again"):
+        write(orders)
+    assert new is None or [new.get(1).data, new.last_sequence] == [b"of the new one", 1]
+
+
+@pytest.mark.parametrize("headers", [{"ab": b"1"}, {"customer": b"42"}, ["ab"], [("a", b"1", b"2")], [b"ab"]])
+def test_headers_that_are_no_pairs_are_refused(orders: Stream, headers: Any) -> None:
+    with pytest.raises(InvalidMessageError, match=r"headers are a list of pairs \(key, value\), not "):
+        orders.publish("orders.new", b"", headers=headers)
+    assert orders.last_sequence == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda stream: stream.get("1"), "sequence: '1' is not a sequence; they are whole numbers from 1 on"),
+        (lambda stream: stream.get(-1), "sequence: -1 is not a sequence; they are whole numbers from 1 on"),
+        (lambda stream: stream.get(None), "sequence: None is not a sequence; they are whole numbers from 1 on"),
+        (lambda stream: stream.read(first=-10), "first: -10 is not a sequence; they are whole numbers from 1 on"),
+        (lambda stream: stream.read(end=1.5), "end: 1.5 is not a sequence; they are whole numbers from 1 on"),
+        (lambda stream: stream.read(first=3, end=2), r"sequences \[3, 2\): the end lies before the first"),
+        (lambda stream: stream.read(columns="data"), "columns: 'data' is text; taken is a list of names"),
+        (lambda stream: stream.last(None), "subject: None is not a filter; one subject or filter is needed"),
+    ],
+)
+def test_what_makes_no_sense_is_named(orders: Stream, call: Callable[[Stream], Any], says: str) -> None:
+    orders.append(ROW)
+    with pytest.raises(ValueError, match=says):
+        call(orders)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"ORDERS"])
+def test_a_name_that_is_not_text_is_named(store: Store, name: Any) -> None:
+    with pytest.raises(ValueError, match="name of a stream: .* is not text"):
+        store.stream(name)
