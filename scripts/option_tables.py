@@ -1,6 +1,6 @@
 """Print docs/guide/options.md, made of the table in datasource/options.py.
 
-    .venv/bin/python scripts/option_tables.py > docs/guide/options.md
+.venv/bin/python scripts/option_tables.py > docs/guide/options.md
 """
 
 import sys
@@ -12,8 +12,10 @@ from datasource.options import OPTIONS, SUPPORTED_USES, Option
 
 HEAD = """# Options
 
-Every option of the data source `jstream`, from the table that checks them (`scripts/option_tables.py` makes this page). Names are
-taken without regard to case. An option that is unknown, or means nothing where it is given, is refused by name.
+Every option of the data source `jstream`, from the table that checks them (`scripts/option_tables.py` makes this
+page).
+Names are taken without regard to case. An option that is unknown, or means nothing where it is given, is refused by
+name.
 """
 
 
