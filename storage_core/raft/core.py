@@ -193,7 +193,7 @@ class Node:
         leader = self._leader_that_may_append([payload])
         if not isinstance(leader, Leader):
             return leader
-        if leader.change_index > state.log.applied:
+        if not leader.may_change_members():
             return Refused.CHANGE_PENDING
         try:
             change.applied_to(state.membership)
@@ -201,8 +201,8 @@ class Node:
             return Refused.CHANGE_IMPOSSIBLE
         if change.kind is ChangeKind.PROMOTE and not leader.is_caught_up(change.node):
             return Refused.NOT_CAUGHT_UP
-        leader.change_members(payload)
-        return Proposed(leader.change_index, leader.change_index + 1, state.term)
+        index = leader.change_members(payload)
+        return Proposed(index, index + 1, state.term)
 
     def _leader_that_may_append(self, payloads: Sequence[bytes]) -> Leader | Refused:
         if self._state.failure is not None:
@@ -309,21 +309,52 @@ class Node:
             self._role.on_persisted()
         self._step_down_if_removed()
 
+    # --- what there is to know
+
+    @property
+    def id(self) -> NodeId:
+        return self._state.id
+
+    @property
+    def role(self) -> Role:
+        if isinstance(self._role, Leader):
+            return Role.LEADER
+        if isinstance(self._role, Campaign):
+            return Role.PRE_CANDIDATE if self._role.pre else Role.CANDIDATE
+        return Role.FOLLOWER
+
+    @property
+    def term(self) -> int:
+        return self._state.term
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads this term, as far as is known; this node itself, if it does."""
+        return self._state.leader
+
+    @property
+    def commit(self) -> int:
+        return self._state.log.commit
+
+    @property
+    def membership(self) -> Membership:
+        """By the newest change in the log, committed or not."""
+        return self._state.membership
+
+    @property
+    def failure(self) -> str | None:
+        """Why the node has fallen silent; None if it has not."""
+        return self._state.failure
+
     def position(self, index: int) -> Position | None:
         """Return what stands at `index` of the log, persisted or not; None: compacted away, or beyond the end."""
         return self._state.log.position(index)
 
     def status(self) -> Status:
         state, role = self._state, self._role
-        if isinstance(role, Leader):
-            name = Role.LEADER
-        elif isinstance(role, Campaign):
-            name = Role.PRE_CANDIDATE if role.pre else Role.CANDIDATE
-        else:
-            name = Role.FOLLOWER
         return Status(
             id=state.id,
-            role=name,
+            role=self.role,
             term=state.term,
             vote=state.vote,
             leader=state.leader,

@@ -36,9 +36,7 @@ class Leader:
         self.reads = ReadQueue()
         self.confirmed: list[ReadResult] = []  # reads to be handed out
         self.successor: NodeId | None = None  # set: proposals are refused, so that it can catch up
-        # A change of members waits until everything up to here is applied: the change before it, and an entry of the
-        # own term. Without the latter two leaders could change different members at once (Ongaro, 2015).
-        self.change_index = state.log.last.index + 1
+        self._change_index = state.log.last.index + 1  # of the last change, and of the term's first entry
         self._proposed: deque[tuple[int, int]] = deque()  # index and payload bytes of what is not committed
         self._heartbeat_elapsed = self._quorum_elapsed = 0
         self.follow_membership()
@@ -55,12 +53,20 @@ class Leader:
             self._proposed.append((last.index + 1, len(payload)))
         self._send_appends(empty_too=False)
 
-    def change_members(self, payload: bytes) -> None:
-        """Add an entry that changes the members: it counts from now on, for its own commit, too."""
-        self.change_index = self._state.log.last.index + 1
+    def may_change_members(self) -> bool:
+        """Return whether the change before is applied, and an entry of the own term.
+
+        Without the latter two leaders could change different members at once (Ongaro on raft-dev, 2015).
+        """
+        return self._change_index <= self._state.log.applied
+
+    def change_members(self, payload: bytes) -> int:
+        """Add an entry that changes the members, and return its index. It counts at once, for its own commit, too."""
+        self._change_index = self._state.log.last.index + 1
         self.append([payload])
         self.follow_membership()
         self._send_appends(empty_too=True)
+        return self._change_index
 
     def has_room_for(self, payloads: Sequence[bytes]) -> bool:
         """Return whether the bound of uncommitted bytes lets these in. An empty backlog takes anything."""
@@ -178,7 +184,7 @@ class Leader:
         acknowledged = {node: progress.counted for node, progress in self.progress.items()}
         acknowledged[state.id] = state.log.stable_index
         index = quorum.agreed_number(state.membership.voters, acknowledged)
-        if index <= state.log.commit or not self._is_of_own_term(index):
+        if index <= state.log.commit or not self._may_commit(index):
             return False
         state.log.commit_to(index)
         while self._proposed and self._proposed[0][0] <= index:
@@ -188,6 +194,10 @@ class Leader:
             self._confirm_reads()
         self._send_appends(empty_too=True)
         return True
+
+    def _may_commit(self, index: int) -> bool:
+        """Entries of earlier terms may be replaced though a majority has them (figure 8): they are never counted."""
+        return self._is_of_own_term(index)
 
     def _is_of_own_term(self, index: int) -> bool:
         position = self._state.log.position(index)

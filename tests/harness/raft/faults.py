@@ -1,0 +1,178 @@
+"""What goes wrong with simulated nodes and the network between them, and for how long.
+
+Nodes whose storage failed, or came back blank, are never more than Raft promises to survive: a minority of the voters
+of every membership that may be in force. Crashes, pauses and partitions may hit everybody at once.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from harness.raft.disk import NodeDisk
+from harness.raft.member import Member
+from harness.raft.plan import TICK
+from storage_core.raft.membership import Membership, NodeId
+from storage_core.raft.messages import AppendRequest, AppendResponse, Message, VoteRequest, VoteResponse
+
+if TYPE_CHECKING:
+    from harness.raft.world import World
+
+Undo = Callable[[], None]
+
+
+class Faults:
+    def __init__(self, world: "World") -> None:
+        self._world, self._random = world, world.random
+        self._undo: list[Undo] = []  # of the faults that last
+        self._healed = False
+        self._trap: type[Message] | None = None  # who sends such a message crashes
+        kinds: dict[str, Callable[[], None]] = {
+            "crash": lambda: self._crash(self._some(1)),
+            "crash together": lambda: self._crash(self._some(len(self._world.members))),
+            "flap": lambda: self._crash(self._some(2), TICK // 2),
+            "crash speaker": self._set_trap,
+            "crash leader": lambda: self._crash(self._leader()),
+            "partition": self._partition,
+            "isolate leader": lambda: self._cut_off(self._leader(), both_ways=True),
+            "one way": lambda: self._cut_off(self._some(1), both_ways=False),
+            "bridge": self._bridge,
+            "pause": self._pause,
+            "fail": self._fail,
+            "blank": self._blank,
+        }
+        self._kinds = [(kinds[kind], weight) for kind, weight in world.plan.faults.items() if weight]
+
+    def start(self) -> None:
+        if self._kinds:
+            self._world.soon(self._world.plan.fault_pause, self._next)
+
+    def heal(self) -> None:
+        """End all that lasts, and begin nothing new."""
+        self._healed = True
+        for undo in list(self._undo):
+            undo()
+
+    def _next(self) -> None:
+        if self._healed:
+            return
+        faults, weights = zip(*self._kinds, strict=True)
+        self._random.choices(faults, weights)[0]()
+        self._world.soon(self._world.plan.fault_pause, self._next)
+
+    def _last(self, undo: Undo, units_max: int | None = None) -> None:
+        """Let a fault last a while."""
+
+        def once() -> None:
+            if once in self._undo:
+                self._undo.remove(once)
+                undo()
+
+        self._undo.append(once)
+        self._world.after(self._random.randint(1, units_max or self._world.plan.fault_max * TICK), once)
+
+    # --- whom
+
+    def _some(self, count_max: int) -> list[Member]:
+        running = self._world.running()
+        return self._random.sample(running, min(len(running), self._random.randint(1, count_max)))
+
+    def _leader(self) -> list[Member]:
+        leader = self._world.leader()
+        return [leader] if leader else []
+
+    def _ids(self) -> list[NodeId]:
+        return list(self._world.members)
+
+    # --- what
+
+    def _crash(self, members: list[Member], units_max: int | None = None) -> None:
+        for member in members:
+            if not member.is_lost:
+                self._world.note(f"{member.id.decode()} crashes")
+                member.crash()
+                self._last(lambda member=member: self._restart(member), units_max)  # type: ignore[misc]
+
+    def _set_trap(self) -> None:
+        self._trap = self._random.choice((VoteRequest, VoteResponse, AppendRequest, AppendResponse))
+
+    def on_message(self, message: Message) -> None:
+        """Spring the trap: the message is on its way, and its sender gone before, or soon after, it has persisted."""
+        if self._trap is not None and isinstance(message, self._trap) and not self._healed:
+            self._trap = None
+            sender = self._world.members[message.sender]
+            life = sender.life
+            self._world.after(self._random.randint(1, 20), lambda: self._crash_same(sender, life))
+
+    def _crash_same(self, member: Member, life: int) -> None:
+        if member.life == life and member.node is not None:
+            self._crash([member], TICK // 2)
+
+    def _restart(self, member: Member) -> None:
+        member.verified = self._healed or self._random.random() >= self._world.plan.unverified_share
+        self._world.note(f"{member.id.decode()} restarts{'' if member.verified else ', not verified yet'}")
+        member.start()
+        if not member.verified:
+            life = member.life
+            self._last(lambda: self._verify(member, life))
+
+    def _verify(self, member: Member, life: int) -> None:
+        if member.life == life and member.node is not None and not member.retired:
+            self._world.note(f"{member.id.decode()} is verified")
+            member.set_verified()
+
+    def _partition(self) -> None:
+        ids = self._ids()
+        self._random.shuffle(ids)
+        cut = self._random.randint(0, len(ids))
+        self._block([(a, b) for a in ids[:cut] for b in ids[cut:]], "partition")
+
+    def _bridge(self) -> None:
+        ids = self._ids()
+        self._random.shuffle(ids)
+        half = len(ids) // 2
+        self._block([(a, b) for a in ids[:half] for b in ids[half + 1 :]], "bridge")
+
+    def _block(self, pairs: list[tuple[NodeId, NodeId]], what: str) -> None:
+        links = pairs + [(b, a) for a, b in pairs]
+        self._world.note(f"{what}: {b' '.join(sorted({a for a, _ in pairs})).decode()} from the others")
+        self._world.network.block(links)
+        self._last(lambda: self._world.network.unblock(links))
+
+    def _cut_off(self, members: list[Member], both_ways: bool) -> None:
+        for member in members:
+            others = [other for other in self._ids() if other != member.id]
+            outgoing, incoming = [(member.id, other) for other in others], [(other, member.id) for other in others]
+            one_way = outgoing if self._random.random() < 0.5 else incoming
+            links = outgoing + incoming if both_ways else one_way
+            self._world.note(f"{member.id.decode()} is cut off, {len(links)} links of {2 * len(others)}")
+            self._world.network.block(links)
+            self._last(lambda links=links: self._world.network.unblock(links))  # type: ignore[misc]
+
+    def _pause(self) -> None:
+        for member in self._some(1):
+            self._world.note(f"{member.id.decode()} pauses")
+            member.paused_until = self._world.now + self._random.randint(1, 60 * TICK)
+            self._last(lambda member=member: setattr(member, "paused_until", 0))  # type: ignore[misc]
+
+    def _fail(self) -> None:
+        for member in self._some(1):
+            if self._may_lose(member):
+                self._world.note(f"{member.id.decode()} will fail to persist")
+                member.fails_next = True
+
+    def _blank(self) -> None:
+        for member in self._some(1):
+            if self._may_lose(member):
+                self._world.note(f"{member.id.decode()} comes back blank")
+                member.crash()
+                member.disk = NodeDisk(self._world.origin, self._world.plan.keeps_commit)
+                member.verified, member.retired = False, True
+                member.start()
+
+    def _may_lose(self, member: Member) -> bool:
+        lost = {other.id for other in self._world.members.values() if other.is_lost} | {member.id}
+        return not member.is_lost and all(survives(members, lost) for members in self._world.memberships())
+
+
+def survives(membership: Membership, lost: set[NodeId]) -> bool:
+    """Return whether what is left of the voters is a majority, by the promise: f of 2f + 1."""
+    return sum(voter in lost for voter in membership.voters) <= (len(membership.voters) - 1) // 2

@@ -1,0 +1,25 @@
+"""Repeats one seed of the simulation, with everything that happens: python tests/simulation/raft/replay.py SEED"""
+
+import argparse
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
+
+from harness.raft.world import World  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--quiet", action="store_true", help="only say how it ends")
+    parser.add_argument("--mutant", help="with this mistake in the core: a name from tests/mutants/raft")
+    arguments = parser.parse_args()
+    world = World(arguments.seed, None if arguments.quiet else print)
+    world.run()
+    print(f"seed {arguments.seed} holds after {world.event_count} events")
+
+
+if __name__ == "__main__":
+    main()
