@@ -84,7 +84,9 @@ class Files(Protocol):
 
     def remove_directory(self, path: Path) -> None: ...
 
-    def list_directory(self, path: Path) -> list[str]: ...
+    def list_directory(self, path: Path) -> list[str]:
+        """Return the names in a directory, in no order; a link to one is refused with OSError."""
+        ...
 
     def sync_directory(self, path: Path) -> None: ...
 
@@ -210,7 +212,11 @@ class OsFiles:
         os.rmdir(path)
 
     def list_directory(self, path: Path) -> list[str]:
-        return os.listdir(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,6 +1,7 @@
 """Creation of a volume: everything durable before its identity is written, so a volume is whole or is none."""
 
 import logging
+import os
 import socket
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def create_volume(path: Path, settings: StoreSettings, env: Environment) -> Volu
     Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
     VolumeFailedError; ValueError if its parent is missing.
     """
+    path = Path(os.path.realpath(path))  # the volume itself may be a link; below it none is followed
     with translated(path):
         _make_root(path, env)
         with locks.hold(env.files, path, 0.0):

@@ -14,7 +14,7 @@ from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.store.environment import Environment
 from storage_core.store.placements import Placement, PlacementJournal
 from storage_core.store.plan import block_directory
-from storage_core.store.staging import block_path
+from storage_core.store.staging import block_id_of, block_path
 from storage_core.store.turn import Turn
 
 logger = logging.getLogger(__name__)
@@ -67,21 +67,40 @@ class Upkeep:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):
             return
+        gone, directories = [], set()
         for grave in due:
-            self._unlink_one(bytes(grave["incarnation"]), bytes(grave["block_id"]))
-        turn.propose(Bury(tuple(bytes(one["incarnation"]) + bytes(one["block_id"]) for one in due)))
+            incarnation, block_id = bytes(grave["incarnation"]), bytes(grave["block_id"])
+            try:
+                directories.add(self._unlink_one(block_directory(self._volume, incarnation), block_id))
+            except OSError as error:  # it stays in the graveyard; those behind it shall not wait for it
+                logger.warning("%s: upkeep (unlink): %s", self._volume, error)
+            else:
+                gone.append(incarnation + block_id)
+        for directory in directories:
+            self._sync(directory)
+        if gone:
+            turn.propose(Bury(tuple(gone)))
 
-    def _unlink_one(self, incarnation: bytes, block_id: bytes) -> None:
-        directory = block_directory(self._volume, incarnation)
+    def _unlink_one(self, directory: Path, block_id: bytes) -> Path:
+        """Unlink a block, or what is left of a deleted stream; return the directory that has to be synced for it."""
         files = self._env.files
         try:
             if block_id != _NO_BLOCK:
                 files.unlink(block_path(str(directory), block_id))
-                return
-            # The stream was deleted: what still lies there was staged for it and never committed.
+                return directory
+            # What still lies there was staged for the stream and never committed; what is no block is not ours.
             for name in files.list_directory(directory):
-                files.unlink(directory / name)
+                if block_id_of(name) is not None:
+                    files.unlink(directory / name)
             files.remove_directory(directory)
+        except FileNotFoundError:
+            pass
+        return directory if block_id != _NO_BLOCK else directory.parent
+
+    def _sync(self, directory: Path) -> None:
+        """Make removals durable before their graves are forgotten: what a power loss brought back nobody would know."""
+        try:
+            self._env.files.sync_directory(directory)
         except FileNotFoundError:
             return
 
