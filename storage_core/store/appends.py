@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage_core.block.format import HEADER_SIZE, BlockExpectation, decode_header
+from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, NotFoundError, RequirementError, StorageError
 from storage_core.files import Files
@@ -25,6 +25,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
+from storage_core.store.orphans import transaction_of
 from storage_core.store.plan import BlockSlice, block_directory
 from storage_core.store.reading import measured
 from storage_core.store.staging import (
@@ -84,7 +85,9 @@ def begin(
             block_max_bytes=stream.config.block_max_bytes,
             directories=(BlockDirectory(identity.volume_id, identity.instance_id, str(directory)),),
         )
-    made = max(env.now_ns(), 0).to_bytes(8, "big") + env.random_bytes(8)
+    # Never older than the store remembers: the clock may have been ahead when that was decided.
+    made_ns = max(env.now_ns(), state.transaction_floor_ns)
+    made = made_ns.to_bytes(8, "big") + env.random_bytes(8)
     return Transaction(made, state.store_id, targets)
 
 
@@ -295,18 +298,5 @@ def _sweep(volume: Path, target: WriteTarget, transaction_id: bytes, state: Stor
         block_id = block_id_of(name)
         if block_id is None or block_id in named:
             continue
-        if _transaction_of(path, files) == transaction_id:
+        if transaction_of(path, files) == transaction_id:
             files.unlink(path)
-
-
-def _transaction_of(path: Path, files: Files) -> bytes | None:
-    try:
-        file = files.open(path)
-    except OSError:
-        return None
-    try:
-        return decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity.transaction_id
-    except StorageError:
-        return None
-    finally:
-        file.close()
