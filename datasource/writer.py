@@ -19,7 +19,7 @@ from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.values import nearest
 from storage_core import Store
-from storage_core.errors import InvalidMessageError, NotFoundError
+from storage_core.errors import InvalidMessageError, NotFoundError, StorageError
 from storage_core.store.appends import WriterBatch
 from storage_core.store.staging import StagedBlock, Stager, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
@@ -70,10 +70,17 @@ class BatchWriter(DataSourceArrowWriter):
             log.info("stream %s: appended sequences [%d, %d)", stream, appended.first, appended.end)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Give the blocks up for sweeping, unless the commit that failed took effect after all."""
-        with open_store(self.settings) as store:
-            if not store.abort(self.transaction):
-                log.warning("the append that reported an error was committed: its messages are in the store")
+        """Give the blocks up for sweeping, unless the commit that failed took effect after all.
+
+        Never raises: Spark would bury the error that led here below this one. What cannot be swept now is swept by
+        the store's maintenance.
+        """
+        try:
+            with open_store(self.settings) as store:
+                if not store.abort(self.transaction):
+                    log.warning("the append that reported an error was committed: its messages are in the store")
+        except StorageError as error:
+            log.warning("the blocks of the write that failed are still there: %s", error)
 
     def _writer_batch(self) -> WriterBatch | None:
         if self.settings.writer_id is None or self.settings.batch_id is None:

@@ -18,7 +18,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, verification
+from storage_core.store import appends, creation, describe, orphans, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.environment import REAL, Environment
@@ -272,8 +272,9 @@ class Store:
             logger.info("%s: index.db was not written: %s", self._volume, error)
 
     def maintain(self) -> None:
-        """Do all upkeep that is due, without the bounds of a turn: unlink old graves, snapshot, journal."""
+        """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
+            orphans.sweep(turn, self._volume, self._env)
             self._upkeep.after(turn, everything=True)
 
     # --- turns

@@ -189,6 +189,15 @@ def test_abort_sweeps_what_was_not_committed(store: Store, driver: Any, orders: 
     assert driver.sequences(stream="ORDERS") == []
 
 
+def test_abort_that_cannot_reach_the_store_does_not_hide_why_it_was_called(
+    store: Store, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = driver.writer(orders(1).schema, stream="ORDERS")
+    Path(store.paths[0], "jstream.volume").unlink()
+    writer.abort([])
+    assert "the blocks of the write that failed are still there" in caplog.text
+
+
 def test_abort_after_a_commit_touches_nothing(driver: Any, orders: Make, caplog: pytest.LogCaptureFixture) -> None:
     writer = driver.writer(orders(1).schema, stream="ORDERS")
     message = writer.write(iter(orders(5).to_batches()))
