@@ -383,7 +383,7 @@ class VolumeLog:
 
     def compact(self) -> None:
         """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
-        valid = [index for index in self.snapshots() if self._snapshot_is_whole(index)]
+        valid = [index for index in self.snapshots() if self.snapshot_is_whole(index)]
         if len(valid) < 2:
             return
         keep_from = valid[-2]
@@ -407,7 +407,8 @@ class VolumeLog:
             except StorageError:
                 return None
 
-    def _snapshot_is_whole(self, index: int) -> bool:
+    def snapshot_is_whole(self, index: int) -> bool:
+        """Return whether every byte of the snapshot is as it was written."""
         try:
             with self._open(self.snapshot_path(index)) as file:
                 header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))

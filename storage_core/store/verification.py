@@ -13,6 +13,8 @@ from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.environment import Environment
 from storage_core.store.index import VolumeIndex
+from storage_core.store.log import VolumeLog
+from storage_core.store.placements import PlacementJournal
 from storage_core.store.plan import block_directory
 from storage_core.store.reading import place_and_reason
 from storage_core.store.staging import block_path
@@ -49,7 +51,8 @@ def verify(
     Every byte of every block and of the metadata that counts was read; nothing was written.
     """
     name = metadata.identity.volume_id.hex()
-    damage = [Damage("", name, where, 0, 0, 0, reason) for where, reason in _metadata_damage(metadata)]
+    journal = PlacementJournal(env.files, volume)
+    damage = [Damage("", name, where, 0, 0, 0, reason) for where, reason in _metadata_damage(metadata, journal)]
     total, done = sum(len(stream.blocks) for stream in streams), 0
     index = VolumeIndex(env.files, volume)
     for stream in streams:
@@ -66,14 +69,43 @@ def verify(
     return {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}, index
 
 
-def _metadata_damage(metadata: Metadata) -> list[tuple[str, str]]:
+def _metadata_damage(metadata: Metadata, journal: PlacementJournal) -> list[tuple[str, str]]:
     """Return (file, reason) for what is wrong with the metadata's own files."""
+    journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
         evidence = metadata.log.read()
+        found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
+        found.extend(_damaged_snapshots(metadata.log, {where for where, _ in found}))
     except (StorageError, OSError) as error:
-        return [(str(metadata.log.directory), str(error))]
-    found = [tuple(text.split(": ", 1)) for text in evidence.damage]
-    return [(where, reason) for where, reason in found]
+        return [*found, (str(metadata.log.directory), str(error))]
+    if journaled > evidence.tip[0]:
+        ends = f"it ends at entry {evidence.tip[0]}, and the journal of placements has blocks of entry {journaled}"
+        found.append((str(metadata.log.directory), f"the metadata was rolled back: {ends}"))
+    return found
+
+
+def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:
+    """Return the newest entry that the journal of placements speaks of, and what is wrong with the journal.
+
+    It is written after the log is durable, and never before: metadata that ends sooner is older than the volume.
+    """
+    try:
+        return max((one.index for one in journal.read()), default=0), []
+    except (StorageError, OSError) as error:
+        return 0, [(str(journal.path), str(error))]
+
+
+def _damaged_snapshots(log: VolumeLog, told: set[str]) -> list[tuple[str, str]]:
+    """Return the snapshots that are not whole: also the older one, which is there in case the newest is damaged."""
+    found = []
+    for index in log.snapshots():
+        path = str(log.snapshot_path(index))
+        try:
+            if path not in told and not log.snapshot_is_whole(index):
+                found.append((path, "the snapshot is damaged"))
+        except FileNotFoundError:
+            continue  # a newer one has taken its place meanwhile
+    return found
 
 
 def _block_damage(
