@@ -73,7 +73,10 @@ class Files(Protocol):
         ...
 
     def open(self, path: Path, writable: bool = False) -> File:
-        """Open a regular file that exists; a link, directory, FIFO or device is refused with OSError."""
+        """Open a regular file that exists; a link, directory, FIFO or device is refused with OSError.
+
+        For writing, a file with several hard links is refused as well: it is somebody else's, too.
+        """
         ...
 
     def unlink(self, path: Path) -> None: ...
@@ -241,9 +244,14 @@ class OsFiles:
 def _open(path: Path, flags: int) -> int:
     # O_NONBLOCK: opening a FIFO must not hang; it has no effect on regular files, which is all that gets through.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status, refused = os.fstat(descriptor), None
+    if not stat.S_ISREG(status.st_mode):
+        refused = OSError(errno.EINVAL, "not a regular file", str(path))
+    elif flags & os.O_RDWR and status.st_nlink > 1:
+        refused = OSError(errno.EMLINK, f"has {status.st_nlink} hard links, so writing would change others", str(path))
+    if refused is not None:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise refused
     return descriptor
 
 

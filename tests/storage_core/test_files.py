@@ -89,7 +89,9 @@ def test_a_name_that_is_taken_is_not_created_again(place: Place) -> None:
     assert _read(files, folder / "a") == b"first"
 
 
-@pytest.mark.parametrize("call", ["open", "unlink", "file_size", "list_directory", "remove_directory", "sync_directory"])
+@pytest.mark.parametrize(
+    "call", ["open", "unlink", "file_size", "list_directory", "remove_directory", "sync_directory"]
+)
 def test_what_is_missing_is_said_to_be(place: Place, call: str) -> None:
     files, folder = place
     with pytest.raises(FileNotFoundError):
@@ -244,3 +246,21 @@ def test_what_is_no_regular_file_is_refused_and_nothing_hangs(tmp_path: Path, ki
             call()
     assert victim.read_bytes() == b"precious"
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_file_with_several_hard_links_is_read_and_not_written(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"precious")
+    os.link(tmp_path / "victim", tmp_path / "planted")
+    assert _read(OS_FILES, tmp_path / "planted") == b"precious"
+    with pytest.raises(OSError, match="2 hard links"):
+        OS_FILES.open(tmp_path / "planted", writable=True)
+    with pytest.raises(OSError, match="2 hard links"):
+        OS_FILES.lock(tmp_path / "planted")
+
+
+def test_a_link_to_a_directory_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        OS_FILES.list_directory(tmp_path / "link")
+    assert OS_FILES.list_directory(tmp_path / "elsewhere") == []
