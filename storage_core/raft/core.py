@@ -209,7 +209,7 @@ class Node:
             return Refused.STORAGE_FAILED
         if not isinstance(self._role, Leader):
             return Refused.NOT_LEADER
-        if self._role.successor is not None:
+        if self._role.successor is not None or not self._state.is_voter:
             return Refused.HANDING_OVER
         return self._role if self._role.has_room_for(payloads) else Refused.TOO_MUCH_UNCOMMITTED
 

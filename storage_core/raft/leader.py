@@ -255,7 +255,7 @@ class Leader:
     def has_removed_itself(self) -> bool:
         """Return whether this node is no voter any more, and that is committed: it must not go on leading."""
         state = self._state
-        return state.id not in state.membership.voters and state.log.members.newest_index <= state.log.commit
+        return not state.is_voter and state.log.members.newest_index <= state.log.commit
 
     def hand_over_to(self, node: NodeId) -> None:
         """Let `node` catch up, then tell it to campaign. Given up after `election_ticks`."""

@@ -22,7 +22,7 @@ class Refused(Enum):
 
     NOT_LEADER = "this node does not lead; `leader` may know who does"
     STORAGE_FAILED = "the storage of this node failed"
-    HANDING_OVER = "leadership is being handed over"
+    HANDING_OVER = "leadership is being handed over, or this node removed"
     TOO_MUCH_UNCOMMITTED = "too many bytes wait to be committed"
     CHANGE_PENDING = "another change of members, or the first entry of this term, is not applied yet"
     CHANGE_IMPOSSIBLE = "the change does not fit the members"

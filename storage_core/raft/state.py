@@ -44,7 +44,9 @@ class Host:
 
     jitter: Callable[[int], int]  # bound -> number in [0, bound); spreads elections
     open_term: Callable[[int], TermOpening]  # term -> opening; called once when the node begins to lead
-    change_of: Callable[[bytes], MembershipChange | None]  # payload -> change of members in it, on every node the same
+    # payload -> the change of members in it. Called for every entry, so it looks at a tag and decodes the rest of only
+    # those few; and always with the same answer.
+    change_of: Callable[[bytes], MembershipChange | None]
 
 
 @dataclass(slots=True)
@@ -69,6 +71,10 @@ class NodeState:
     @property
     def membership(self) -> Membership:
         return self.log.members.newest
+
+    @property
+    def is_voter(self) -> bool:
+        return self.id in self.membership.voters
 
     @property
     def may_campaign(self) -> bool:

@@ -96,7 +96,7 @@ class Faults:
 
     def on_message(self, message: Message) -> None:
         """Spring the trap: the message is on its way, and its sender gone before, or soon after, it has persisted."""
-        if self._trap is not None and isinstance(message, self._trap) and not self._healed:
+        if self._trap is not None and isinstance(message, self._trap) and promises(message) and not self._healed:
             self._trap = None
             sender = self._world.members[message.sender]
             life = sender.life
@@ -176,3 +176,14 @@ class Faults:
 def survives(membership: Membership, lost: set[NodeId]) -> bool:
     """Return whether what is left of the voters is a majority, by the promise: f of 2f + 1."""
     return sum(voter in lost for voter in membership.voters) <= (len(membership.voters) - 1) // 2
+
+
+def promises(message: Message) -> bool:
+    """Return whether the sender must not forget what it says here."""
+    if isinstance(message, VoteRequest):
+        return not message.pre
+    if isinstance(message, VoteResponse):
+        return message.granted and not message.pre
+    if isinstance(message, AppendResponse):
+        return message.accepted
+    return isinstance(message, AppendRequest) and bool(message.entries)

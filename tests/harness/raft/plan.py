@@ -39,7 +39,7 @@ class Plan:
     def of(cls, random: Random) -> "Plan":
         """Return a plan of everything at random, or one of those that press on what everything seldom meets."""
         plan = cls._of_everything(random)
-        press = random.choice((None, None, _press_on_elections, _press_on_members, _press_on_delays))
+        press = random.choice((None, None, _press_on_elections, _press_on_elections, _press_on_members, _press_on_delays))
         return press(plan, random) if press else plan
 
     @classmethod
@@ -84,7 +84,7 @@ def _press_on_elections(plan: Plan, random: Random) -> Plan:
         voter_count=random.choice((3, 3, 5)),
         loss=random.choice((0, 0.1)),
         duplication=0.3,
-        delay_max=random.choice((40, 120)),
+        delay_max=random.choice((40, 120, 400)),
         slow_share=random.choice((0, 0.1)),
         persist_max=random.choice((10, 100, 300)),
         write_pause=100,
