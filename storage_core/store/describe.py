@@ -92,10 +92,10 @@ def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
     volume = Path(store.paths[0])
     held = VolumeIndex(store.environment.files, volume).stream(stream.incarnation).blocks
     rows = stream.blocks.rows
-    bad = [row for row in rows if held.get(bytes(row["block_id"]), (-1, 0))[0] != int(row["file_size"])]
+    bad = [row for row in rows if not _looks_whole(held.get(bytes(row["block_id"])), int(row["file_size"]))]
     missing = sum(1 for row in bad if bytes(row["block_id"]) not in held)
     state = "current" if not bad else "missing" if missing == len(rows) else "damaged"
-    oldest_ns = min((held.get(bytes(row["block_id"]), (0, 0))[1] for row in rows), default=0)
+    oldest_ns = min((abs(held.get(bytes(row["block_id"]), (0, 0))[1]) for row in rows), default=0)
     name = stream.placement[0].hex()
     replica = {
         "name": name,
@@ -107,6 +107,11 @@ def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
         "path": str(volume),
     }
     return {"leader": name, "replicas": [replica]}
+
+
+def _looks_whole(held: tuple[int, int] | None, file_size: int) -> bool:
+    """Return whether the volume has the block in its full size, and the last verification found nothing wrong."""
+    return held is not None and held[0] == file_size and held[1] >= 0
 
 
 def stream_html(info: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""index.db of a volume: which blocks it holds, and when each was last read and found whole.
+"""index.db of a volume: which blocks it holds, and when each was last read, and how it was found.
 
     VOLUME/index.db      docs/formats/index.md
 
@@ -26,7 +26,10 @@ _HEADER = Struct("<8sIIQ")  # magic, version, CRC32C of the payload, payload siz
 
 @dataclass(slots=True)
 class StreamIndex:
-    """Blocks of one incarnation on this volume: block id to (bytes, time of the last verification or 0)."""
+    """Blocks of one incarnation on this volume: block id to (bytes, time of the last verification).
+
+    The time is in ns, 0 if the block was never read since its size changed, and negative if it was found damaged then.
+    """
 
     blocks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
 
@@ -60,9 +63,10 @@ class VolumeIndex:
         self._streams[incarnation] = StreamIndex(found)
         return self._streams[incarnation]
 
-    def verified(self, incarnation: bytes, block_id: bytes, size: int, time_ns: int) -> None:
-        """Note that the block was read and found whole."""
-        self._streams.setdefault(incarnation, StreamIndex()).blocks[block_id] = (size, time_ns)
+    def verified(self, incarnation: bytes, block_id: bytes, size: int, time_ns: int, is_whole: bool) -> None:
+        """Note that the block was read, and whether it was found whole."""
+        blocks = self._streams.setdefault(incarnation, StreamIndex()).blocks
+        blocks[block_id] = (size, time_ns if is_whole else -time_ns)
 
     def save(self, incarnations: set[bytes]) -> None:
         """Write the index of these streams; a reader of a half-written one makes it anew."""

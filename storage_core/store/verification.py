@@ -56,13 +56,14 @@ def verify(
     total, done = sum(len(stream.blocks) for stream in streams), 0
     index = VolumeIndex(env.files, volume)
     for stream in streams:
-        index.stream(stream.incarnation)
+        held = index.stream(stream.incarnation).blocks
         directory = block_directory(volume, stream.incarnation)
         for row in stream.blocks.rows:
             found = _block_damage(state.store_id, stream, row, directory, name, env)
             damage.extend(found)
-            if not found:
-                index.verified(stream.incarnation, bytes(row["block_id"]), int(row["file_size"]), env.now_ns())
+            block_id = bytes(row["block_id"])
+            if block_id in held:
+                index.verified(stream.incarnation, block_id, held[block_id][0], env.now_ns(), not found)
             done += 1
             if progress is not None:
                 progress(done, total)
