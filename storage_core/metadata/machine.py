@@ -225,6 +225,13 @@ def _stored_before(targets: list[StreamState], command: Append) -> dict[str, Bat
         result = writer.find(command.batch)
         if result is not None:
             found[stream.name] = result
+    unknown = [stream.name for stream in targets if stream.name not in found]
+    if found and unknown:
+        _refuse(
+            errors.RequirementError,
+            f"batch {command.batch!r} of writer {command.writer!r} was stored before, without stream {unknown[0]!r}: "
+            "the same batch must hold the same messages; give other messages another batch",
+        )
     if found:
         return found
     for stream in targets:

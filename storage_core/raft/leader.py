@@ -39,19 +39,22 @@ class Leader:
         self._change_index = state.log.last.index + 1  # of the last change, and of the term's first entry
         self._proposed: deque[tuple[int, int]] = deque()  # index and payload bytes of what is not committed
         self._heartbeat_elapsed = self._quorum_elapsed = 0
-        self.follow_membership()
+        self._follow_membership(state.log.last.index + 1)
         self.append([opening.payload])
 
     # --- appending and sending
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Add entries to the log and send them to whoever can take them."""
-        state = self._state
         for payload in payloads:
-            last = state.log.last
-            state.log.append(make_entry(last.chain, last.index + 1, state.term, self._history, payload))
-            self._proposed.append((last.index + 1, len(payload)))
+            self._append(payload)
         self._send_appends(empty_too=False)
+
+    def _append(self, payload: bytes) -> None:
+        log = self._state.log
+        last, index = log.last, log.last.index + 1
+        log.append(make_entry(last.chain, index, self._state.term, self._history, payload))
+        self._proposed.append((index, len(payload)))
 
     def may_change_members(self) -> bool:
         """Return whether the change before is applied, and an entry of the own term.
@@ -62,10 +65,10 @@ class Leader:
 
     def change_members(self, payload: bytes) -> int:
         """Add an entry that changes the members, and return its index. It counts at once, for its own commit, too."""
-        self._change_index = self._state.log.last.index + 1
-        self.append([payload])
-        self.follow_membership()
-        self._send_appends(empty_too=True)
+        self._append(payload)
+        self._change_index = self._state.log.last.index
+        self._follow_membership(self._change_index)
+        self._send_appends(empty_too=False)
         return self._change_index
 
     def has_room_for(self, payloads: Sequence[bytes]) -> bool:
@@ -126,7 +129,7 @@ class Leader:
         if progress.sending is not Sending.REPLICATE and self._log_goes_on_from(progress.match):
             progress.replicate()
         if not self.try_commit() and was_paused:
-            self._send_append(response.sender, empty_too=True)
+            self._send_append(response.sender, empty_too=news)  # what was committed meanwhile is news, too
         if news:
             while self._send_append(response.sender, empty_too=False):
                 pass
@@ -237,20 +240,19 @@ class Leader:
             self._send_heartbeats()
         return True
 
-    def follow_membership(self) -> None:
-        """Keep a progress for each member."""
+    def _follow_membership(self, next_index: int) -> None:
+        """Keep a progress for each member; to new ones, entries are sent from `next_index` on."""
         state, known = self._state, self.progress
-        self.progress = {
-            node: known.get(node) or self._new_progress() for node in state.membership.members if node != state.id
-        }
+        others = [node for node in state.membership.members if node != state.id]
+        self.progress = {node: known.get(node) or self._new_progress(next_index) for node in others}
         if self.successor not in state.membership.voters:
             self.successor = None
 
-    def _new_progress(self) -> Progress:
-        state, settings = self._state, self._state.settings
+    def _new_progress(self, next_index: int) -> Progress:
+        settings = self._state.settings
         inflight = Inflight(settings.inflight_count_max, settings.inflight_size_max)
         # Active at first, so that nobody is held to be away before it had the time to answer.
-        return Progress(next=state.log.last.index + 1, inflight=inflight, active=True, verified=True)
+        return Progress(next=next_index, inflight=inflight, active=True, verified=True)
 
     def has_removed_itself(self) -> bool:
         """Return whether this node is no voter any more, and that is committed: it must not go on leading."""

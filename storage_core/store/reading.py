@@ -37,6 +37,9 @@ from storage_core.store.turn import Metadata
 logger = logging.getLogger(__name__)
 
 
+REMEDY = "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false); `jstream verify` lists all damage"
+
+
 @dataclass(frozen=True, slots=True)
 class ReadDamage:
     """Messages that a read could not serve."""
@@ -94,7 +97,7 @@ def _read_slice(
         if report is not None:
             report(damage)
         if options.on_loss != "skip":
-            raise DataLossError(str(damage)) from cause
+            raise DataLossError(f"{damage}; {REMEDY}") from cause
 
     def frame_lost(damage: FrameDamage) -> None:
         if damage.row_count:

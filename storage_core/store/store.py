@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from storage_core.errors import NotAStoreError, NotFoundError, StorageError
+from storage_core.errors import NotAStoreError, NotFoundError, ReadOnlyError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -197,7 +197,12 @@ class Store:
     # --- appends: begin, write through Stagers, then commit or abort
 
     def begin(self, streams: Iterable[str] | None = None) -> Transaction:
-        """Return a new transaction over these streams, None for all; it can be sent to other processes."""
+        """Return a new transaction over these streams, None for all; it can be sent to other processes.
+
+        Raises NotFoundError, ReadOnlyError.
+        """
+        if self.read_only:
+            raise ReadOnlyError(f"{self._volume} was opened for reading only")
         state = self.state()
         names = [one.name for one in state.streams.values()] if streams is None else list(streams)
         for name in names:

@@ -126,7 +126,7 @@ class Stream:
         try:
             for batch in _batches(table):
                 check_write_schema(batch.schema, with_stream=False)
-                stager.write(_without_stream(batch, self.name))
+                stager.write(_without_stream(batch))
             staged = stager.finish()
         except BaseException:
             stager.discard()
@@ -318,12 +318,6 @@ def _batches(table: object) -> Iterator[pa.RecordBatch]:
             yield from _batches(part)
 
 
-def _without_stream(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Return the batch without its `stream` column, which must not name another stream."""
-    at = batch.schema.get_field_index("stream")
-    if at < 0:
-        return batch
-    others = [one for one in batch.column(at).unique().to_pylist() if one not in (name, None)]
-    if others:
-        raise ValueError(f"append to stream {name!r}: the column 'stream' names {others[0]!r}")
-    return batch.drop_columns(["stream"])
+def _without_stream(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch without its `stream` column: what was read elsewhere can be written here."""
+    return batch.drop_columns(["stream"]) if "stream" in batch.schema.names else batch

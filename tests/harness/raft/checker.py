@@ -1,18 +1,19 @@
 """The invariants of Raft, checked from outside over all simulated nodes after every event.
 
-    election safety        a term has at most one leader
-    log matching           an entry of the same index and term is the same, and so is everything before it
-    leader completeness    a leader has every entry that was committed in an earlier term
-    state-machine safety   what is committed, or applied, at an index is the same everywhere, also after a snapshot
-    quorum durability      an entry is committed when a majority of the voters has it on disk, and may be trusted
-    order                  every node applies index after index, each once, and nothing that is not committed
-    one change at a time   no log has two changes of members that are not committed
-    linearizable reads     a read shows everything that was acked, or shown, before it was asked for
+election safety        a term has at most one leader
+log matching           an entry of the same index and term is the same, and so is everything before it
+leader completeness    a leader has every entry that was committed in an earlier term
+state-machine safety   what is committed, or applied, at an index is the same everywhere, also after a snapshot
+quorum durability      an entry is committed when a majority of the voters has it on disk, and may be trusted
+order                  every node applies index after index, each once, and nothing that is not committed
+one change at a time   no log has two changes of members that are not committed
+linearizable reads     a read shows everything that was acked, or shown, before it was asked for
 """
 
 from dataclasses import dataclass, field
 
 from harness.raft.machine import MachineState, changes_members
+
 from storage_core.raft import quorum
 from storage_core.raft.core import Node
 from storage_core.raft.entry import Entry
@@ -113,7 +114,9 @@ class Checker:
 
     def applied(self, node: NodeId, before: MachineState, entry: Entry, after: MachineState) -> None:
         index = entry.index
-        self.require(index == before.position.index + 1, "order:", node, "applies", index, "after", before.position.index)
+        self.require(
+            index == before.position.index + 1, "order:", node, "applies", index, "after", before.position.index
+        )
         known = index < len(self.committed) and self.committed[index].chain == entry.chain
         self.require(known, "order:", node, "applies", index, "which is not committed")
         self._same_state(node, after)

@@ -46,6 +46,10 @@ class NodeDisk:
     def crash(self, random: Random) -> None:
         """Lose some of what was not synced: a disk keeps it up to any point."""
         self._make_durable(random.randint(0, len(self._unsynced)))
+        self.lose_unsynced()
+
+    def lose_unsynced(self) -> None:
+        self._unsynced = []
         self.storage, self.hard_state = copy.deepcopy(self._durable), self._durable_hard_state
 
     def _goes_on_with(self, entry: Entry) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness.raft.disk import NodeDisk
 from harness.raft.member import Member
 from harness.raft.plan import TICK
+
 from storage_core.raft.membership import Membership, NodeId
 from storage_core.raft.messages import AppendRequest, AppendResponse, Message, VoteRequest, VoteResponse
 

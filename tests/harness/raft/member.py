@@ -8,6 +8,7 @@ from harness.raft.checker import Checker, Violation
 from harness.raft.disk import NodeDisk
 from harness.raft.machine import MachineState, decode_change, restored
 from harness.raft.plan import Plan
+
 from storage_core.raft.core import Node
 from storage_core.raft.entry import Entry
 from storage_core.raft.membership import Membership, MembershipChange, NodeId

@@ -3,6 +3,7 @@
 from random import Random
 
 from harness.raft.plan import SLOW_MAX, Plan
+
 from storage_core.raft.membership import NodeId
 from storage_core.raft.messages import Message
 
@@ -33,4 +34,6 @@ class Network:
         return [self._delay() for _ in range(copies)]
 
     def _delay(self) -> int:
-        return self._random.randint(1, SLOW_MAX if self._random.random() < self._plan.slow_share else self._plan.delay_max)
+        return self._random.randint(
+            1, SLOW_MAX if self._random.random() < self._plan.slow_share else self._plan.delay_max
+        )

@@ -39,7 +39,9 @@ class Plan:
     def of(cls, random: Random) -> "Plan":
         """Return a plan of everything at random, or one of those that press on what everything seldom meets."""
         plan = cls._of_everything(random)
-        press = random.choice((None, None, _press_on_elections, _press_on_elections, _press_on_members, _press_on_delays))
+        press = random.choice(
+            (None, None, _press_on_elections, _press_on_elections, _press_on_members, _press_on_delays)
+        )
         return press(plan, random) if press else plan
 
     @classmethod
@@ -138,7 +140,7 @@ FAULTS = (
     "crash together",
     "flap",  # several crash and are back at once
     "crash leader",
-    "crash speaker",  # the next one that promises or asks for something crashes right after it said so, and is back soon
+    "crash speaker",  # the next one that promises or asks for something crashes right after it, and is back soon
     "partition",  # the group falls into two halves for a while
     "isolate leader",
     "one way",  # one node hears the others but is not heard, or the reverse

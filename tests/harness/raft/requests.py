@@ -7,6 +7,7 @@ from harness.raft.faults import survives
 from harness.raft.machine import encode_change
 from harness.raft.member import Member
 from harness.raft.plan import TICK
+
 from storage_core.raft.entry import Entry
 from storage_core.raft.membership import ChangeKind, MembershipChange
 from storage_core.raft.outcomes import Proposed

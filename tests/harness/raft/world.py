@@ -16,6 +16,7 @@ from harness.raft.member import Member
 from harness.raft.network import Network
 from harness.raft.plan import HEAL_TICKS, TICK, Plan
 from harness.raft.requests import Requests
+
 from storage_core.raft.entry import Entry
 from storage_core.raft.membership import Membership, NodeId
 from storage_core.raft.messages import ORIGIN, Message, Snapshot, SnapshotRequest

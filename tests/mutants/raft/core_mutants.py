@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.raft.member import Member
+
 from storage_core.raft import election, quorum
 from storage_core.raft.core import Node
 from storage_core.raft.election import Campaign
@@ -20,7 +21,6 @@ from storage_core.raft.leader import Leader
 from storage_core.raft.log import RaftLog
 from storage_core.raft.memberships import Memberships
 from storage_core.raft.messages import HeartbeatRequest, HeartbeatResponse, Position, Snapshot, VoteRequest
-from storage_core.raft.outcomes import Ready
 from storage_core.raft.progress import Progress
 from storage_core.raft.reads import ReadQueue, ReadResult
 from storage_core.raft.state import NodeState

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import AlreadyExistsError, TransactionAbortedError
+from storage_core.errors import AlreadyExistsError, RequirementError, TransactionAbortedError
 from storage_core.store.appends import WriterBatch
 from storage_core.store.staging import StagedBlock, Stager, Transaction
 from storage_core.store.store import Store
@@ -52,3 +52,21 @@ def test_a_transaction_is_committed_once_without_a_writer_too(store: Store) -> N
         store.commit(transaction, blocks)
     assert not store.abort(transaction)
     assert store.stream("orders").read().read_all().num_rows == 2
+
+
+def test_a_batch_that_was_stored_without_one_of_its_streams_is_refused_and_not_dropped(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    for name in ("P", "Q"):
+        store.add_stream({"name": name})
+    writer = WriterBatch("nightly", "1")
+    store.stream("P").append(pa.table({"data": ["x"]}), writer)
+    transaction = store.begin(["P", "Q"])
+    blocks = []
+    for name in ("P", "Q"):
+        stager = Stager(transaction, transaction.targets[name], 0)
+        stager.write(pa.RecordBatch.from_pydict({"data": ["x"]}))
+        blocks.extend(stager.finish())
+    with pytest.raises(RequirementError, match="batch '1' of writer 'nightly' was stored before, without stream 'Q'"):
+        store.commit(transaction, blocks, writer)
+    assert store.stream("P").last_sequence == 1
+    assert store.stream("Q").last_sequence == 0
