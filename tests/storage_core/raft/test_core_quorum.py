@@ -31,9 +31,7 @@ def test_a_campaign_is_won_or_lost_as_soon_as_the_missing_votes_cannot_change_it
     voters: list[bytes], votes: dict[bytes, bool]
 ) -> None:
     missing = [voter for voter in voters if voter not in votes]
-    outcomes = {
-        2 * sum(votes.get(voter, voter in late) for voter in voters) > len(voters) for late in subsets(missing)
-    }
+    outcomes = {2 * sum(votes.get(voter, voter in late) for voter in voters) > len(voters) for late in subsets(missing)}
     expected = VoteResult.OPEN if len(outcomes) == 2 else VoteResult.WON if outcomes == {True} else VoteResult.LOST
     assert quorum.count_votes(voters, votes) is expected
 
