@@ -2,12 +2,14 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 from harness.raft.world import World  # noqa: E402
+from mutants.raft.core_mutants import made  # noqa: E402
 
 
 def main() -> None:
@@ -17,7 +19,8 @@ def main() -> None:
     parser.add_argument("--mutant", help="with this mistake in the core: a name from tests/mutants/raft")
     arguments = parser.parse_args()
     world = World(arguments.seed, None if arguments.quiet else print)
-    world.run()
+    with made(arguments.mutant) if arguments.mutant else nullcontext():
+        world.run()
     print(f"seed {arguments.seed} holds after {world.event_count} events")
 
 
