@@ -75,7 +75,7 @@ def _stream_paths(root: Path, files: Files) -> Iterator[Path]:
         if len(seen) > DIRECTORY_COUNT_MAX:
             raise NotAStoreError(f"{root}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the streams")
         try:
-            names = files.list_directory(place)
+            names = files.list_directory(place.resolve())
         except OSError as error:
             raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
         if _is_stream(place, names, files):
@@ -98,7 +98,7 @@ def _is_stream(place: Path, names: list[str], files: Files) -> bool:
     messages = place / MESSAGES_DIRECTORY
     if MESSAGES_DIRECTORY not in names or not files.is_directory(messages):
         return False
-    return any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(messages))
+    return any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(messages.resolve()))
 
 
 def _load(place: Path, files: Files) -> StreamDirectory:
@@ -114,7 +114,7 @@ def _load(place: Path, files: Files) -> StreamDirectory:
 
 
 def _load_config(place: Path, files: Files) -> dict[str, Any]:
-    names = files.list_directory(place)
+    names = files.list_directory(place.resolve())
     if META_FILE not in names:
         raise CorruptionError(
             f"{place} has blocks but no {META_FILE}: without the stream's name in it no checksum can be checked"
@@ -145,7 +145,8 @@ def _load_config(place: Path, files: Files) -> dict[str, Any]:
 
 def _messages_path(place: Path, files: Files) -> Path:
     purged = place / PURGED_DIRECTORY
-    if files.is_directory(purged) and any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(purged)):
+    new_names = files.list_directory(purged.resolve()) if files.is_directory(purged) else []
+    if any(name.endswith(BLOCK_SUFFIX) for name in new_names):
         return purged  # a purge that was interrupted after its new block was made: the server goes on from there
     if not files.is_directory(place / MESSAGES_DIRECTORY):
         raise CorruptionError(f"{place} has no directory {MESSAGES_DIRECTORY}")
@@ -154,7 +155,7 @@ def _messages_path(place: Path, files: Files) -> Path:
 
 def _blocks(messages: Path, files: Files) -> tuple[BlockFile, ...]:
     blocks = []
-    for name in files.list_directory(messages):
+    for name in files.list_directory(messages.resolve()):
         stem, suffix = os.path.splitext(name)
         if not (stem.isascii() and stem.isdecimal()):
             continue
