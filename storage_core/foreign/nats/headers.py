@@ -49,7 +49,7 @@ def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndar
     buffer = raw.buffers()[2]
     text = np.frombuffer(buffer, np.uint8)[: edges[-1]]
     starts, ends, message = _lines(text, edges)
-    keep = (starts < ends) & ~_is_status(text, edges, starts, message)
+    keep = (starts < ends) & ~_is_status(text, starts, ends, starts == edges[message])
     starts, ends, message = starts[keep], ends[keep], message[keep]
     colons = _first_at_or_after(np.flatnonzero(text == _COLON), starts, ends)
     with_value = colons < ends
@@ -76,10 +76,12 @@ def _lines(text: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return starts, ends, np.repeat(np.arange(len(edges) - 1), line_counts)
 
 
-def _is_status(text: np.ndarray, edges: np.ndarray, starts: np.ndarray, message: np.ndarray) -> np.ndarray:
-    status = starts == edges[message]
-    for place, byte in enumerate(_STATUS_LINE):
-        status &= text[np.minimum(starts + place, len(text) - 1)] == byte
+def _is_status(text: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return which lines are a status: the `first` of their message, if all of its beginning lies within it."""
+    status = first & (ends - starts >= len(_STATUS_LINE))
+    lines = np.flatnonzero(status)
+    found = text[starts[lines, np.newaxis] + np.arange(len(_STATUS_LINE))]
+    status[lines] = (found == np.frombuffer(_STATUS_LINE, np.uint8)).all(axis=1)
     return np.asarray(status)
 
 

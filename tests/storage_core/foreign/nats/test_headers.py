@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from storage_core.foreign.nats.headers import parse_headers, to_strings
@@ -20,7 +20,7 @@ lines = st.lists(
             st.binary(max_size=12).filter(lambda value: not set(value) & set(b"\r\n")),
             st.sampled_from([b"", b" ", b"\t\t", b" " * 7]),
         ),
-        st.sampled_from([b"no colon", b":", b": only a value", b"a:b:c", b"NATS/1.0", b" "]),
+        st.sampled_from([b"no colon", b":", b": only a value", b"a:b:c", b"NATS/1.0", b"NA", b"TS", b" "]),
     ),
     max_size=6,
 )
@@ -28,7 +28,7 @@ blocks = st.builds(
     lambda status, inner, end: status + b"".join(line + b"\r\n" for line in inner) + end,
     st.sampled_from([b"NATS/1.0\r\n", b"NATS/1.0 503 none\r\n", b""]),
     lines,
-    st.sampled_from([b"\r\n", b"", b"cut off", b"\r", b"\n"]),
+    st.sampled_from([b"\r\n", b"", b"cut off", b"\r", b"\n", b"NA"]),
 )
 
 
@@ -56,6 +56,9 @@ def parsed(raw: list[bytes | None]) -> list[Pairs | None]:
 
 
 @given(raw=st.lists(st.one_of(st.none(), blocks), max_size=12))
+@example(raw=[b""])
+@example(raw=[b"", None, b""])
+@example(raw=[b"NA", b"TS/1.0\r\nA: x\r\n"])
 @settings(max_examples=300, deadline=None)
 def test_parser_agrees_with_reading_line_by_line(raw: list[bytes | None]) -> None:
     assert parsed(raw) == [None if one is None else slow(one) for one in raw]
