@@ -10,6 +10,9 @@ does not listen to candidates at all, unless that leader has sent them.
 Source: Raft paper, sections 5.2 and 5.4.1; Ongaro's thesis, sections 4.2.3, 9.6 and 3.10 (hand-over).
 """
 
+from collections.abc import Mapping
+
+from storage_core.errors import CorruptionError
 from storage_core.raft import quorum
 from storage_core.raft.membership import NodeId
 from storage_core.raft.messages import Position, VoteRequest, VoteResponse
@@ -44,6 +47,23 @@ class Campaign:
 def is_as_good(last: Position, own_last: Position) -> bool:
     """Return whether a log that ends at `last` has every entry that may be committed in one that ends at `own_last`."""
     return (last.term, last.index) >= (own_last.term, own_last.index)
+
+
+def best_log(lasts: Mapping[NodeId, Position]) -> NodeId:
+    """Return whose log to lead with, of those that end like this; of equal ones the first by id.
+
+    If the logs of a majority of the voters are among them, no committed entry is missing in it. Raises CorruptionError
+    if two end in different entries of one index and term, which no leader has made.
+    """
+    assert lasts
+    best = min(lasts, key=lambda node: (-lasts[node].term, -lasts[node].index, node))
+    for node, last in lasts.items():
+        if is_as_good(last, lasts[best]) and last.chain != lasts[best].chain:
+            raise CorruptionError(
+                f"the logs of {best.hex()} and {node.hex()} both end at entry {last.index} of term {last.term}, "
+                "but these are two entries"
+            )
+    return best
 
 
 def grants(state: NodeState, request: VoteRequest) -> bool:

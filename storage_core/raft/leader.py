@@ -36,10 +36,11 @@ class Leader:
         self.reads = ReadQueue()
         self.confirmed: list[ReadResult] = []  # reads to be handed out
         self.successor: NodeId | None = None  # set: proposals are refused, so that it can catch up
-        self._change_index = state.log.last.index + 1  # of the last change, and of the term's first entry
+        self._first_index = state.log.last.index + 1  # of the term's first entry
+        self._change_index = self._first_index  # of the last change of members; before there is one, of that
         self._proposed: deque[tuple[int, int]] = deque()  # index and payload bytes of what is not committed
         self._heartbeat_elapsed = self._quorum_elapsed = 0
-        self._follow_membership(state.log.last.index + 1)
+        self._follow_membership(self._first_index)
         self.append([opening.payload])
 
     # --- appending and sending
@@ -186,8 +187,10 @@ class Leader:
         state = self._state
         acknowledged = {node: progress.counted for node, progress in self.progress.items()}
         acknowledged[state.id] = state.log.stable_index
-        index = quorum.agreed_number(state.membership.voters, acknowledged)
-        if index <= state.log.commit or not self._may_commit(index):
+        index = quorum.committed_index(
+            state.membership.voters, acknowledged, state.log.commit, term_first=self._first_index
+        )
+        if index == state.log.commit:
             return False
         state.log.commit_to(index)
         while self._proposed and self._proposed[0][0] <= index:
@@ -198,19 +201,11 @@ class Leader:
         self._send_appends(empty_too=True)
         return True
 
-    def _may_commit(self, index: int) -> bool:
-        """Entries of earlier terms may be replaced though a majority has them (figure 8): they are never counted."""
-        return self._is_of_own_term(index)
-
-    def _is_of_own_term(self, index: int) -> bool:
-        position = self._state.log.position(index)
-        return position is not None and position.term == self._state.term
-
     # --- reads
 
     def read(self, request: bytes) -> None:
         state = self._state
-        if not self._is_of_own_term(state.log.commit):
+        if state.log.commit < self._first_index:
             self.reads.wait(request)
             return
         self.reads.start(request, state.log.commit)

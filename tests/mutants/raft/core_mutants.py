@@ -4,7 +4,7 @@ The simulation must find every one of them by its invariants alone: if it does n
 made by accident. Where an implementation known to the public had the mistake, the line says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,11 @@ Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
 
 def commits_entries_of_old_terms() -> list[Replacement]:
     """A majority has it, so it is committed, whatever its term (figure 8 of the paper)."""
-    return [(Leader, "_may_commit", lambda self, index: True)]
+
+    def committed(voters: Sequence[bytes], durable: Mapping[bytes, int], commit: int, term_first: int) -> int:
+        return max(commit, quorum.agreed_number(voters, durable))
+
+    return [(quorum, "committed_index", committed)]
 
 
 def votes_twice_in_a_term() -> list[Replacement]:

@@ -26,6 +26,35 @@ def test_a_number_is_agreed_if_more_than_half_of_the_voters_have_reached_it(
     assert quorum.agreed_number(voters, acknowledged) == max(reached, default=0)
 
 
+@given(
+    voter_lists,
+    st.dictionaries(st.sampled_from([*NODES, b"learner"]), st.integers(0, 9)),
+    st.lists(st.integers(1, 4), max_size=9).map(sorted),
+    st.integers(0, 3),
+    st.integers(0, 9),
+)
+def test_what_a_majority_has_is_committed_by_an_entry_of_the_leaders_own_term(
+    voters: list[bytes], durable: dict[bytes, int], older_terms: list[int], own_count: int, commit: int
+) -> None:
+    """Against the words of the paper: an N above commit, of the current term, that more than half of the voters have"""
+    own_term = 5
+    terms = older_terms + [own_term] * own_count  # of entries 1, 2, ...
+    commit, durable = min(commit, len(terms)), {node: min(index, len(terms)) for node, index in durable.items()}
+    expected = commit
+    for index, term in enumerate(terms, start=1):
+        holders = [voter for voter in voters if durable.get(voter, 0) >= index]
+        if index > commit and term == own_term and 2 * len(holders) > len(voters):
+            expected = index
+    assert quorum.committed_index(voters, durable, commit, term_first=len(older_terms) + 1) == expected
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_as_many_voters_may_be_lost_as_leave_a_quorum(count: int) -> None:
+    voters = [b"%d" % number for number in range(count)]
+    lost = max(n for n in range(count + 1) if quorum.is_quorum(voters, voters[n:]))
+    assert quorum.losses_survived(count) == lost
+
+
 @given(voter_lists, st.dictionaries(st.sampled_from([*NODES, b"learner"]), st.booleans()))
 def test_a_campaign_is_won_or_lost_as_soon_as_the_missing_votes_cannot_change_it(
     voters: list[bytes], votes: dict[bytes, bool]

@@ -1,9 +1,12 @@
 """The rules of the Raft paper, figure 2 and its sections, as tables: what a node does on what it is told."""
 
+from itertools import product
+
 import pytest
 from harness.raft.solo import Solo, entries_of, position_in
 
-from storage_core.raft.election import is_as_good
+from storage_core.errors import CorruptionError
+from storage_core.raft.election import best_log, is_as_good
 from storage_core.raft.messages import (
     ORIGIN,
     AppendRequest,
@@ -206,6 +209,25 @@ def test_the_log_that_ends_in_the_later_term_or_else_is_longer_is_as_good(
     for pre in (True, False):
         said = solo.hear(VoteRequest(b"b", b"a", 6, last, 0, pre=pre))
         assert [message.granted for message in said if isinstance(message, VoteResponse)] == [expected]
+
+
+def test_the_best_log_is_as_good_as_any_and_of_equal_ones_it_is_the_first_nodes() -> None:
+    logs = [(), (1,), (1, 1), (1, 1, 2), (1, 3), (2,)]
+    for one, two, three in product(logs, repeat=3):
+        lasts = {
+            b"c": position_in(one, len(one)),
+            b"a": position_in(two, len(two)),
+            b"b": position_in(three, len(three)),
+        }
+        as_good_as_all = [node for node in lasts if all(is_as_good(lasts[node], other) for other in lasts.values())]
+        assert best_log(lasts) == min(as_good_as_all)
+
+
+def test_two_entries_of_one_index_and_term_are_no_logs_to_choose_from() -> None:
+    one, two = position_in((1, 2), 2), position_in((2, 2), 2)
+    assert best_log({b"a": position_in((3,), 1), b"b": one, b"c": two}) == b"a"
+    with pytest.raises(CorruptionError, match="end at entry 2 of term 2"):
+        best_log({b"b": one, b"c": two})
 
 
 # --- 5.3: appending
