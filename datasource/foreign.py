@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from datasource.offsets import Extent, check_streams, resolve_ranges
+from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import conform, seen_from_here, select_streams
 from datasource.settings import ReadSettings
@@ -96,18 +96,15 @@ class ForeignReader(DataSourceReader):
         names = select_streams(store.streams(), settings.streams)
         extents = {name: Extent(*store.bounds(name)) for name in names}
         starting, ending = settings.bounds()
-        check_streams(names, starting, ending)
-        first_only, end_only = (replace(bounds, time_ns=None, times_ns=None) for bounds in (starting, ending))
-        ranges = resolve_ranges(extents, first_only, end_only, lambda *_: None, settings.fail_on_data_loss)
+        ranges = resolve_ranges(extents, starting, ending, None, settings.fail_on_data_loss)
         for name, (first, end) in ranges.items():
-            start_ns, end_ns = starting.time_of(name), ending.time_of(name)
             yield from store.plan(
                 name,
                 self.schema.names,
-                first=extents[name].first if start_ns is not None else first,
-                end=extents[name].end if end_ns is not None else end,
-                time_first_ns=start_ns,
-                time_end_ns=end_ns,
+                first=first,
+                end=end,
+                time_first_ns=starting.time_of(name),
+                time_end_ns=ending.time_of(name),
                 subject_filters=() if settings.subject is None else (settings.subject,),
             )
 

@@ -5,7 +5,7 @@ Starts are inclusive, ends exclusive. For each stream a time goes before an offs
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from datasource.values import COUNT_MAX, nearest, parse_object, parse_time_ns
@@ -14,6 +14,7 @@ from storage_core.errors import DataLossError
 log = logging.getLogger("jstream")
 
 EARLIEST, LATEST = "earliest", "latest"
+STARTING, ENDING = "starting", "ending"
 _EXAMPLE = '{"ORDERS": 1001}'
 _TIME_EXAMPLE = '{"ORDERS": "2026-11-21T12:00:00Z"}'
 
@@ -39,9 +40,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """One side of a read, as asked for. `option` is the name that messages use."""
+    """One side of a read, as asked for. `side` is STARTING or ENDING, with which the names of its options begin."""
 
-    option: str
+    side: str
     offsets: Offsets
     time_ns: int | None = None
     times_ns: Mapping[str, int] | None = None
@@ -49,11 +50,20 @@ class Bounds:
     def time_of(self, stream: str) -> int | None:
         return self.time_ns if self.time_ns is not None else (self.times_ns or {}).get(stream)
 
-    def names(self, stream: str) -> bool:
-        return self.time_of(stream) is not None or self.offsets.of(stream) is not None
+    def option_of(self, stream: str) -> str | None:
+        """Return the option that says where the stream starts or ends, None if none does."""
+        if self.time_ns is not None:
+            return f"{self.side}Timestamp"
+        if stream in (self.times_ns or {}):
+            return f"{self.side}OffsetsByTimestamp"
+        return None if self.offsets.of(stream) is None else f"{self.side}Offsets"
 
-    def streams(self) -> set[str]:
-        return {*(self.offsets.by_stream or {}), *(self.times_ns or {})}
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Yield every stream that an option names, after that option."""
+        for stream in sorted(self.times_ns or {}):
+            yield f"{self.side}OffsetsByTimestamp", stream
+        for stream in sorted(self.offsets.by_stream or {}):
+            yield f"{self.side}Offsets", stream
 
 
 def parse_offsets(option: str, text: str) -> Offsets:
@@ -100,68 +110,78 @@ def resolve_ranges(
     extents: Mapping[str, Extent],
     starting: Bounds,
     ending: Bounds,
-    first_at_time: FirstAtTime,
+    first_at_time: FirstAtTime | None,
     fail_on_data_loss: bool,
 ) -> dict[str, tuple[int, int]]:
     """Return the sequences `[first, end)` to read of each stream in `extents`.
 
+    Without `first_at_time` nobody knows where a time is: a side that is given by one stays open.
+
     Raises ValueError for a stream that is not read and for a range that ends before it starts, DataLossError for a
     sequence beyond the end of its stream (with `fail_on_data_loss`; else it is logged, and cut to the end).
     """
-    check_streams(extents, starting, ending)
+    _check_streams(extents, starting, ending)
     ranges = {}
     for stream, extent in extents.items():
-        start_ns, end_ns = starting.time_of(stream), ending.time_of(stream)
-        if start_ns is not None and end_ns is not None and start_ns > end_ns:
-            raise ValueError(f"stream {stream!r}: {starting.option} is later than {ending.option}")
+        _check_times(stream, starting, ending)
         first = _resolve(stream, extent, starting, extent.first, first_at_time)
         end = _resolve(stream, extent, ending, extent.end, first_at_time)
-        if first > end and not _by_default(stream, starting, ending):
-            raise ValueError(f"stream {stream!r}: the read would start at sequence {first} and end before {end}")
-        first = _inside(stream, extent, starting.option, first, fail_on_data_loss)
-        end = _inside(stream, extent, ending.option, end, fail_on_data_loss)
-        ranges[stream] = (min(first, end), end)
+        # A start at the end of a stream by default is an empty read, not a wrong one.
+        if first.option and end.option and first.sequence > end.sequence:
+            raise ValueError(
+                f"stream {stream!r}: the read would start at sequence {first.sequence} (option {first.option!r}) and "
+                f"end before {end.sequence} (option {end.option!r})"
+            )
+        first_sequence = _inside(stream, extent, first, fail_on_data_loss)
+        end_sequence = _inside(stream, extent, end, fail_on_data_loss)
+        ranges[stream] = (min(first_sequence, end_sequence), end_sequence)
     return ranges
 
 
-def check_streams(known: Iterable[str], *bounds: Bounds) -> None:
+def _check_streams(known: Iterable[str], *bounds: Bounds) -> None:
     """Raise ValueError for a stream that the bounds name and that is not read."""
     listed = sorted(known)
-    for one in bounds:
-        for stream in sorted(one.streams() - set(listed)):
+    for option, stream in (named for one in bounds for named in one.named()):
+        if stream not in listed:
             hint = nearest(stream, listed) or f"; read are {', '.join(listed) or 'none'}"
-            raise ValueError(f"option {one.option!r}: stream {stream!r} is not among those that are read{hint}")
+            raise ValueError(f"option {option!r}: stream {stream!r} is not among those that are read{hint}")
 
 
-def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at_time: FirstAtTime) -> int:
-    time_ns = bounds.time_of(stream)
-    if time_ns is not None:
+def _check_times(stream: str, starting: Bounds, ending: Bounds) -> None:
+    start_ns, end_ns = starting.time_of(stream), ending.time_of(stream)
+    if start_ns is not None and end_ns is not None and start_ns > end_ns:
+        start, end = starting.option_of(stream), ending.option_of(stream)
+        raise ValueError(f"stream {stream!r}: option {start!r} is later than option {end!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One end of a stream's range, and the option that put it there; None: it is where it is by default."""
+
+    sequence: int
+    option: str | None
+
+
+def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at_time: FirstAtTime | None) -> _Side:
+    option, time_ns, place = bounds.option_of(stream), bounds.time_of(stream), bounds.offsets.of(stream)
+    if time_ns is not None and first_at_time is not None:
         found = first_at_time(stream, time_ns)
         if found is None:
-            log.warning(
-                "stream %s has no message from %d ns since 1970 on: %s is its end", stream, time_ns, bounds.option
-            )
-            return extent.end
-        return found
-    place = bounds.offsets.of(stream)
-    if place is None:
-        return default
+            log.warning("stream %s has no message from %d ns since 1970 on: %s is its end", stream, time_ns, option)
+        return _Side(extent.end if found is None else found, option)
+    if time_ns is not None or place is None:
+        return _Side(default, None)
     if isinstance(place, int):
-        return place
-    return extent.first if place == EARLIEST else extent.end
+        return _Side(place, option)
+    return _Side(extent.first if place == EARLIEST else extent.end, option)
 
 
-def _by_default(stream: str, starting: Bounds, ending: Bounds) -> bool:
-    """Return whether nobody named both sides: a start at the end of a stream is an empty read, not a wrong one."""
-    return not all(bounds.names(stream) for bounds in (starting, ending))
-
-
-def _inside(stream: str, extent: Extent, option: str, sequence: int, fail_on_data_loss: bool) -> int:
-    if sequence <= extent.end:
-        return sequence
+def _inside(stream: str, extent: Extent, side: _Side, fail_on_data_loss: bool) -> int:
+    if side.sequence <= extent.end:
+        return side.sequence
     message = (
-        f"option {option!r}: sequence {sequence} is beyond the end of stream {stream!r}, whose next message gets "
-        f"{extent.end}: the stream was made again or has lost messages, or the number is wrong"
+        f"option {side.option!r}: sequence {side.sequence} is beyond the end of stream {stream!r}, whose next message "
+        f"gets {extent.end}: the stream was made again or has lost messages, or the number is wrong"
     )
     if fail_on_data_loss:
         raise DataLossError(f"{message}. Correct it, or set failOnDataLoss=false to read up to the end")

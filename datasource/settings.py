@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from datasource.offsets import Bounds, Offsets, parse_offsets, parse_times
+from datasource.offsets import ENDING, STARTING, Bounds, Offsets, parse_offsets, parse_times
 from datasource.options import READ, WRITE, check_options
 from datasource.values import (
     parse_choice,
@@ -87,11 +87,9 @@ class ReadSettings:
 
     def bounds(self) -> tuple[Bounds, Bounds]:
         """Return where the read starts, and where it ends."""
-        starting = "startingOffsets" if self.starting_times_ns is None else "startingOffsetsByTimestamp"
-        ending = "endingOffsets" if self.ending_times_ns is None else "endingOffsetsByTimestamp"
         return (
-            Bounds(starting, self.starting, self.starting_time_ns, self.starting_times_ns),
-            Bounds(ending, self.ending, self.ending_time_ns, self.ending_times_ns),
+            Bounds(STARTING, self.starting, self.starting_time_ns, self.starting_times_ns),
+            Bounds(ENDING, self.ending, self.ending_time_ns, self.ending_times_ns),
         )
 
 

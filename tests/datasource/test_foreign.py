@@ -64,6 +64,8 @@ def test_ranges_by_offset_time_and_subject(driver: Any) -> None:
     cut_ms = -(-middle // 1_000_000)
     later = [one["seq"] for one in expected if one["time_ns"] >= cut_ms * 1_000_000]
     assert driver.sequences(**options, startingTimestamp=cut_ms) == later
+    beyond = json.dumps({options["stream"]: 10**9})  # counts for nothing beside the time
+    assert driver.sequences(**options, startingTimestamp=cut_ms, startingOffsets=beyond) == later
     subject = expected[0]["subject"]
     assert driver.sequences(**options, subject=subject) == [one["seq"] for one in expected if one["subject"] == subject]
 
@@ -106,6 +108,11 @@ def test_executor_that_does_not_see_the_store_says_so(fail: str, driver: Any, tm
         ({"stream": "*", "verify": "none"}, ValueError, "layout=nats checks every message"),
         ({"stream": "*", "table": "streams"}, ValueError, "'streams' is for layout=jstream only"),
         ({"stream": "*", "startingOffsets": '{"NONE": 1}'}, ValueError, "stream 'NONE' is not among those"),
+        (
+            {"stream": "*", "startingTimestamp": "2030-01-01", "endingTimestamp": "2029-01-01"},
+            ValueError,
+            "option 'startingTimestamp' is later than option 'endingTimestamp'",
+        ),
     ],
 )
 def test_wrong_reads_are_refused(options: dict[str, str], error: type[Exception], says: str, driver: Any) -> None:
