@@ -4,7 +4,7 @@
 power loss that drops what was not synced), so production code has no switches for faults.
 
 Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW and made with mode 0600,
-directories 0700; nothing is made visible by renaming; `sync_directory` follows the creation or removal of a name that
+directories 0700; nothing is made visible by renaming but a repaired copy, in place of a bad one; `sync_directory` follows the creation or removal of a name that
 must survive. Errors of the operating system come out as OSError: the caller knows what they mean.
 """
 
@@ -80,6 +80,10 @@ class Files(Protocol):
         ...
 
     def unlink(self, path: Path) -> None: ...
+
+    def replace(self, old: Path, new: Path) -> None:
+        """Give the file at `old` the name `new`, in one step, whatever had it. For repaired copies alone."""
+        ...
 
     def make_directory(self, path: Path) -> None:
         """Create one directory; one that exists already is fine."""
@@ -203,6 +207,9 @@ class OsFiles:
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
+
+    def replace(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
 
     def make_directory(self, path: Path) -> None:
         try:

@@ -1,6 +1,14 @@
 """Stores of other servers, read in place: NATS JetStream."""
 
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
-from storage_core.foreign.store import LAYOUTS, ForeignStore, open_foreign, read_foreign_slice
+from storage_core.foreign.store import LAYOUTS, ForeignStore, open_foreign, read_foreign_slice, recognise_foreign
 
-__all__ = ["LAYOUTS", "ForeignDamage", "ForeignSlice", "ForeignStore", "open_foreign", "read_foreign_slice"]
+__all__ = [
+    "LAYOUTS",
+    "ForeignDamage",
+    "ForeignSlice",
+    "ForeignStore",
+    "open_foreign",
+    "read_foreign_slice",
+    "recognise_foreign",
+]

@@ -7,6 +7,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.directory import holds_streams
 from storage_core.foreign.nats.reading import read_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
@@ -65,6 +66,14 @@ def open_foreign(
     if not listed:
         raise ValueError("path: at least one is needed")
     return NatsStore(listed, account, files)
+
+
+def recognise_foreign(path: str | os.PathLike[str], files: Files = OS_FILES) -> str | None:
+    """Return the layout of the foreign store at or just below the path, None where none is seen.
+
+    For the advice of an error: it looks into a few hundred directories at most, and never raises.
+    """
+    return NATS_LAYOUT if holds_streams(path, files) else None
 
 
 def read_foreign_slice(

@@ -18,8 +18,31 @@ class Voter(msgspec.Struct, frozen=True):
 
     volume_id: bytes
     instance_id: bytes
-    path: str  # where it was seen last; relative to the first volume where that is possible
-    learner: bool = False
+    path: str  # where it was seen last, relative to the first volume
+    learner: bool = False  # written, not asked: it has not caught up and been verified yet
+    retired: str = ""  # why it neither votes nor counts until it was verified again; empty: it does
+
+
+class VolumeChange(msgspec.Struct, frozen=True):
+    """A change of the store's volumes in progress: an even number of voters exists within one only."""
+
+    kind: str  # add, remove, replace
+    added: tuple[bytes, ...]  # volume ids
+    removed: tuple[bytes, ...]
+    started_ns: int
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that operators want to know afterwards: damage, repair, a volume that went or came back."""
+
+    kind: str
+    stream: str = ""
+    consumer: str = ""
+    volume: str = ""  # id, hex
+    before: str = ""
+    after: str = ""
+    reason: str = ""
+    time_ns: int = 0  # 0: that of the entry that brings it
 
 
 class Init(msgspec.Struct, frozen=True, tag="init"):
@@ -46,7 +69,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
 class AddStream(msgspec.Struct, frozen=True, tag="add_stream"):
     incarnation: bytes
     config: StreamConfig
-    placement: tuple[bytes, ...]  # ids of the volumes that keep its blocks
+    placement: tuple[bytes, ...]  # ids of the volumes that keep its blocks, as many as num_replicas
 
 
 class EditStream(msgspec.Struct, frozen=True, tag="edit_stream"):
@@ -106,8 +129,58 @@ class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions")
     before_ns: int
 
 
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """The first entry of a store whose metadata was rebuilt or restored: a whole state instead of an empty one."""
+
+    state: bytes  # as encode_state wrote it
+
+
+class ChangeVolumes(msgspec.Struct, frozen=True, tag="change_volumes"):
+    """The volumes of the store from now on. The voters among them change by one at most."""
+
+    voters: tuple[Voter, ...]
+    change: VolumeChange | None = None  # what is in progress after this
+    events: tuple[Event, ...] = ()
+
+
+class ChangePlacement(msgspec.Struct, frozen=True, tag="change_placement"):
+    """A stream's blocks are kept on these volumes from now on; those of the old ones that stay keep their place."""
+
+    incarnation: bytes
+    placement: tuple[bytes, ...]
+    events: tuple[Event, ...] = ()
+
+
+class DeclareLost(msgspec.Struct, frozen=True, tag="declare_lost"):
+    """No copy of these messages is left: they are not served any more, and their numbers are not used again."""
+
+    incarnation: bytes
+    sequences: bytes  # encoded SequenceSet
+    data_size: int  # message bytes of those that were shown, as far as that is known
+    reason: str = ""
+
+
+class RecordEvents(msgspec.Struct, frozen=True, tag="record_events"):
+    events: tuple[Event, ...]
+
+
 Command = (
-    Init | NoOp | TakeOver | AddStream | EditStream | DeleteStream | Append | Abort | Remove | Bury | ForgetTransactions
+    Init
+    | Adopt
+    | NoOp
+    | TakeOver
+    | ChangeVolumes
+    | AddStream
+    | EditStream
+    | DeleteStream
+    | ChangePlacement
+    | Append
+    | Abort
+    | Remove
+    | DeclareLost
+    | Bury
+    | ForgetTransactions
+    | RecordEvents
 )
 
 

@@ -11,28 +11,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from storage_core import errors
 from storage_core.metadata.commands import (
     Abort,
     AddStream,
+    Adopt,
     Append,
     AppendedBlocks,
     Bury,
+    ChangePlacement,
+    ChangeVolumes,
+    DeclareLost,
     DeleteStream,
     EditStream,
     Envelope,
+    Event,
     ForgetTransactions,
     Init,
     NoOp,
+    RecordEvents,
     Remove,
     TakeOver,
+    Voter,
 )
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
+from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, ids
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
+    EVENT_COUNT_MAX,
     STREAMING_BATCHES_KEPT,
     SUBJECT_SET_COUNT_MAX,
     TRANSACTION_DTYPE,
@@ -40,6 +49,7 @@ from storage_core.metadata.state import (
     StoreState,
     StreamState,
     WriterState,
+    decode_state,
 )
 from storage_core.sequences import SequenceSet
 
@@ -127,6 +137,41 @@ def _take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver)
     return replace(state, lock_domain=command.lock_domain, host=command.host), Done()
 
 
+def _adopt(state: StoreState, place: Place, time_ns: int, command: Adopt) -> tuple[StoreState, Result]:
+    if state.store_id:
+        _refuse(errors.AlreadyExistsError, "the store has been initialised")
+    return decode_state(command.state), Done()
+
+
+def _change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:
+    before, after = _voting(state.voters), _voting(command.voters)
+    if len({one.volume_id for one in command.voters}) < len(command.voters):
+        _refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
+    if len(before ^ after) > 1:
+        _refuse(errors.RequirementError, f"the voters change by one at a time, not from {len(before)} to {len(after)}")
+    if len(after) % 2 == 0 and command.change is None:
+        _refuse(errors.RequirementError, f"{len(after)} voters: a store has an odd number of them")
+    kept = {one.volume_id for one in command.voters}
+    for stream in state.streams.values():
+        if not kept.issuperset(stream.placement):
+            _refuse(errors.RequirementError, f"stream {stream.name!r} keeps blocks on a volume that would be removed")
+    changed = replace(state, voters=command.voters, volume_change=command.change)
+    return _with_events(changed, command.events, time_ns), Done()
+
+
+def _voting(voters: tuple[Voter, ...]) -> set[bytes]:
+    return {one.volume_id for one in voters if not one.learner}
+
+
+def _record_events(state: StoreState, place: Place, time_ns: int, command: RecordEvents) -> tuple[StoreState, Result]:
+    return _with_events(state, command.events, time_ns), Done()
+
+
+def _with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> StoreState:
+    timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
+    return replace(state, events=(*state.events, *timed)[-EVENT_COUNT_MAX:]) if timed else state
+
+
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -159,9 +204,29 @@ def _delete_stream(state: StoreState, place: Place, time_ns: int, command: Delet
     streams = {key: one for key, one in state.streams.items() if one.incarnation != command.incarnation}
     graveyard = _buried(state.graveyard, stream, stream.blocks.rows, time_ns)
     # The directory outlives its blocks: a row with no block id asks upkeep to remove it at the end.
-    directory = np.zeros(1, GRAVE_DTYPE)
-    directory["incarnation"], directory["dropped_ns"] = np.void(stream.incarnation), time_ns
+    directory = np.zeros(len(stream.incarnations), GRAVE_DTYPE)
+    directory["incarnation"], directory["dropped_ns"] = ids(stream.incarnations), time_ns
     return replace(state, streams=streams, graveyard=graveyard.append(directory)), Done()
+
+
+def _change_placement(
+    state: StoreState, place: Place, time_ns: int, command: ChangePlacement
+) -> tuple[StoreState, Result]:
+    stream = _live(state, command.incarnation)
+    unknown = [one.hex() for one in command.placement if state.voter(one) is None]
+    if unknown or len(set(command.placement)) != len(command.placement):
+        _refuse(errors.RequirementError, f"stream {stream.name!r}: {unknown or 'a volume given twice'} is no placement")
+    # Bit i of a row's holders speaks of volume i of the placement: it moves with the volume.
+    rows = stream.blocks.rows.copy()
+    holders = np.zeros(len(rows), rows["holders"].dtype)
+    for position, volume_id in enumerate(command.placement):
+        if volume_id in stream.placement:
+            held = (rows["holders"] >> np.uint32(stream.placement.index(volume_id))) & np.uint32(1)
+            holders |= held << np.uint32(position)
+    rows["holders"] = holders
+    config = msgspec.structs.replace(stream.config, num_replicas=len(command.placement))
+    stream = replace(stream, placement=command.placement, config=config, blocks=Table.of(rows))
+    return _with_events(state.with_stream(stream), command.events, time_ns), Done()
 
 
 def _live(state: StoreState, incarnation: bytes) -> StreamState:
@@ -175,6 +240,8 @@ def _live(state: StoreState, incarnation: bytes) -> StreamState:
 def _buried(graveyard: Table, stream: StreamState, blocks: np.ndarray, time_ns: int) -> Table:
     graves = np.zeros(len(blocks), GRAVE_DTYPE)
     graves["incarnation"] = np.void(stream.incarnation)
+    for incarnation, end in reversed(stream.origins):
+        graves["incarnation"][blocks["first"] < end] = np.void(incarnation)
     graves["block_id"], graves["dropped_ns"] = blocks["block_id"], time_ns
     return graveyard.append(graves)
 
@@ -378,6 +445,19 @@ def _drop_below(
     return replace(state, graveyard=graveyard), stream
 
 
+def _declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
+    stream = _live(state, command.incarnation)
+    gone = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence).difference(stream.removed)
+    if not gone:
+        return state, RemoveDone(0)
+    count = len(gone)
+    stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
+    state, stream = _drop_below(state, stream, stream.floor, time_ns, count, command.data_size)
+    ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
+    event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
+    return _with_events(state.with_stream(stream), (event,), time_ns), RemoveDone(count)
+
+
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +486,11 @@ def _forget_transactions(
 
 _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, Result]]] = {
     Init: _init,
+    Adopt: _adopt,
+    ChangeVolumes: _change_volumes,
+    RecordEvents: _record_events,
+    ChangePlacement: _change_placement,
+    DeclareLost: _declare_lost,
     NoOp: _noop,
     TakeOver: _take_over,
     AddStream: _add_stream,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
-from storage_core.metadata.commands import Voter
+from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
 from storage_core.sequences import SequenceSet
@@ -20,6 +20,7 @@ STATE_VERSION = 1
 TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")])
 COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
+EVENT_COUNT_MAX = 4096  # newest events that are kept
 SUBJECT_SET_COUNT_MAX = 1024  # sets a stream keeps; blocks beyond are not summarised in the manifest
 
 
@@ -66,6 +67,7 @@ class StreamState:
     data_size: int = 0  # bytes of their subjects, headers and data
     histories: tuple[tuple[bytes, int], ...] = ()  # (history id, first sequence of it), run-length
     subject_sets: tuple[tuple[str, ...], ...] = ()  # block row's subject_set - 1 is a position in here
+    origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
 
     @property
@@ -83,6 +85,18 @@ class StreamState:
         """Return the sequences of all messages that are shown."""
         return SequenceSet.from_ranges([(self.floor, self.next_sequence)]).difference(self.removed)
 
+    def written_as(self, sequence: int) -> bytes:
+        """Return the incarnation in whose directory, and under whose name, the block of this sequence was written."""
+        for incarnation, end in self.origins:
+            if sequence < end:
+                return incarnation
+        return self.incarnation
+
+    @property
+    def incarnations(self) -> tuple[bytes, ...]:
+        """Every incarnation whose directory may hold blocks of this stream."""
+        return (*(incarnation for incarnation, _ in self.origins), self.incarnation)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
@@ -98,6 +112,12 @@ class StoreState:
     graveyard: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
     transactions: Table = field(default_factory=lambda: Table.empty(TRANSACTION_DTYPE))
     transaction_floor_ns: int = 0  # transactions made before it are refused
+    volume_change: VolumeChange | None = None  # in progress
+    events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
+
+    def voter(self, volume_id: bytes) -> Voter | None:
+        """Return what is known of a volume of the store, None if it is none of its volumes."""
+        return next((one for one in self.voters if one.volume_id == volume_id), None)
 
     def stream(self, name: str) -> StreamState | None:
         found = self.streams.get(name.casefold())
@@ -134,6 +154,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     histories: tuple[tuple[bytes, int], ...]
     subject_sets: tuple[tuple[str, ...], ...]
     writers: dict[str, WriterState]
+    origins: tuple[tuple[bytes, int], ...] = ()
 
 
 class _StateRecord(msgspec.Struct, frozen=True):
@@ -148,6 +169,8 @@ class _StateRecord(msgspec.Struct, frozen=True):
     graveyard: bytes
     transactions: bytes
     transaction_floor_ns: int
+    volume_change: VolumeChange | None = None
+    events: tuple[Event, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)

@@ -5,11 +5,38 @@ The state machine and the codecs get all of it as arguments; tests put simulatio
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from storage_core.files import OS_FILES, Files
 from storage_core.store import identity
+
+
+T = TypeVar("T")
+
+
+def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
+    """Return what the calls return or raise, in order."""
+    return [_outcome(call) for call in calls]
+
+
+def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
+    """The same, all at once: as long as the slowest takes. The last one runs in the caller's thread."""
+    if len(calls) < 2:
+        return one_after_another(calls)
+    with ThreadPoolExecutor(len(calls) - 1, "jstream-volume") as pool:
+        others = [pool.submit(_outcome, call) for call in calls[:-1]]
+        last = _outcome(calls[-1])
+        return [*(one.result() for one in others), last]
+
+
+def _outcome(call: Callable[[], T]) -> "T | BaseException":
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +46,7 @@ class Environment:
     random_bytes: Callable[[int], bytes] = os.urandom
     lock_domain: Callable[[], str] = identity.lock_domain
     sleep: Callable[[float], None] = time.sleep  # seconds
+    parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_threads  # I/O on several volumes
 
     def new_id(self) -> bytes:
         return self.random_bytes(16)

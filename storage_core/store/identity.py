@@ -65,7 +65,9 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
     except (FileNotFoundError, NotADirectoryError):
         if not files.is_directory(directory):
             raise NotAStoreError(f"{directory} does not exist or is not a directory") from None
-        raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it") from None
+        raise NotAStoreError(
+            f"{directory} holds no jstream store: there is no {FILE_NAME} in it (jstream store create PATH makes one)"
+        ) from None
     except PermissionError as error:
         raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error
     except OSError as error:

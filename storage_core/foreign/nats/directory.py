@@ -27,6 +27,7 @@ BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
 META_SIZE_MAX = 16 << 20  # bytes
 DEPTH_MAX = 7  # below the given path: enough for a folder of nodes with their store directories
 DIRECTORY_COUNT_MAX = 200_000  # visited below one path; more means that it is not a store
+GLANCE_COUNT_MAX = 500  # visited where somebody only wonders whether it is a store
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
 
 
@@ -61,19 +62,29 @@ def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILE
         if not files.is_directory(root):
             what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
-        here = {str(place): _load(place, files) for place in _stream_paths(root, files)}
+        here = {str(place): _load(place, files) for place in _stream_paths(root, files, DIRECTORY_COUNT_MAX)}
         if not here:
             raise NotAStoreError(f"{path} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
         found.update(here)
     return sorted(found.values(), key=lambda stream: (stream.account, stream.name, stream.path))
 
 
-def _stream_paths(root: Path, files: Files) -> Iterator[Path]:
+def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool:
+    """Return whether a stream, readable or not, is seen at or below the path without looking far."""
+    root = Path(os.path.realpath(path))
+    try:
+        return files.is_directory(root) and next(_stream_paths(root, files, GLANCE_COUNT_MAX), None) is not None
+    except (StorageError, OSError):
+        return False
+
+
+def _stream_paths(root: Path, files: Files, count_max: int) -> Iterator[Path]:
+    """Yield the directories of streams; raises NotAStoreError after `count_max` directories."""
     waiting, seen = [(root, 0)], {str(root)}
     while waiting:
         place, depth = waiting.pop()
-        if len(seen) > DIRECTORY_COUNT_MAX:
-            raise NotAStoreError(f"{root}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the streams")
+        if len(seen) > count_max:
+            raise NotAStoreError(f"{root}: more than {count_max} directories; give one nearer to the streams")
         try:
             names = files.list_directory(place.resolve())
         except OSError as error:

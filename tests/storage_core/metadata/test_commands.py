@@ -1,5 +1,6 @@
 """Commands as bytes: each comes back, and what is no command of this version says so."""
 
+from types import NoneType, UnionType
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ def commands_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 def drawn(kind: Any) -> st.SearchStrategy[Any]:
     origin = getattr(kind, "__origin__", None)
+    if isinstance(kind, UnionType):
+        return st.one_of([st.none() if one is NoneType else drawn(one) for one in kind.__args__])
     if origin is tuple:
         return st.lists(drawn(kind.__args__[0]), max_size=3).map(tuple)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not StreamConfig:
@@ -61,7 +64,7 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
     """What is in logs already must stay readable: a class may be renamed, its tag may not."""
     assert kind.__struct_config__.tag in {
         "init", "noop", "take_over", "add_stream", "edit_stream", "delete_stream", "append", "abort", "remove", "bury",
-        "forget_transactions",
+        "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost", "record_events",
     }  # fmt: skip
 
 
