@@ -6,18 +6,18 @@ The server keeps no index of times: a start or end by time is a filter on the me
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from datasource import places
 from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import conform, seen_from_here, select_streams
 from datasource.settings import ReadSettings
 from storage_core.errors import DataLossError
-from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, open_foreign, read_foreign_slice
+from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
 from storage_core.sequences import SequenceSet
 
 log = logging.getLogger("jstream")
@@ -110,4 +110,4 @@ class ForeignReader(DataSourceReader):
 
 
 def open_store(settings: ReadSettings) -> ForeignStore:
-    return open_foreign([Path(path) for path in settings.paths], settings.layout, settings.account)
+    return places.open_foreign_store(settings.paths, settings.layout, settings.account)

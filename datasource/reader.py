@@ -9,11 +9,11 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from datasource import places
 from datasource.filters import INT64_MAX, INT64_MIN, Constraints, push
 from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
@@ -94,7 +94,7 @@ class FilteringMessageReader(MessageReader):
 
 
 def open_store(settings: ReadSettings) -> Store:
-    return Store.open([Path(path) for path in settings.paths], lock_timeout_s=settings.lock_timeout_s)
+    return places.open_store(settings.paths, settings.lock_timeout_s)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def seen_from_here(settings: ReadSettings) -> Iterator[None]:
     except NotAStoreError as error:
         raise NotFoundError(
             f"{', '.join(settings.paths)} cannot be seen on {socket.gethostname()}, or holds no store there: every "
-            f"executor must see the store at the same path as the driver ({error})"
+            "executor must see the store at the same path as the driver"
         ) from error
 
 

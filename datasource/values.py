@@ -1,5 +1,6 @@
 """Option values: every option reaches us as text; these functions read it, and name the option when they cannot."""
 
+import ast
 import difflib
 import json
 import os
@@ -92,8 +93,8 @@ def _refuse_repeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def parse_names(option: str, text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, without blanks around them."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    """Return the names of a list, without blanks around them; text is split at commas."""
+    names = tuple(dict.fromkeys(part.strip() for part in _listed(text) or text.split(",")))
     if "" in names:
         raise ValueError(f"option {option!r}: {text!r} holds an empty name")
     return names
@@ -104,17 +105,27 @@ def parse_paths(option: str, text: str) -> tuple[str, ...]:
 
     Relative paths are resolved where this runs: on the driver.
     """
-    listed: object = None
-    if text.lstrip().startswith("["):
-        try:
-            listed = json.loads(text)
-        except ValueError:
-            listed = None  # a path may begin with a bracket
-    if not isinstance(listed, list):
-        listed = [part.strip() for part in text.split(",")]
-    if not listed or not all(isinstance(one, str) and one for one in listed):
+    listed = _listed(text) or [part.strip() for part in text.split(",")]
+    if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
     return tuple(_local_path(option, one) for one in listed)
+
+
+def _listed(text: str) -> list[str] | None:
+    """Return the elements if the text is a list of strings, None for any other text: names may begin with a bracket.
+
+    A list comes as JSON, which Spark makes of `load([p, q])`, or as Python, which it makes of `option(name, [p, q])`.
+    """
+    if not text.strip().startswith(("[", "(")):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(found, (list, tuple)) and found and all(isinstance(one, str) for one in found):
+            return list(found)
+    return None
 
 
 def _local_path(option: str, path: str) -> str:

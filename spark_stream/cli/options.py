@@ -52,9 +52,22 @@ SkipDamageOption = Annotated[
 def open_store(volumes: str, take_over: bool = False) -> Iterator["Store"]:
     """Open the store at comma-separated paths for one command. Reading takes no lock but to settle a power loss."""
     from storage_core import Store
+    from storage_core.errors import NotAStoreError
 
-    with Store.open(volumes, take_over=take_over) as store:
+    try:
+        store = Store.open(volumes, take_over=take_over)
+    except NotAStoreError as error:
+        raise CommandFailed(f"{error}{_foreign_advice(volumes)}") from error
+    with store:
         yield store
+
+
+def _foreign_advice(volumes: str) -> str:
+    from storage_core.foreign import recognise_foreign
+
+    layouts = [recognise_foreign(volume.strip()) for volume in volumes.split(",")]
+    found = next((layout for layout in layouts if layout is not None), None)
+    return f"; a store of another server lies there: Spark reads it with option layout={found}" if found else ""
 
 
 def is_attended() -> bool:

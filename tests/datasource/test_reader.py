@@ -176,6 +176,17 @@ def test_unknown_stream_is_refused_with_the_nearest(driver: Any) -> None:
 def test_what_is_no_store_is_refused(driver: Any, tmp_path: Path) -> None:
     with pytest.raises(NotAStoreError, match="nowhere"):
         driver.read(stream="ORDERS", path=str(tmp_path / "nowhere"))
+    with pytest.raises(NotAStoreError, match="no jstream store.*jstream store create PATH"):
+        driver.read(stream="ORDERS", path=str(tmp_path))
+
+
+def test_store_of_a_nats_server_is_refused_with_the_option_that_reads_it(driver: Any, orders: Make) -> None:
+    nats = Path(__file__).parent.parent / "data" / "nats-orders" / "store"
+    for place in (nats, nats / "jetstream" / "$G" / "streams" / "ORDERS"):
+        with pytest.raises(NotAStoreError, match="no jstream store.*option layout=nats reads it"):
+            driver.read(stream="ORDERS", path=str(place))
+        with pytest.raises(NotAStoreError, match="no jstream store.*option layout=nats reads it"):
+            driver.writer(orders(1).schema, stream="ORDERS", path=str(place))
 
 
 def test_path_may_hold_blanks_commas_and_links(tmp_path: Path, driver: Any, orders: Make) -> None:
@@ -184,7 +195,17 @@ def test_path_may_hold_blanks_commas_and_links(tmp_path: Path, driver: Any, orde
         made.add_stream({"name": "S", "subjects": ["orders.>"]}).append(orders(2))
     (tmp_path / "link").symlink_to(place)
     assert driver.sequences(path=None, paths=f'["{place}"]', stream="S") == [1, 2]
+    assert driver.sequences(path=f'["{place}"]', stream="S") == [1, 2]
     assert driver.sequences(path=str(tmp_path / "link"), stream="S") == [1, 2]
+
+
+@pytest.mark.parametrize("layout", ["jstream", "nats"])
+def test_path_with_a_comma_that_was_split_is_refused_with_the_way_to_give_it(
+    layout: str, tmp_path: Path, driver: Any
+) -> None:
+    (tmp_path / "a, b").mkdir()
+    with pytest.raises(NotAStoreError, match=r"of 2 paths; commas separate them: .*load\('\[\"/a,b\"\]'\)"):
+        driver.read(path=str(tmp_path / "a, b"), stream="S", layout=layout)
 
 
 # --- push-down

@@ -86,6 +86,16 @@ def test_names_are_split_trimmed_and_kept_once() -> None:
         parse_names("stream", "A,,B")
 
 
+@pytest.mark.parametrize("text", ["['A', 'B_*']", '["A", "B_*"]', "('A', 'B_*')", " ['A','B_*', 'A'] "])
+def test_names_may_come_as_the_list_that_spark_made_text_of(text: str) -> None:
+    assert parse_names("stream", text) == ("A", "B_*")
+
+
+@pytest.mark.parametrize("text", ["[AB]*", "[1]", "[]", "[A, 'B'", "(" * 500])
+def test_what_only_begins_like_a_list_is_names_and_globs(text: str) -> None:
+    assert parse_names("stream", text) == tuple(part.strip() for part in text.split(","))
+
+
 @pytest.mark.parametrize("text", ["[1]", "{", '"a"', '{"A": 1, "A": 2}'])
 def test_what_is_no_json_object_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="option 'startingOffsets'.*ORDERS"):
@@ -95,6 +105,8 @@ def test_what_is_no_json_object_is_refused_with_an_example(text: str) -> None:
 def test_paths_are_split_at_commas_unless_they_come_as_a_list() -> None:
     assert parse_paths("path", "/a, /b c") == ("/a", "/b c")
     assert parse_paths("path", '["/a,b","/c"]') == ("/a,b", "/c")
+    assert parse_paths("path", "['/a,b']") == ("/a,b",)
+    assert parse_paths("path", "/[a],/b") == ("/[a]", "/b")
 
 
 def test_relative_paths_are_resolved_where_they_are_read() -> None:

@@ -27,7 +27,8 @@ BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
 META_SIZE_MAX = 16 << 20  # bytes
 DEPTH_MAX = 7  # below the given path: enough for a folder of nodes with their store directories
 DIRECTORY_COUNT_MAX = 200_000  # visited below one path; more means that it is not a store
-GLANCE_COUNT_MAX = 500  # visited where somebody only wonders whether it is a store
+GLANCE_DEPTH_MAX = 4  # from a server's store directory to its streams
+GLANCE_COUNT_MAX = 500  # directories visited where somebody only wonders whether there is a store
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
 
 
@@ -62,7 +63,7 @@ def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILE
         if not files.is_directory(root):
             what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
-        here = {str(place): _load(place, files) for place in _stream_paths(root, files, DIRECTORY_COUNT_MAX)}
+        here = {str(place): _load(place, files) for place in _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)}
         if not here:
             raise NotAStoreError(f"{path} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
         found.update(here)
@@ -73,13 +74,13 @@ def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool
     """Return whether a stream, readable or not, is seen at or below the path without looking far."""
     root = Path(os.path.realpath(path))
     try:
-        return files.is_directory(root) and next(_stream_paths(root, files, GLANCE_COUNT_MAX), None) is not None
+        return files.is_directory(root) and any(_stream_paths(root, files, GLANCE_DEPTH_MAX, GLANCE_COUNT_MAX))
     except (StorageError, OSError):
         return False
 
 
-def _stream_paths(root: Path, files: Files, count_max: int) -> Iterator[Path]:
-    """Yield the directories of streams; raises NotAStoreError after `count_max` directories."""
+def _stream_paths(root: Path, files: Files, depth_max: int, count_max: int) -> Iterator[Path]:
+    """Yield the directories of streams, down to `depth_max`; raises NotAStoreError after `count_max` directories."""
     waiting, seen = [(root, 0)], {str(root)}
     while waiting:
         place, depth = waiting.pop()
@@ -91,7 +92,7 @@ def _stream_paths(root: Path, files: Files, count_max: int) -> Iterator[Path]:
             raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
         if _is_stream(place, names, files):
             yield place
-        elif depth < DEPTH_MAX:
+        elif depth < depth_max:
             for name in names:
                 below = place / name
                 # A name with a dot in front is left over from a deletion.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage_core.errors import CorruptionError, NotAStoreError, NotFoundError, UnsupportedVersionError
-from storage_core.foreign import LAYOUTS, open_foreign, read_foreign_slice
+from storage_core.foreign import LAYOUTS, open_foreign, read_foreign_slice, recognise_foreign
 from storage_core.foreign.nats import directory
 
 
@@ -45,6 +45,31 @@ def test_a_tree_of_too_many_directories_is_refused(tmp_path: Path, monkeypatch: 
         (tmp_path / str(number)).mkdir()
     with pytest.raises(NotAStoreError, match="give one nearer to the streams"):
         open_foreign(tmp_path)
+
+
+def test_a_store_is_recognised_from_its_directory_down_to_a_stream(shop: Path) -> None:
+    stream = stream_path(shop, "PAYMENTS")
+    for path in (shop, stream.parent.parent, stream):
+        assert recognise_foreign(path) == "nats"
+
+
+def test_what_is_no_store_is_not_recognised_and_no_error(shop: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    shop.rename(deep / "store")
+    for path in (
+        tmp_path,
+        tmp_path / "nowhere",
+        deep / "store" / "jetstream" / "$G" / "streams" / "ORDERS" / "meta.inf",
+    ):
+        assert recognise_foreign(path) is None
+
+
+def test_one_look_for_a_store_goes_over_few_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "GLANCE_COUNT_MAX", 20)
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+    assert recognise_foreign(tmp_path) is None
 
 
 def test_an_unknown_stream_is_answered_with_the_nearest_name(shop: Path) -> None:

@@ -1,0 +1,44 @@
+"""The store at the paths of the options: opened, with advice where there is none."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage_core import Store
+from storage_core.errors import NotAStoreError
+from storage_core.foreign import ForeignStore, open_foreign, recognise_foreign
+
+
+def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
+    """Return the jstream store; raises as `Store.open` does."""
+    with _advising(paths):
+        try:
+            return Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s)
+        except NotAStoreError as error:
+            for path in paths:
+                layout = recognise_foreign(path)
+                if layout is not None:
+                    raise NotAStoreError(
+                        f"{error}; a store of another server lies there: option layout={layout} reads it"
+                    ) from error
+            raise
+
+
+def open_foreign_store(paths: Sequence[str], layout: str, account: str | None) -> ForeignStore:
+    """Return the store that another server wrote; raises as `open_foreign` does."""
+    with _advising(paths):
+        return open_foreign([Path(path) for path in paths], layout, account)
+
+
+@contextmanager
+def _advising(paths: Sequence[str]) -> Iterator[None]:
+    # Spark gives us load(p) and load([p]) alike, so a comma within a path cannot be told from one between two.
+    try:
+        yield
+    except NotAStoreError as error:
+        if len(paths) == 1:
+            raise
+        raise NotAStoreError(
+            f"{error} (of {len(paths)} paths; commas separate them: if one holds a comma, write a JSON list, as in "
+            """load('["/a,b"]'))"""
+        ) from error
