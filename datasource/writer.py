@@ -6,8 +6,8 @@ tried again or runs twice leaves blocks that nobody names; they are swept. Rows 
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from datasource import places
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.values import nearest
@@ -97,7 +98,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def open_store(settings: WriteSettings) -> Store:
-    return Store.open([Path(path) for path in settings.paths], lock_timeout_s=settings.lock_timeout_s)
+    return places.open_store(settings.paths, settings.lock_timeout_s)
 
 
 def begin(store: Store, settings: WriteSettings) -> Transaction:
@@ -115,13 +116,20 @@ def stage(
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
     stagers: dict[str, Stager] = {}
+    row_count = 0
     try:
         for batch in batches:
-            for stream, rows in route(batch, settings.stream):
+            place = f"rows {row_count} to {row_count + batch.num_rows - 1} of partition {partition}, counted from 0"
+            with _naming(f"the batch is {place}"):
+                routed = route(batch, settings.stream)
+            for stream, rows in routed:
                 if stream not in stagers:
                     target = _target(transaction, stream)
                     stagers[stream] = Stager(transaction, target, partition, settings.compression)
-                stagers[stream].write(rows, settings.subject)
+                part = "" if settings.stream is not None else f"those for stream {stream!r} among "
+                with _naming(f"the batch is {part}{place}"):
+                    stagers[stream].write(rows, settings.subject)
+            row_count += batch.num_rows
         return tuple(block for stager in stagers.values() for block in stager.finish())
     except BaseException:
         for stager in stagers.values():
@@ -129,31 +137,51 @@ def stage(
         raise
 
 
-def route(batch: pa.RecordBatch, stream: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each stream in their order.
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Let a refusal, which counts rows from the beginning of an Arrow batch, say where that batch is."""
+    try:
+        yield
+    except InvalidMessageError as error:
+        raise InvalidMessageError(f"{error} ({place})") from error
 
-    With `stream` all rows go there. Raises InvalidMessageError for a row whose stream is null.
+
+def route(batch: pa.RecordBatch, stream: str | None) -> list[tuple[str, pa.RecordBatch]]:
+    """Return the rows of each stream in their order.
+
+    With `stream` all rows go there. Raises InvalidMessageError for a row whose stream is null or no UTF-8.
     """
     if not batch.num_rows:
-        return
+        return []
     if stream is not None:
-        yield stream, batch
-        return
+        return [(stream, batch)]
     names = batch.column("stream")
     if names.null_count:
-        raise InvalidMessageError(f"{names.null_count} rows have no stream: the column 'stream' is null there")
+        row = int(np.flatnonzero(names.is_null())[0])
+        raise InvalidMessageError(f"row {row} of the batch: column 'stream' is null, and no option 'stream' is given")
     encoded = names.cast(pa.string()).dictionary_encode()
+    _check_utf8(encoded)
     if len(encoded.dictionary) == 1:
-        yield encoded.dictionary[0].as_py(), batch
-        return
+        return [(encoded.dictionary[0].as_py(), batch)]
     codes = encoded.indices.to_numpy()
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     grouped = batch.drop_columns(["stream"]).take(pa.array(order))
-    first = 0
-    for name, count in zip(encoded.dictionary.to_pylist(), counts.tolist(), strict=True):
-        yield name, grouped.slice(first, count)
-        first += count
+    firsts = (np.cumsum(counts) - counts).tolist()
+    return [
+        (name, grouped.slice(first, count))
+        for name, first, count in zip(encoded.dictionary.to_pylist(), firsts, counts.tolist(), strict=True)
+    ]
+
+
+def _check_utf8(encoded: pa.DictionaryArray) -> None:
+    """Raise InvalidMessageError for a name that is not UTF-8: strings of Spark hold any bytes."""
+    for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
+        try:
+            name.decode()
+        except UnicodeDecodeError as error:
+            row = int(np.flatnonzero(encoded.indices.to_numpy() == code)[0])
+            raise InvalidMessageError(f"row {row} of the batch: column 'stream': {name!r} is not UTF-8") from error
 
 
 def default_subject(target: WriteTarget, subject: str | None) -> str | None:
@@ -178,10 +206,9 @@ def _check_subject(target: WriteTarget, subject: str | None, has_column: bool) -
 def _target(transaction: Transaction, stream: str) -> WriteTarget:
     target = transaction.targets.get(stream)
     if target is None:
-        near = _near(stream, transaction.targets)
         raise InvalidMessageError(
-            f"column 'stream': no stream {stream!r} in the store{near}. Writing does not create streams: "
-            f"jstream stream add {stream} --subjects ..."
+            f"column 'stream': no stream {stream!r} in the store, and writing makes none (jstream stream add does)"
+            f"{_near(stream, transaction.targets)}"
         )
     return target
 

@@ -137,7 +137,8 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str, acceptance: Acceptance
     try:
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = f"stream {acceptance.stream!r}: column {name!r} ({column.type}) does not fit {kind}: {error}"
+        holds = ", which holds times from 1677-09-21 to 2262-04-11" if name == "timestamp" else ""
+        reason = f"stream {acceptance.stream!r}: column {name!r} ({column.type}) does not fit {kind}{holds}: {error}"
         raise InvalidMessageError(reason) from error
 
 
