@@ -74,10 +74,10 @@ def _is_catalogue_table(options: Mapping[str, str]) -> bool:
     """
     if "provider" not in options or "owner" not in options:
         return False
-    given = sorted(key.removeprefix("option.") for key in options if key.startswith("option."))
-    if given or "path" in options:
+    given = {key.removeprefix("option.") for key in options if key.startswith("option.")} | {"path"} & set(options)
+    if given:
         raise ValueError(
-            f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(given) or 'path'}): Spark drops them whenever "
+            f"CREATE TABLE ... USING jstream with OPTIONS ({', '.join(sorted(given))}): Spark drops them whenever "
             "the table is used. Leave them out and give them with each use, as in SELECT * FROM t WITH "
             "(path='/data/store', stream='ORDERS') or spark.read.option('path', ...).table('t'); or make a CREATE "
             "TEMPORARY VIEW ... USING jstream OPTIONS (...), which keeps them"

@@ -41,6 +41,12 @@ def test_catalogue_table_with_options_is_refused_because_spark_drops_them(more: 
         source.schema({**OF_A_TABLE, **more})
 
 
+def test_catalogue_table_with_options_is_refused_with_all_of_them() -> None:
+    options = {"path": "file:/x", "location": "file:/x", "option.stream": "S", "option.subject": ">"}
+    with pytest.raises(ValueError, match=r"with OPTIONS \(path, stream, subject\)"):
+        source.schema({**OF_A_TABLE, **options})
+
+
 def test_catalogue_table_that_lost_its_options_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="'path' is missing.*Spark drops the OPTIONS"):
         source.reader({}, spark_schema(MESSAGE_TYPES))
