@@ -149,6 +149,8 @@ def _change_volumes(state: StoreState, place: Place, time_ns: int, command: Chan
         _refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
     if len(before ^ after) > 1:
         _refuse(errors.RequirementError, f"the voters change by one at a time, not from {len(before)} to {len(after)}")
+    if not after:
+        _refuse(errors.RequirementError, "a store has at least one voter")
     if len(after) % 2 == 0 and command.change is None:
         _refuse(errors.RequirementError, f"{len(after)} voters: a store has an odd number of them")
     kept = {one.volume_id for one in command.voters}
@@ -213,6 +215,8 @@ def _change_placement(
     state: StoreState, place: Place, time_ns: int, command: ChangePlacement
 ) -> tuple[StoreState, Result]:
     stream = _live(state, command.incarnation)
+    if not command.placement:
+        _refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks are kept on at least one volume")
     unknown = [one.hex() for one in command.placement if state.voter(one) is None]
     if unknown or len(set(command.placement)) != len(command.placement):
         _refuse(errors.RequirementError, f"stream {stream.name!r}: {unknown or 'a volume given twice'} is no placement")

@@ -134,6 +134,12 @@ def test_every_part_of_an_append_is_described() -> None:
     assert tuple(described) == commands.AppendedBlocks.__struct_fields__
 
 
+@pytest.mark.parametrize("part", [commands.Voter, commands.VolumeChange, commands.Event], ids=lambda one: one.__name__)
+def test_every_key_of_a_part_of_a_command_is_named(part: type[msgspec.Struct]) -> None:
+    for field in part.__struct_fields__:
+        assert f"`{field}`" in document("log.md"), field
+
+
 def test_the_envelope_and_the_snapshots_payload_are_described() -> None:
     rows = table_after(document("log.md"), "## 5. Envelope")
     assert tuple(row[0] for row in rows) == Envelope.__struct_fields__

@@ -9,7 +9,7 @@ import pytest
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import state as state_module
-from storage_core.metadata.commands import Voter
+from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
 from storage_core.metadata.state import (
@@ -52,19 +52,22 @@ def full_state() -> StoreState:
             data_size=900,
             histories=((b"history1", 1), (b"history2", 50)),
             subject_sets=(("a.b",), ("b", "a.c")),
+            origins=((b"O" * 16, 5), (b"P" * 16, 50)),
             writers=writers,
         )
     return StoreState(
         store_id=b"S" * 16,
         created_ns=1,
         settings=StoreSettings(graveyard_keep=7, snapshot_every=8),
-        voters=(Voter(b"V" * 16, b"I" * 16, "../v", True),),
+        voters=(Voter(b"V" * 16, b"I" * 16, "../v", True, "its fsync failed"),),
         lock_domain="here",
         host="host",
         streams=streams,
         graveyard=table(GRAVE_DTYPE, 2),
         transactions=table(TRANSACTION_DTYPE, 4),
         transaction_floor_ns=12,
+        volume_change=VolumeChange("replace", (b"W" * 16,), (b"V" * 16,), 77),
+        events=(Event("retired", "S", "C", "5656", "before", "after", "why", 78), Event("repaired", time_ns=79)),
     )
 
 
@@ -88,6 +91,17 @@ def test_every_field_comes_back() -> None:
 
 def test_an_empty_state_comes_back() -> None:
     assert plain(decode_state(encode_state(StoreState()))) == plain(StoreState())
+
+
+def test_a_snapshot_from_before_volumes_could_change_says_that_nothing_has() -> None:
+    older = msgspec.msgpack.decode(encode_state(full_state()))
+    del older["volume_change"], older["events"], older["voters"][0]["retired"]
+    for stream in older["streams"]:
+        del stream["origins"]
+    state = decode_state(msgspec.msgpack.encode(older))
+    assert (state.volume_change, state.events, state.voters[0].retired) == (None, (), "")
+    assert state.streams["aa"].origins == ()
+    assert state.streams["aa"].incarnations == (b"aa" * 8,)
 
 
 def test_equal_states_give_equal_bytes_whatever_the_order_in_which_they_were_made() -> None:
@@ -154,6 +168,21 @@ def test_first_sequence_is_that_of_the_first_message_that_is_shown() -> None:
     empty = replace(stream, removed=SequenceSet.from_ranges([(3, 100)]))
     assert empty.first_sequence == empty.next_sequence == 100
     assert not empty.shown()
+
+
+def test_a_block_lies_where_the_incarnation_that_wrote_it_put_it() -> None:
+    stream = full_state().streams["aa"]
+    written = {sequence: stream.written_as(sequence) for sequence in (1, 4, 5, 49, 50, 99)}
+    first, second, own = b"O" * 16, b"P" * 16, b"aa" * 8
+    assert written == {1: first, 4: first, 5: second, 49: second, 50: own, 99: own}
+    assert stream.incarnations == (first, second, own)
+    assert replace(stream, origins=()).written_as(1) == own
+
+
+def test_volumes_are_looked_up_by_id() -> None:
+    state = full_state()
+    assert state.voter(b"V" * 16) is state.voters[0]
+    assert state.voter(b"-" * 16) is None
 
 
 def test_names_are_looked_up_as_they_are_written() -> None:
