@@ -19,7 +19,9 @@ from harness.simulated_disk import SECTOR_SIZE, ProcessEnded
 
 from storage_core.files import File, Files, Lock
 
-CHANGING = ("create", "write", "truncate", "sync", "unlink", "make_directory", "remove_directory", "sync_directory")
+CHANGING = (
+    "create", "write", "truncate", "sync", "unlink", "replace", "make_directory", "remove_directory", "sync_directory",
+)  # fmt: skip
 READING = ("open", "read", "size", "list", "is_directory")
 LOCKING = ("lock", "acquire", "note")
 END = -1  # verdict: the process ends before the call
@@ -44,12 +46,15 @@ class Call:
 
 def file_kind(path: Path) -> str:
     """Return what a path inside a volume is."""
-    kinds = {".log": "segment", ".snap": "snapshot", ".blk": "block", ".volume": "identity", ".journal": "journal"}
+    kinds = {
+        ".log": "segment", ".snap": "snapshot", ".blk": "block", ".volume": "identity", ".journal": "journal",
+        ".repair": "repaired copy", ".report": "damage report",
+    }  # fmt: skip
     if path.suffix in kinds:
         return kinds[path.suffix]
     if path.name in ("index.db", "lock"):
         return path.name.removesuffix(".db")
-    if path.name in ("meta", "streams"):
+    if path.name in ("meta", "streams", "reports"):
         return f"directory {path.name}"
     return "directory of a stream" if path.parent.name == "streams" else "directory of the volume"
 
@@ -97,6 +102,10 @@ class FaultyFiles:
     def unlink(self, path: Path) -> None:
         self.admit("unlink", path)
         self.inner.unlink(path)
+
+    def replace(self, old: Path, new: Path) -> None:
+        self.admit("replace", new)
+        self.inner.replace(old, new)
 
     def make_directory(self, path: Path) -> None:
         self.admit("make_directory", path)

@@ -1,17 +1,25 @@
 """Environments for stores on a simulated disk: files, a clock that only tests move, randomness from a seed."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.faults import FaultyFiles, Judge, let_everything_happen
 from harness.simulated_disk import SimulatedDisk
 
-from storage_core.store.environment import Environment
+from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 
 SECOND_NS = 1_000_000_000
 VOLUME = Path("/disk/volume")
+VOLUMES = tuple(Path(f"/disk/volume-{letter}") for letter in "abcde")
+
+
+def volume_paths(count: int) -> tuple[Path, ...]:
+    """Return where the volumes of a store of so many are."""
+    return (VOLUME,) if count == 1 else VOLUMES[:count]
 
 
 @dataclass
@@ -30,21 +38,28 @@ class SimulatedClock:
 
 @dataclass
 class Machine:
-    """One host: a disk, a clock, and processes that come and go."""
+    """One host: a disk, a clock, and processes that come and go; a store's volumes are directories of the disk."""
 
     seed: int
+    volume_count: int = 1
     disk: SimulatedDisk = field(init=False)
     clock: SimulatedClock = field(default_factory=SimulatedClock)
 
     def __post_init__(self) -> None:
         self.disk = SimulatedDisk(self.seed)
         self._random = random.Random(self.seed ^ 0x5EED)
+        self._order = random.Random(self.seed ^ 0x0DE2)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return volume_paths(self.volume_count)
 
     def copy(self) -> "Machine":
         """Return this machine as it is now, without its processes; whatever happens to one leaves the other alone."""
-        copy = Machine(self.seed)
+        copy = Machine(self.seed, self.volume_count)
         copy.disk, copy.clock.now = self.disk.copy(), self.clock.now
         copy._random.setstate(self._random.getstate())
+        copy._order.setstate(self._order.getstate())
         return copy
 
     def files(self, judge: Judge = let_everything_happen) -> FaultyFiles:
@@ -58,8 +73,21 @@ class Machine:
             random_bytes=self._random.randbytes,
             lock_domain=lambda: "simulated host",
             sleep=self.clock.sleep,
+            parallel=self.in_some_order,
         )
+
+    def in_some_order(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Carry out what may happen at once, one after another in an order that the seed decides."""
+        order = list(range(len(calls)))
+        self._order.shuffle(order)
+        outcomes = one_after_another([calls[at] for at in order])
+        return [outcomes[order.index(at)] for at in range(len(calls))]
 
     def open(self, files: FaultyFiles | None = None, read_only: bool = False) -> Store:
         """Open the store in a new process, or in that of `files`."""
-        return Store.open(VOLUME, read_only=read_only, lock_timeout_s=0.0, env=self.environment(files))
+        paths = list(self.paths)
+        return Store.open(paths, read_only=read_only, lock_timeout_s=0.0, env=self.environment(files))
+
+    def create(self, **settings: Any) -> Store:
+        """Make a store on all volumes."""
+        return Store.create(list(self.paths), env=self.environment(), **settings)

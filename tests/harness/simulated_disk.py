@@ -4,6 +4,7 @@
                  and what the platter has
     process      SimulatedFiles: the `Files` of one process of that machine; it can be killed
     power loss   ends all processes; what was synced stays, of the rest each page and each name meets its own fate
+    volume       a directory whose disk is its own: it can lose power alone, be taken away, put back, or swapped
 
 Rules, as strict as POSIX allows:
 
@@ -14,6 +15,7 @@ Rules, as strict as POSIX allows:
   size kept without pages reads as zeros.
 - A sync that fails leaves its pages stranded: clean, so that a later sync passes over them, and not durable.
   `evict_clean_pages` makes the cache forget them, as memory pressure would.
+- A rename is one step: after a power loss the file has its new name only, or the name is as it was.
 - A killed process leaves the page cache as it is and loses its locks.
 
 Everything random comes from one seed.
@@ -22,202 +24,36 @@ Everything random comes from one seed.
 import errno
 import os
 import random
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-PAGE_SIZE = 4096
-SECTOR_SIZE = 512
-VERSIONS_KEPT_MAX = 4  # of an un-synced page, from which its fate chooses
+from harness.simulated_nodes import (
+    ALL_KEPT,
+    NOTHING_KEPT,
+    PAGE_SIZE,
+    SECTOR_SIZE,
+    Fate,
+    Node,
+    SimulatedDirectory,
+    SimulatedInode,
+)
+
+__all__ = [
+    "ALL_KEPT",
+    "NOTHING_KEPT",
+    "PAGE_SIZE",
+    "SECTOR_SIZE",
+    "Fate",
+    "ProcessEnded",
+    "SimulatedDirectory",
+    "SimulatedDisk",
+    "SimulatedFiles",
+    "SimulatedInode",
+]
 
 
 class ProcessEnded(BaseException):
     """The simulated process is no more: nothing that it asks for happens. Not an Exception, so nothing handles it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What a power loss does to what was not synced. Chances are between 0 and 1."""
-
-    page_kept: float = 0.5  # a page is on the platter in some newer version
-    page_torn: float = 0.3  # and then only some of its sectors are
-    name_kept: float = 0.5  # the creation or removal of a name happened
-    sector_size: int = SECTOR_SIZE  # a multiple of 512: within it a write is whole or not there
-
-    @staticmethod
-    def draw(random_source: random.Random) -> "Fate":
-        """Return a fate: the extremes come as often as mixtures of everything."""
-        return Fate(
-            page_kept=random_source.choice((0.0, 0.2, 0.5, 0.8, 1.0)),
-            page_torn=random_source.choice((0.0, 0.0, 0.3, 1.0)),
-            name_kept=random_source.choice((0.0, 0.5, 0.5, 1.0)),
-            sector_size=random_source.choice((SECTOR_SIZE, PAGE_SIZE)),
-        )
-
-
-NOTHING_KEPT = Fate(page_kept=0.0, name_kept=0.0)
-ALL_KEPT = Fate(page_kept=1.0, page_torn=0.0, name_kept=1.0)
-
-
-class SimulatedInode:
-    """A regular file: what processes read, and what the platter has."""
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-        self.platter = bytearray()
-        self.dirty: dict[int, list[bytes]] = {}  # page number: its versions since it was durable, oldest first
-        self.stranded: dict[int, list[bytes]] = {}  # the same of pages whose sync failed
-        self.sizes: list[int] = []  # sizes since the last sync that worked, oldest first
-        self.lock: SimulatedLock | None = None
-
-    def write(self, offset_bytes: int, data: bytes) -> None:
-        end = offset_bytes + len(data)
-        if end > len(self.content):
-            self.resize(end)
-        self.content[offset_bytes:end] = data
-        self._touch(offset_bytes // PAGE_SIZE, -(-end // PAGE_SIZE))
-
-    def resize(self, size: int) -> None:
-        before = len(self.content)
-        if size < before:
-            del self.content[size:]
-            for pages in (self.dirty, self.stranded):
-                for number in [one for one in pages if one * PAGE_SIZE >= size]:
-                    del pages[number]
-            self._touch(size // PAGE_SIZE, -(-size // PAGE_SIZE))
-        else:
-            self.content.extend(bytes(size - before))
-        self.sizes = [*self.sizes, size][-VERSIONS_KEPT_MAX:]
-
-    def _touch(self, first: int, end: int) -> None:
-        for number in range(first, end):
-            versions = self.dirty.setdefault(number, self.stranded.pop(number, []))
-            versions.append(bytes(self.content[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
-            del versions[:-VERSIONS_KEPT_MAX]
-
-    def sync(self) -> None:
-        for number in self.dirty:
-            self._put(number, bytes(self.content[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
-        self._fit(len(self.content))
-        self.dirty, self.sizes = {}, []
-
-    def strand(self) -> None:
-        """Fail to sync: what was dirty counts as clean."""
-        self.stranded.update(self.dirty)
-        self.dirty = {}
-
-    def evict(self) -> None:
-        """Forget the cached copies of stranded pages: from now on they read as the platter has them."""
-        for number in self.stranded:
-            start = number * PAGE_SIZE
-            size = min(PAGE_SIZE, len(self.content) - start)
-            if size > 0:
-                page = bytes(self.platter[start : start + size])
-                self.content[start : start + size] = page + bytes(size - len(page))
-        self.stranded = {}
-
-    def lose_power(self, fate: Fate, random_source: random.Random) -> None:
-        for number, versions in sorted({**self.stranded, **self.dirty}.items()):
-            if random_source.random() < fate.page_kept:
-                self._put(number, self._settled(number, versions, fate, random_source))
-        sizes = [len(self.platter), *self.sizes]
-        if self.sizes:
-            # A size that is not synced goes with the pages more often than not.
-            self._fit(sizes[-1] if random_source.random() < fate.page_kept else random_source.choice(sizes))
-        self.dirty, self.stranded, self.sizes, self.lock = {}, {}, [], None
-        self.content = bytearray(self.platter)
-
-    def _settled(self, number: int, versions: list[bytes], fate: Fate, random_source: random.Random) -> bytes:
-        newest = versions[-1] if random_source.random() < 0.7 else random_source.choice(versions)
-        if random_source.random() >= fate.page_torn:
-            return newest
-        start = number * PAGE_SIZE
-        older = random_source.choice([bytes(self.platter[start : start + PAGE_SIZE]), *versions])
-        older = older[: len(newest)] + bytes(max(0, len(newest) - len(older)))
-        return b"".join(
-            (newest if random_source.random() < 0.5 else older)[at : at + fate.sector_size]
-            for at in range(0, len(newest), fate.sector_size)
-        )
-
-    def _put(self, number: int, page: bytes) -> None:
-        start = number * PAGE_SIZE
-        if len(self.platter) < start + len(page):
-            self.platter.extend(bytes(start + len(page) - len(self.platter)))
-        self.platter[start : start + len(page)] = page
-
-    def _fit(self, size: int) -> None:
-        del self.platter[size:]
-        self.platter.extend(bytes(size - len(self.platter)))
-
-    def copy_platter(self) -> "SimulatedInode":
-        copy = SimulatedInode()
-        copy.platter, copy.content = bytearray(self.platter), bytearray(self.platter)
-        return copy
-
-    def copy(self, copies: "Copies") -> "SimulatedInode":
-        copy = SimulatedInode()
-        copy.content, copy.platter, copy.sizes = bytearray(self.content), bytearray(self.platter), list(self.sizes)
-        copy.dirty = {number: list(versions) for number, versions in self.dirty.items()}
-        copy.stranded = {number: list(versions) for number, versions in self.stranded.items()}
-        return copy
-
-
-@dataclass(slots=True)
-class SimulatedDirectory:
-    """A directory: the names that processes see, and those that are durable."""
-
-    names: dict[str, "Node"] = field(default_factory=dict)
-    platter: dict[str, "Node"] = field(default_factory=dict)
-    dirty: dict[str, list["Node | None"]] = field(default_factory=dict)  # what a name stood for since it was durable
-    stranded: dict[str, list["Node | None"]] = field(default_factory=dict)
-
-    def put(self, name: str, node: "Node | None") -> None:
-        if node is None:
-            del self.names[name]
-        else:
-            self.names[name] = node
-        self.dirty.setdefault(name, self.stranded.pop(name, [])).append(node)
-
-    def sync(self) -> None:
-        for name in self.dirty:
-            _assign(self.platter, name, self.names.get(name))
-        self.dirty = {}
-
-    def strand(self) -> None:
-        self.stranded.update(self.dirty)
-        self.dirty = {}
-
-    def lose_power(self, fate: Fate, random_source: random.Random) -> None:
-        for name, versions in sorted({**self.stranded, **self.dirty}.items()):
-            if random_source.random() < fate.name_kept:
-                _assign(
-                    self.platter, name, versions[-1] if random_source.random() < 0.8 else random_source.choice(versions)
-                )
-        self.dirty, self.stranded, self.names = {}, {}, dict(self.platter)
-        for _, node in sorted(self.names.items()):
-            node.lose_power(fate, random_source)
-
-    def copy_platter(self) -> "SimulatedDirectory":
-        copied = {name: node.copy_platter() for name, node in self.platter.items()}
-        return SimulatedDirectory(dict(copied), dict(copied))
-
-    def copy(self, copies: "Copies") -> "SimulatedDirectory":
-        return SimulatedDirectory(
-            {name: _copied(node, copies) for name, node in self.names.items()},
-            {name: _copied(node, copies) for name, node in self.platter.items()},
-            {name: [node and _copied(node, copies) for node in versions] for name, versions in self.dirty.items()},
-            {name: [node and _copied(node, copies) for node in versions] for name, versions in self.stranded.items()},
-        )
-
-
-Node = SimulatedInode | SimulatedDirectory
-Copies = dict[int, Node]  # by id of the original: a node that stands in two places is copied once
-
-
-def _copied(node: Node, copies: Copies) -> Node:
-    if id(node) not in copies:
-        copies[id(node)] = node.copy(copies)
-    return copies[id(node)]
 
 
 @lru_cache(maxsize=4096)
@@ -226,13 +62,6 @@ def _parts(path: str, mount_point: str) -> tuple[str, ...] | None:
     if path != mount_point and not path.startswith(mount_point + "/"):
         return None
     return tuple(part for part in path[len(mount_point) :].split("/") if part)
-
-
-def _assign(names: dict[str, Node], name: str, node: Node | None) -> None:
-    if node is None:
-        names.pop(name, None)
-    else:
-        names[name] = node
 
 
 class SimulatedDisk:
@@ -258,6 +87,10 @@ class SimulatedDisk:
         self._processes = []
         self._root.lose_power(fate if fate is not None else Fate.draw(self.random), self.random)
 
+    def lose_power_below(self, path: Path, fate: Fate | None = None) -> None:
+        """The same for the volume in this directory alone: processes go on, and its locks are gone."""
+        self.directory(path).lose_power(fate if fate is not None else Fate.draw(self.random), self.random)
+
     def evict_clean_pages(self) -> None:
         """Drop what is cached of pages whose sync failed."""
         for _, inode in self.files():
@@ -281,10 +114,28 @@ class SimulatedDisk:
         copy._root = self._root.copy({})
         return copy
 
-    def files(self) -> list[tuple[Path, SimulatedInode]]:
+    def image_below(self, path: Path) -> SimulatedDirectory:
+        """Return a copy of what is durable of a volume now."""
+        return self.directory(path).copy_platter()
+
+    def take_away(self, path: Path) -> SimulatedDirectory:
+        """Remove the directory of a volume, durably, and return it as it is: `put_back` undoes it."""
+        taken, parent = self.directory(path), self.directory(path.parent)
+        del parent.names[path.name]
+        parent.platter.pop(path.name, None)
+        parent.dirty.pop(path.name, None)
+        return taken
+
+    def put_back(self, path: Path, node: SimulatedDirectory) -> None:
+        """Let this directory stand at `path`, durably, whatever was there: what was taken away, or an older image."""
+        parent = self.directory(path.parent)
+        parent.names[path.name] = parent.platter[path.name] = node
+        parent.dirty.pop(path.name, None)
+
+    def files(self, below: Path | None = None) -> list[tuple[Path, SimulatedInode]]:
         """Return every file that processes see, sorted by path."""
         found: list[tuple[Path, SimulatedInode]] = []
-        waiting: list[tuple[Path, Node]] = [(self._mount_point, self._root)]
+        waiting: list[tuple[Path, Node]] = [(below or self._mount_point, self.node(below or self._mount_point))]
         while waiting:
             path, node = waiting.pop()
             if isinstance(node, SimulatedInode):
@@ -301,6 +152,17 @@ class SimulatedDisk:
         inode = self.inode(path)
         for bytes_ in (inode.content, inode.platter):
             bytes_[bit // 8] ^= 1 << bit % 8
+
+    def cut(self, path: Path, size: int) -> None:
+        """Shorten a file to `size` bytes, on the platter and in the cache."""
+        self.overwrite(path, bytes(self.inode(path).content[:size]))
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or a directory with all in it, durably."""
+        directory = self.directory(path.parent)
+        directory.names.pop(path.name)
+        directory.platter.pop(path.name, None)
+        directory.dirty.pop(path.name, None)
 
     def overwrite(self, path: Path, content: bytes) -> None:
         """Put durable content in a file, made if it is missing."""
@@ -462,6 +324,15 @@ class SimulatedFiles:
         if isinstance(self.disk.node(path), SimulatedDirectory):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         directory.put(path.name, None)
+
+    def replace(self, old: Path, new: Path) -> None:
+        directory = self._directory(old.parent)
+        assert old.parent == new.parent, (old, new)
+        if isinstance(self.disk.node(old), SimulatedDirectory) or isinstance(
+            directory.names.get(new.name), SimulatedDirectory
+        ):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(new))
+        directory.rename(old.name, new.name)
 
     def make_directory(self, path: Path) -> None:
         directory = self._directory(path.parent)
