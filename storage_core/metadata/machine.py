@@ -432,7 +432,8 @@ def _drop_below(
         blocks = blocks.drop_head(dead_head)
     if removed:
         rows = blocks.rows
-        run = np.searchsorted(removed.starts, rows["first"], side="right") - 1
+        first_left = np.maximum(rows["first"], floor)  # removed sequences below the floor are not remembered
+        run = np.searchsorted(removed.starts, first_left, side="right") - 1
         empty = (run >= 0) & (removed.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
         if empty.any():
             graveyard = _buried(graveyard, stream, rows[empty], time_ns)

@@ -1,133 +1,38 @@
 """The metadata state machine: pure, and every command that is refused says why and changes nothing."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
+from harness.metadata_history import INIT, ONE, OTHER, VOLUME, History, blocks, config, refusal, transaction
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from storage_core import errors
-from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     Abort,
     AddStream,
     Append,
-    AppendedBlocks,
     Bury,
     Command,
+    DeclareLost,
     DeleteStream,
     EditStream,
-    Envelope,
     ForgetTransactions,
-    Init,
     NoOp,
     Remove,
     TakeOver,
-    Voter,
 )
-from storage_core.metadata.config import StoreSettings, StreamConfig
-from storage_core.metadata.machine import AppendDone, Done, Place, Refused, RemoveDone
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.machine import AppendDone, Done, Refused, RemoveDone
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
     STREAMING_BATCHES_KEPT,
     SUBJECT_SET_COUNT_MAX,
     BatchResult,
-    StoreState,
     StreamState,
-    decode_state,
-    encode_state,
 )
 from storage_core.sequences import SequenceSet
-
-VOLUME = b"V" * 16
-ONE, OTHER = b"1" * 16, b"2" * 16  # incarnations
-INIT = Init(b"S" * 16, StoreSettings(), (Voter(VOLUME, b"I" * 16, "."),), "here", "host")
-
-
-def config(name: str = "ORDERS", **keys: Any) -> StreamConfig:
-    return StreamConfig(name=name, subjects=(f"{name}.>",), **keys)
-
-
-def transaction(number: int, made_ns: int = 1_000) -> bytes:
-    return made_ns.to_bytes(8, "big") + number.to_bytes(8, "big")
-
-
-def blocks(
-    *spans: int,
-    incarnation: bytes = ONE,
-    size: int = 10,
-    subjects: Sequence[tuple[str, ...]] = (),
-    hidden: Sequence[int] = (),
-    holes: Sequence[int] = (),
-    overwrite: bool = False,
-    seed: int = 0,
-) -> AppendedBlocks:
-    """Return blocks of these spans; each message has `size` bytes. `hidden`: duplicates, `holes`: no rows, relative."""
-    rows = np.zeros(len(spans), BLOCK_DTYPE)
-    first = 0
-    for at, span in enumerate(spans):
-        missing = sum(first <= one < first + span for one in holes)
-        rows[at] = (
-            seed.to_bytes(8, "big") + at.to_bytes(8, "big"), b"D" * 16, first, span, span - missing, 100,
-            (span - missing) * size, 1, 2, 0, 0, 0, 1,
-        )  # fmt: skip
-        first += span
-    sets = tuple(dict.fromkeys(subjects))
-    which = np.array([sets.index(one) + 1 for one in subjects] or [0] * len(spans), "<i4")
-    gone = SequenceSet.from_sequences([*hidden, *holes])
-    return AppendedBlocks(
-        incarnation, rows.tobytes(), sets, which.tobytes(), gone.encode() if gone else b"",
-        len(hidden), len(hidden) * size, overwrite,
-    )  # fmt: skip
-
-
-class History:
-    """Commands applied one after another."""
-
-    def __init__(self, *commands: Command) -> None:
-        self.state, self.index, self.time_ns = StoreState(), 0, 10_000
-        self.history = b"history1"
-        for command in commands:
-            result = self.apply(command)
-            assert not isinstance(result, Refused), result
-
-    def apply(self, command: Command) -> machine.Result:
-        """Apply a command twice and look that it is pure; go on from the result."""
-        self.index += 1
-        self.time_ns += 1
-        before, encoded = self.state, encode_state(self.state)
-        place, envelope = Place(self.index, self.history), Envelope(self.time_ns, command)
-        self.state, result = machine.apply(before, place, envelope)
-        again, same = machine.apply(before, place, envelope)
-        assert encode_state(before) == encoded, "the old state is left alone"
-        assert encode_state(again) == encode_state(self.state), "equal inputs give equal states"
-        assert same == result
-        if isinstance(result, Refused):
-            assert self.state is before, "a refused command changes nothing"
-        from_bytes, result_from_bytes = machine.apply(decode_state(encoded), place, envelope)
-        assert encode_state(from_bytes) == encode_state(self.state), (
-            "a state that came from a snapshot behaves the same"
-        )
-        assert result_from_bytes == result
-        return result
-
-    def stream(self, incarnation: bytes = ONE) -> StreamState:
-        found = self.state.by_incarnation(incarnation)
-        assert found is not None
-        return found
-
-
-def refusal(result: machine.Result) -> tuple[type[errors.StorageError], str]:
-    assert isinstance(result, Refused), result
-    with pytest.raises(result.error) as raised:
-        result.raise_()
-    assert str(raised.value) == result.reason
-    return result.error, result.reason
 
 
 @pytest.fixture
@@ -392,6 +297,12 @@ def test_a_floor_hides_everything_below(one: History) -> None:
     assert len(one.stream().blocks) == 0
 
 
+def test_a_block_that_a_floor_and_a_removal_empty_together_is_buried(one: History) -> None:
+    one.apply(Append(transaction(1), (blocks(2),)))
+    one.apply(remove(1, 2, floor=2, data_size=20))
+    assert len(one.stream().blocks) == 0
+
+
 @pytest.mark.parametrize(
     ("keys", "reason", "why"),
     [
@@ -452,6 +363,7 @@ class Model(RuleBasedStateMachine):
         self.live: dict[str, dict[int, int]] = {}
         self.next: dict[str, int] = {}
         self.floor: dict[str, int] = {}
+        self.lost: dict[str, set[int]] = {}
         self.incarnations: dict[str, bytes] = {}
         self.born_empty: set[tuple[bytes, int]] = set()
         self.count = 0
@@ -467,6 +379,7 @@ class Model(RuleBasedStateMachine):
         assert isinstance(result, Refused) == (name in self.live)
         if name not in self.live:
             self.live[name], self.next[name], self.floor[name] = {}, 1, 1
+            self.lost[name] = set()
             self.incarnations[name] = incarnation
         return name
 
@@ -529,6 +442,22 @@ class Model(RuleBasedStateMachine):
         self.live[name] = {one: size for one, size in live.items() if one not in gone}
         self.floor[name] = max(self.floor[name], min(floor, end))
 
+    @rule(name=names, data=st.data())
+    def lose(self, name: str, data: st.DataObject) -> None:
+        if name not in self.live:
+            return
+        live, end = self.live[name], self.next[name]
+        sequences = data.draw(st.sets(st.integers(0, end + 2), max_size=12))
+        gone = sequences & live.keys()
+        lost = DeclareLost(
+            self.incarnations[name],
+            SequenceSet.from_sequences(sorted(sequences)).encode(),
+            sum(live[one] for one in gone),
+        )
+        assert self.history.apply(lost) == RemoveDone(len(gone))
+        self.live[name] = {one: size for one, size in live.items() if one not in gone}
+        self.lost[name] |= gone
+
     @rule(name=names)
     def delete(self, name: str) -> None:
         result = self.history.apply(DeleteStream(self.incarnations[name]))
@@ -556,6 +485,8 @@ class Model(RuleBasedStateMachine):
             assert stream.next_sequence == self.next[name]
             assert stream.floor == self.floor[name]
             assert set(stream.shown().expand().tolist()) == set(live)
+            assert set(stream.lost.expand().tolist()) == {one for one in self.lost[name] if one >= stream.floor}
+            assert not stream.lost.difference(stream.removed)
             if live:
                 assert stream.first_sequence <= min(live)
             self.check_blocks(stream, live)
