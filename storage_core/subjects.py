@@ -28,7 +28,11 @@ def is_literal(subject: str) -> bool:
 
 def is_filter(subject: str) -> bool:
     """Return whether this is a well-formed filter; every literal subject is one. `>` may only come last."""
-    if not _SUBJECT.fullmatch(subject) or len(subject.encode("utf-8", "surrogatepass")) > SUBJECT_SIZE_MAX:
+    try:
+        size = len(subject.encode())
+    except UnicodeEncodeError:  # half a surrogate pair, as Python makes of arguments that are no UTF-8
+        return False
+    if not _SUBJECT.fullmatch(subject) or size > SUBJECT_SIZE_MAX:
         return False
     return ">" not in subject.split(".")[:-1]
 

@@ -219,7 +219,7 @@ def streams_with(store: "Store", subject: str) -> "list[Stream]":
     from storage_core.subjects import is_filter
 
     if not is_filter(subject):
-        raise WrongUsage(f"{subject!r} is no subject: tokens joined by dots, * for one, > for the rest")
+        raise WrongUsage(f"{subject!r} is no subject: tokens of UTF-8 joined by dots, * for one, > for the rest")
     found = [stream for stream in map(store.stream, sorted(store.streams())) if may_hold(stream, subject)]
     if not found:
         raise CommandFailed(f"no stream takes subject {subject}")

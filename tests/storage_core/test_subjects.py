@@ -52,6 +52,12 @@ def test_subject_that_no_message_may_carry(subject: str) -> None:
     assert is_filter(subject) == (subject in ONLY_FILTER)
 
 
+def test_half_a_surrogate_pair_is_no_subject_because_it_is_no_utf8() -> None:
+    for subject in ("\udcff", "a.\ud800", "*.\udcff", ">.\udcff"):
+        assert not is_literal(subject)
+        assert not is_filter(subject)
+
+
 def test_longest_subject_is_counted_in_bytes() -> None:
     for good, bad in (("x" * SUBJECT_SIZE_MAX, "x" * (SUBJECT_SIZE_MAX + 1)), ("\u00e9" * 2048, "\u00e9" * 2049)):
         assert is_literal(good)
