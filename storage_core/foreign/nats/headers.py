@@ -67,7 +67,8 @@ def _lines(text: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     """Return start and end (without CR LF) of every line, and which message it belongs to."""
     breaks = np.flatnonzero((text[:-1] == _CR) & (text[1:] == _LF))
     owner = np.searchsorted(edges, breaks, side="right") - 1
-    inside = breaks + 2 <= edges[owner + 1]  # not half in the next message
+    # Not before the first message, where the array is a slice; not half in the next one.
+    inside = (owner >= 0) & (breaks + 2 <= edges[owner + 1])
     breaks, owner = breaks[inside], owner[inside]
     # Each message has one line more than breaks. Sorted, starts and ends fall into step.
     starts = np.sort(np.concatenate((edges[:-1], breaks + 2)), kind="stable")  # merges two sorted runs

@@ -85,3 +85,9 @@ def test_a_line_break_across_two_messages_is_none() -> None:
 def test_strings_are_decoded(raw: list[bytes]) -> None:
     expected = [one.decode("utf-8", "backslashreplace") for one in raw]
     assert to_strings(pa.array(raw, pa.binary())).to_pylist() == expected
+
+
+def test_headers_before_a_slice_are_none_of_it() -> None:
+    raw = pa.array([b"NATS/1.0\r\nA: 1\r\n\r\n", b"NATS/1.0\r\nB: 2\r\n", b"C: 3"], pa.binary())
+    sliced = parse_headers(raw[1:2], np.ones(1, bool))
+    assert sliced.to_pylist() == [[{"key": "B", "value": b"2"}]]
