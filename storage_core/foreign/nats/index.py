@@ -103,6 +103,8 @@ def decode_index(data: bytes, stream: str, name: str) -> StreamIndex:
     last_block, last_hash = cursor.uvarint(), cursor.take(HASH_SIZE)
     if cursor.at != len(body):
         raise CorruptionError(f"{name}: {len(body) - cursor.at} bytes are left over")
+    if max(first, last) >= SEQUENCE_END:
+        raise CorruptionError(f"{name}: the stream reaches from {first} to {last}")
     return StreamIndex(version, message_count, size, first, last, subjects, blocks, last_block, last_hash)
 
 
@@ -121,7 +123,10 @@ def decode_old_block_index(data: bytes, name: str) -> OldBlockIndex:
     if removed_count and version == 1:
         if removed_count > len(data):
             raise CorruptionError(f"{name}: {removed_count} removed messages in a file of {len(data)} bytes")
-        removed = SequenceSet.from_sequences([first + cursor.uvarint() for _ in range(removed_count)])
+        listed = [first + cursor.uvarint() for _ in range(removed_count)]
+        if max(listed) >= SEQUENCE_END:
+            raise CorruptionError(f"{name}: lists the removed message {max(listed)}, sequences end at {SEQUENCE_END}")
+        removed = SequenceSet.from_sequences(listed)
     elif removed_count:
         removed = decode_set(cursor)
     if message_count != last - first + 1 - len(removed) or max(first, last) >= SEQUENCE_END:

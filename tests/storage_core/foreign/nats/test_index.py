@@ -5,10 +5,20 @@ from struct import pack
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.foreign.nats.cursor import Cursor
-from storage_core.foreign.nats.index import decode_index, decode_old_block_index, decode_set, highwayhash_of
+from storage_core.foreign.nats.index import (
+    BLOCK_IDX_MAGIC,
+    INDEX_MAGIC,
+    SEQUENCE_END,
+    decode_index,
+    decode_old_block_index,
+    decode_set,
+    highwayhash_of,
+)
 
 VERSIONS = {"old-2-10-25": 1, "old-2-11-11": 2, "old-2-12-8": 3, "old-2-14-6": 4, "plain-multiblock": 4}
 
@@ -69,6 +79,17 @@ def test_signed_nonsense_is_corrupt_and_bounded(case: Callable[[str], Any]) -> N
     assert outcomes == {"read", "corrupt"}  # counts and times can change unseen; sizes and sets cannot
 
 
+def test_an_index_that_reaches_beyond_all_sequences_is_corrupt() -> None:
+    def forged(first: int, last: int) -> bytes:
+        counts = b"".join(map(uvarint, [0, 0, first, 0, last, 0, 0, 0, 0]))
+        return signed(bytes([INDEX_MAGIC, 4]) + counts + bytes(8), "S")
+
+    assert decode_index(forged(5, SEQUENCE_END - 1), "S", "index.db").last == SEQUENCE_END - 1
+    for first, last in ((0, SEQUENCE_END), ((1 << 64) - 1, 0)):
+        with pytest.raises(CorruptionError, match="the stream reaches from"):
+            decode_index(forged(first, last), "S", "index.db")
+
+
 def test_a_newer_version_is_left_alone(case: Callable[[str], Any]) -> None:
     body = bytearray(index_bytes(case("consumers"))[:-8])
     body[1] = 5
@@ -97,6 +118,35 @@ def test_an_old_block_index_that_contradicts_itself_is_corrupt(case: Callable[[s
     for size in range(len(good)):
         with pytest.raises(CorruptionError):
             decode_old_block_index(good[:size], "1.idx")
+
+
+def uvarint(value: int) -> bytes:
+    digits = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+edges = st.sampled_from([1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+numbers = st.one_of(st.integers(0, 5), edges, edges.map(lambda value: value - 1))
+
+
+@given(
+    version=st.sampled_from([1, 2]),
+    fields=st.lists(numbers, min_size=6, max_size=6),
+    removed=st.lists(numbers, max_size=4),
+    declared=st.integers(0, 4),
+    rest=st.binary(max_size=20),
+)
+@example(version=1, fields=[0] * 6, removed=[0, 1 << 63], declared=2, rest=b"")
+def test_an_old_block_index_of_any_numbers_is_read_or_corrupt(
+    version: int, fields: list[int], removed: list[int], declared: int, rest: bytes
+) -> None:
+    forged = bytes([BLOCK_IDX_MAGIC, version]) + b"".join(map(uvarint, [*fields, declared])) + bytes(8)
+    try:
+        one = decode_old_block_index(forged + b"".join(map(uvarint, removed)) + rest, "1.idx")
+    except CorruptionError:
+        return
+    assert one.end - one.first - len(one.removed) == fields[0]
+    assert max(one.first, one.end) <= SEQUENCE_END
 
 
 def node(base: int, *bits: int, words: int = 32) -> bytes:
