@@ -14,6 +14,7 @@ import numpy as np
 from storage_core.errors import CorruptionError
 
 _HEADER = Struct("<I")  # run count
+SEQUENCE_MAX = 2**63 - 2  # the end of the last run, one above it, has to be an int64
 RUN_COUNT_MAX = 1 << 24  # bounds what a damaged count can make us allocate: 256 MiB of runs
 
 
@@ -37,11 +38,16 @@ class SequenceSet:
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[int] | np.ndarray) -> "SequenceSet":
-        """Return the set of these sequences, in any order, repeated or not."""
+        """Return the set of these sequences, in any order, repeated or not. Raises ValueError above SEQUENCE_MAX."""
         listed = sequences if isinstance(sequences, np.ndarray) else list(sequences)
-        values = np.unique(np.asarray(listed, np.int64))
+        try:
+            values = np.unique(np.asarray(listed, np.int64))
+        except OverflowError as error:
+            raise ValueError(f"sequences above {SEQUENCE_MAX} cannot be in a set") from error
         if not len(values):
             return cls.empty()
+        if values[-1] > SEQUENCE_MAX:
+            raise ValueError(f"sequence {values[-1]} cannot be in a set, which ends at {SEQUENCE_MAX}")
         breaks = np.flatnonzero(np.diff(values) != 1) + 1
         starts = values[np.concatenate(([0], breaks))]
         ends = values[np.concatenate((breaks - 1, [len(values) - 1]))] + 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.errors import CorruptionError
-from storage_core.sequences import RUN_COUNT_MAX, SequenceSet
+from storage_core.sequences import RUN_COUNT_MAX, SEQUENCE_MAX, SequenceSet
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "formats" / "sequence-set.md"
 
@@ -45,6 +45,13 @@ def test_sequences_in_any_order_and_repeated(listed: list[int]) -> None:
     assert SequenceSet.from_sequences(np.array(listed, np.int64)) == found
     assert SequenceSet.from_ranges((one, one + 1) for one in listed) == found
     assert bool(found) == bool(listed)
+
+
+@pytest.mark.parametrize("beyond", [SEQUENCE_MAX + 1, SEQUENCE_MAX + 2, 2**64])
+def test_sequence_whose_run_could_not_end_is_refused(beyond: int) -> None:
+    assert SEQUENCE_MAX in SequenceSet.from_sequences([1, SEQUENCE_MAX])
+    with pytest.raises(ValueError, match=f"{SEQUENCE_MAX}"):
+        SequenceSet.from_sequences([1, beyond])
 
 
 @given(numbers, numbers)
