@@ -1,0 +1,135 @@
+"""What a store may hold: one model, or several while the outcome of something is not known.
+
+An operation that was not acked is there whole or not at all, so it leaves two models where there was one. Whatever is
+seen later, of the content or in the result of another operation, decides between them.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.model import Content, ModelStore
+
+from storage_core.errors import DiskFullError, ReadOnlyError, StorageError, StoreBusyError
+
+CANDIDATES_MAX = 16
+NOTHING_STORED = (DiskFullError, ReadOnlyError, StoreBusyError)  # each says that nothing was stored
+Shown = dict[str, Content]
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The result of an operation that must be refused."""
+
+    errors: tuple[type[StorageError], ...]
+
+
+@dataclass
+class Model(ModelStore):
+    """One possibility of what a store holds."""
+
+    transactions: dict[bytes, str] = field(default_factory=dict)  # outcomes: committed, aborted
+    lives: dict[str, int] = field(default_factory=dict)  # how often each name was made
+
+    def copy(self) -> "Model":
+        return deepcopy(self)
+
+
+@dataclass
+class Operation:
+    """Something that is done to a store, and what it comes to in a model. `effect` returns the expected result."""
+
+    name: str
+    act: Callable[[Any], object]
+    effect: Callable[[Model], object] = lambda model: None
+    stream: str = ""  # the one that it changes
+    compared: bool = True  # whether the result has to be the expected one
+    was_seen: bool = False  # somebody has seen what it leaves, before it was acked
+
+
+class Expectation:
+    """All models that agree with what was seen so far."""
+
+    def __init__(self) -> None:
+        self.models = [Model()]
+
+    def acked(self, operation: Operation, result: object) -> None:
+        """The operation returned: it is done, and a model that expected another result is wrong."""
+        after, wrong = [], []
+        for model in self.models:
+            expected = operation.effect(model)
+            if isinstance(expected, Refusal):
+                wrong.append(f"to be refused with {expected.errors[0].__name__}")
+            elif operation.compared and expected != result:
+                wrong.append(expected)
+            else:
+                after.append(model)
+        if not after:
+            raise Violation(f"{operation.name}: returned {result!r}, expected was {wrong!r}")
+        self._keep(after)
+
+    def refused(self, operation: Operation, error: StorageError) -> bool:
+        """Return whether the operation had to be refused like this; models that think so are right then."""
+        right = []
+        for model in self.models:
+            expected = operation.effect(model.copy())
+            if isinstance(expected, Refusal) and isinstance(error, expected.errors):
+                right.append(model)
+        if right and len(right) == len(self.models):
+            return True
+        return False
+
+    def unknown(self, operation: Operation, error: BaseException) -> None:
+        """The operation ended early: it is done or not."""
+        if isinstance(error, NOTHING_STORED) and not operation.was_seen:
+            return
+        before, after = [model.copy() for model in self.models], []
+        for model in self.models:
+            if not isinstance(operation.effect(model), Refusal):
+                after.append(model)
+        self._keep(after if operation.was_seen and after else before + after)
+
+    def look(self, shown: Shown, running: Operation | None, is_final: bool) -> None:
+        """Something was seen. `is_final`: by a holder, for whom nothing is undecided."""
+        right = [model for model in self.models if model.content() == shown]
+        if is_final or not right or right[0] is not self.models[0]:
+            if right:
+                self._keep(right)
+        if right:
+            return
+        if running is not None:
+            for model in self.models:
+                after = model.copy()
+                if not isinstance(running.effect(after), Refusal) and after.content() == shown:
+                    running.was_seen = True
+                    return
+        raise Violation(f"the store shows {describe(shown)}\nand not {' nor '.join(map(describe, self._contents()))}")
+
+    def allows(self, shown: Shown, running: Operation | None = None) -> bool:
+        """Return whether a store may show this now, without learning from it."""
+        possible = self._contents()
+        if running is not None:
+            for model in self.models:
+                after = model.copy()
+                running.effect(after)
+                possible.append(after.content())
+        return shown in possible
+
+    def _contents(self) -> list[Shown]:
+        return [model.content() for model in self.models]
+
+    def _keep(self, models: list[Model]) -> None:
+        kept: list[Model] = []
+        for model in models:
+            if model not in kept:
+                kept.append(model)
+        self.models = kept
+
+
+def describe(shown: Shown) -> str:
+    return "{" + "; ".join(f"{name}: {content}" for name, content in shown.items()) + "}"

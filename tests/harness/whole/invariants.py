@@ -1,0 +1,208 @@
+"""What must hold of a simulated store after every step, whatever happened.
+
+one history      an entry of the log is one thing for ever: its chain, and the state after it, wherever it is seen
+P1               if power were lost now, everything acked would be there, and of the rest all or nothing
+P3               the last sequence never falls
+P4               a replica that is called current holds the same blocks as the others, and the same log
+P5               blocks are where the manifest says; staged ones stay until their transaction is decided
+"""
+
+import hashlib
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.model import seen_in_store
+from harness.processes import Machine
+from harness.simulated_disk import NOTHING_KEPT
+from harness.whole.expectation import Violation
+
+from storage_core.errors import StorageError
+from storage_core.metadata.state import StoreState, encode_state
+from storage_core.store.identity import read_identity
+from storage_core.store.log import VolumeLog
+from storage_core.store.placement import block_directory, holders
+from storage_core.store.staging import block_path
+from storage_core.store.store import Store
+
+if TYPE_CHECKING:
+    from harness.whole.world import World
+
+
+class Invariants:
+    """The checks, and what they have to remember."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._chains: dict[int, bytes] = {}  # by log index, from wherever it was seen
+        self._states: dict[int, bytes] = {}  # by log index: digest of the state after that entry
+        self._newest: tuple[int, StoreState] = (0, StoreState())
+        self._seen: dict[str, int] = {}  # by process: the index that it last showed
+        self.probe_count = 0
+
+    # --- after each step
+
+    def after_step(self) -> None:
+        world = self._world
+        looking = [one for one in world.processes if one.store is not None and not world.volumes.blacked_out]
+        for process in looking:
+            assert process.store is not None
+            self._one_history(process.name, process.store)
+        self._commit_records()
+        if looking and len(world.expectation.models) == 1:
+            self._blocks_are_there(self._newest[1])
+            self._staged_blocks_are_there()
+        if not world.volumes.blacked_out and world.random.random() < world.plan.probe_share:
+            self.probe()
+
+    def _one_history(self, name: str, store: Store) -> None:
+        try:
+            view = view_of(store)
+        except StorageError:
+            if self._world.plan.volume_count == 1:
+                return
+            raise
+        if view.index < self._seen.get(name, 0):
+            raise Violation(f"{name} has seen entry {self._seen[name]}, and now shows entry {view.index}")
+        self._seen[name] = view.index
+        self._chain(view.index, view.chain, f"what {name} shows")
+        digest = hashlib.blake2b(encode_state(view.state), digest_size=16).digest()
+        if self._states.setdefault(view.index, digest) != digest:
+            raise Violation(f"{name} has another state after entry {view.index} than was seen before")
+        if view.index >= self._newest[0]:
+            self._last_sequences(view.state)
+            self._newest = view.index, view.state
+
+    def _chain(self, index: int, chain: bytes, where: str) -> None:
+        known = self._chains.setdefault(index, chain)
+        if known != chain:
+            raise Violation(f"entry {index} is {chain.hex()[:8]} in {where}, and was {known.hex()[:8]} before")
+
+    def _last_sequences(self, state: StoreState) -> None:
+        for stream in state.streams.values():
+            before = self._newest[1].by_incarnation(stream.incarnation)
+            last = stream.next_sequence - 1
+            if before is not None and stream.next_sequence < before.next_sequence:
+                raise Violation(f"{stream.name}: the last sequence fell from {before.next_sequence - 1} to {last}")
+
+    def _commit_records(self) -> None:
+        """Every commit record of a volume that is not bad is on the one chain."""
+        files = self._world.machine.disk.process()
+        for position in self._world.volumes.good:
+            path = self._world.volumes.paths[position]
+            record, _ = VolumeLog(files, path, read_identity(files, path)).read_commit_record()
+            if record is not None:
+                self._chain(record.index, record.chain, f"the commit record of {path.name}")
+
+    def _blocks_are_there(self, state: StoreState) -> None:
+        """What the manifest names is on the good volumes that took it."""
+        volumes = self._good_volumes()
+        for stream in state.streams.values():
+            for row in stream.blocks.rows:
+                for volume_id in holders(stream, int(row["holders"])):
+                    if volume_id in volumes:
+                        directory = block_directory(volumes[volume_id], stream.written_as(int(row["first"])))
+                        path = block_path(str(directory), bytes(row["block_id"]))
+                        self._is_there(path, int(row["file_size"]), f"a block of {stream.name}")
+
+    def _staged_blocks_are_there(self) -> None:
+        """Blocks of a transaction that was not aborted are where the task put them."""
+        volumes, (model,) = self._good_volumes(), self._world.expectation.models
+        for pending in self._world.operations.pending:
+            if pending.transaction.id in model.transactions:
+                continue
+            for block in pending.staged:
+                if block.stream not in model.streams or model.lives[block.stream] != pending.lives[block.stream]:
+                    continue
+                for volume_id, _ in block.holders:
+                    if volume_id in volumes:
+                        directory = block_directory(volumes[volume_id], block.incarnation)
+                        path = block_path(str(directory), block.summary.block_id)
+                        self._is_there(path, block.summary.file_size, f"a staged block of {block.stream}")
+
+    def _is_there(self, path: Path, size: int, what: str) -> None:
+        try:
+            found = len(self._world.machine.disk.inode(path).content)
+        except OSError as error:
+            raise Violation(f"{what} is gone: {path}") from error
+        if found != size:
+            raise Violation(f"{what} has {found} bytes instead of {size}: {path}")
+
+    def _good_volumes(self) -> dict[bytes, Path]:
+        """Return where the volumes are that are not bad, by id."""
+        files, found = self._world.machine.disk.process(), {}
+        for position in self._world.volumes.good:
+            path = self._world.volumes.paths[position]
+            found[read_identity(files, path).volume_id] = path
+        return found
+
+    # --- what if
+
+    def probe(self) -> None:
+        """Ask what would be there if power were lost now and nothing un-synced were kept."""
+        self.probe_count += 1
+        world = self._world
+        machine = self._copy_without(world.volumes.bad if world.random.random() < 0.5 else ())
+        machine.disk.lose_power(NOTHING_KEPT)
+        if world.plan.volume_count == 1 and world.volumes.full:
+            return
+        store = machine.open()
+        with store.turn():
+            pass
+        shown = seen_in_store(store)
+        if not world.expectation.allows(shown):
+            world.expectation.look(shown, None, is_final=False)  # says what is shown, and what may be
+            raise Violation("after a power loss now, something else would be shown")
+
+    def _copy_without(self, positions: Any) -> Machine:
+        """Return the machine as it is now, without these volumes and those that cannot be reached."""
+        world = self._world
+        machine = world.machine.copy()
+        for position in {*positions, *world.volumes.outages}:
+            path = world.volumes.paths[position]
+            if path.name in machine.disk.directory(path.parent).names:
+                machine.disk.take_away(path)
+        return machine
+
+    # --- verification and repair
+
+    def verified(self, store: Store, report: dict[str, Any]) -> None:
+        """Check what verify found: nothing, if no volume is bad."""
+        if report["ok"] or self._world.volumes.bad or self._world.plan.volume_count == 1:
+            return
+        if self._world.running is not None and self._world.incident is not None and self._world.incident.happened:
+            return
+        raise Violation(f"verify found damage where there is none: {report['damage']}")
+
+    def repair(self, store: Store) -> None:
+        """Repair everything, and see that it is."""
+        report = store.repair()
+        if not report["ok"]:
+            raise Violation(f"the store was not repaired: {report}")
+        self._world.volumes.repaired()
+
+    # --- the end
+
+    def at_the_end(self) -> None:
+        """Everything acked is read from the good volumes alone; then, after a repair, from every quorum of volumes."""
+        world = self._world
+        self.probe()
+        if world.plan.volume_count == 1:
+            return
+        world.volumes.mend()
+        store = world.open(world.processes[0])
+        self.repair(store)
+        self.after_step()
+        world.lose_power()
+        everyone = range(world.plan.volume_count)
+        for gone in combinations(everyone, world.plan.tolerated):
+            machine = self._copy_without(gone)
+            reader = machine.open()
+            shown = seen_in_store(reader)
+            if not world.expectation.allows(shown):
+                world.expectation.look(shown, None, is_final=True)
+
+
+def view_of(store: Store) -> Any:
+    """Return the committed view of a store: state, index, term, chain."""
+    return store._metadata.view(0.0)

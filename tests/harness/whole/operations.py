@@ -1,0 +1,379 @@
+"""What the processes of a simulated store do: each operation with what it comes to in the model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from harness.life import stage, to_table
+from harness.model import SEEN_COLUMNS, ModelStream, Row, rows_of, seen_in_store
+from harness.processes import SECOND_NS
+from harness.whole.expectation import Model, Operation, Refusal
+
+from storage_core.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    StaleIncarnationError,
+    StorageError,
+    TransactionAbortedError,
+)
+from storage_core.store.appends import WriterBatch
+from storage_core.store.staging import StagedBlock, Transaction
+from storage_core.store.store import Store
+
+if TYPE_CHECKING:
+    from harness.whole.world import World
+
+NAMES = ("a", "b", "c")
+PENDING_MAX = 3
+CLOCK_JUMPS_S = (1, 1501, 7001, -503, -3001)
+GONE = Refusal((NotFoundError, StaleIncarnationError))
+
+
+@dataclass
+class Pending:
+    """A transaction whose blocks are staged."""
+
+    transaction: Transaction
+    staged: list[StagedBlock]
+    rows: dict[str, list[Row]]
+    lives: dict[str, int]
+
+
+class Operations:
+    """Makes operations at random."""
+
+    def __init__(self, world: "World") -> None:
+        self._world, self._random = world, world.random
+        self.pending: list[Pending] = []
+        self._number = 0
+
+    def begin(self) -> None:
+        for name in NAMES[: self._random.choice((1, 2))]:
+            self._world.carry_out(self._world.processes[0], self._adding(name))
+
+    def make(self, name: str) -> Operation | None:
+        """Return an operation of this kind; None if there is nothing for it to do, or the world does it at once."""
+        return getattr(self, f"_{name}")()
+
+    def make_interlude(self, running: Operation | None) -> Operation | None:
+        """Return something that another process can do meanwhile: it changes no stream that is being changed."""
+        kind = self._random.choice(("read", "read", "append", "append", "maintain", "publish", "scrub", "snapshot"))
+        taken = running.stream if running is not None else ""
+        if kind in ("append", "publish"):
+            free = [name for name in self._streams() if name != taken]
+            return getattr(self, f"_{kind}")(free[0]) if free and taken != "*" else None
+        return self.make(kind)
+
+    # --- appends
+
+    def _rows(self, name: str, count: int | None = None) -> list[Row]:
+        rows = []
+        for _ in range(count if count is not None else self._random.choice((1, 1, 2, 3, 5, 7))):
+            self._number += 1
+            subject = f"{name}.{self._random.choice('xyz')}"
+            data = None if self._random.random() < 0.05 else b"%d" % self._number * self._random.choice((1, 1, 300))
+            headers = (("key", b"value"), ("none", None)) if self._random.random() < 0.2 else None
+            rows.append(Row(subject, data, headers))
+        return rows
+
+    def _append(self, name: str | None = None) -> Operation | None:
+        name = name or self._any_stream()
+        if name is None:
+            return None
+        rows = self._rows(name)
+        now = self._world.machine.clock.now
+        return Operation(
+            f"append {len(rows)} to {name}",
+            lambda store: store.stream(name).append(to_table(rows)),
+            _on(name, lambda stream: stream.append(rows, now)),
+            name,
+        )
+
+    def _append_as_writer(self) -> Operation | None:
+        """The same batch may come again: after an error that left it open, and after it was acked."""
+        if (name := self._any_stream()) is None:
+            return None
+        writer, batch = self._random.choice("uv"), str(self._random.randrange(6))
+        rows = [Row(f"{name}.w", f"{writer}{batch}-{number}".encode()) for number in range(int(batch) + 1)]
+        now = self._world.machine.clock.now
+
+        def effect(stream: ModelStream) -> range:
+            if (writer, batch) not in stream.batches:
+                stream.batches[writer, batch] = stream.append(rows, now)
+            return stream.batches[writer, batch]
+
+        return Operation(
+            f"append batch {batch} of writer {writer} to {name}",
+            lambda store: store.stream(name).append(to_table(rows), WriterBatch(writer, batch)),
+            _on(name, effect),
+            name,
+        )
+
+    def _publish(self, name: str | None = None) -> Operation | None:
+        name = name or self._any_stream()
+        if name is None:
+            return None
+        (row,) = self._rows(name, 1)
+        now = self._world.machine.clock.now
+        msg_id = self._known_msg_id(name) if self._random.random() < 0.5 else None
+        msg_id = msg_id or f"id-{self._number}"
+        row = Row(row.subject, row.data, row.headers, msg_id)
+
+        def effect(stream: ModelStream) -> tuple[int, bool]:
+            duplicate, before = stream.is_duplicate(msg_id, now), stream.msg_ids.get(msg_id, (0, 0))[0]
+            (sequence,) = stream.append([row], now)
+            return (before if duplicate else sequence), duplicate
+
+        def act(store: Store) -> tuple[int, bool]:
+            got = store.stream(name).publish(row.subject, row.data, row.headers, msg_id)
+            return got.sequence, got.duplicate
+
+        return Operation(f"publish {msg_id} to {name}", act, _on(name, effect), name)
+
+    def _known_msg_id(self, name: str) -> str | None:
+        """Return one of a message that is there in any case: whether those of removed ones count is not promised."""
+        there: set[str] | None = None
+        for model in self._world.expectation.models:
+            stream = model.streams.get(name)
+            known = {one for one, (at, _) in stream.msg_ids.items() if at in stream.messages} if stream else set()
+            there = known if there is None else there & known
+        return self._random.choice(sorted(there)) if there else None
+
+    def _stage(self) -> Operation | None:
+        """Write blocks; what becomes of them is decided later, by whichever process."""
+        names = self._streams()
+        if not names or len(self.pending) >= PENDING_MAX:
+            return None
+        chosen = self._random.sample(names, self._random.randint(1, min(2, len(names))))
+        rows = {name: self._rows(name) for name in chosen}
+        lives = {name: self._newest().lives[name] for name in chosen}
+
+        def act(store: Store) -> None:
+            transaction = store.begin(list(rows))
+            self.pending.append(Pending(transaction, stage(store, transaction, rows), rows, lives))
+
+        absent = lambda model: None if all(name in model.streams for name in rows) else GONE  # noqa: E731
+        return Operation(f"stage for {', '.join(rows)}", act, absent)
+
+    def _commit(self) -> Operation | None:
+        if not self.pending:
+            return None
+        one = self._random.choice(self.pending)
+        if self._random.random() < 0.7:
+            self.pending.remove(one)
+        overwrite = self._random.choice(sorted(one.rows)) if self._random.random() < 0.15 else None
+        now = self._world.machine.clock.now
+
+        def effect(model: Model) -> object:
+            outcome = model.transactions.get(one.transaction.id)
+            if outcome:
+                return Refusal((TransactionAbortedError,) if outcome == "aborted" else (AlreadyExistsError,))
+            if any(model.lives.get(name) != life or name not in model.streams for name, life in one.lives.items()):
+                return Refusal((StorageError,))
+            model.transactions[one.transaction.id] = "committed"
+            got = {}
+            for name, rows in one.rows.items():
+                write = model.streams[name].overwrite if name == overwrite else model.streams[name].append
+                got[name] = write(rows, now)
+            return got
+
+        def act(store: Store) -> dict[str, range]:
+            result = store.commit(one.transaction, one.staged, overwrite=[overwrite] if overwrite else [])
+            return {name: range(part.first, part.end) for name, part in result.appended.items()}
+
+        return Operation(f"commit to {', '.join(one.rows)}", act, effect, "*")
+
+    def _abort(self) -> Operation | None:
+        if not self.pending:
+            return None
+        one = self._random.choice(self.pending)
+        self.pending.remove(one)
+
+        def effect(model: Model) -> bool:
+            outcome = model.transactions.setdefault(one.transaction.id, "aborted")
+            return outcome != "committed"
+
+        return Operation(f"abort of {', '.join(one.rows)}", lambda store: store.abort(one.transaction), effect)
+
+    # --- removals, streams
+
+    def _remove(self) -> Operation | None:
+        if (name := self._any_stream()) is None:
+            return None
+        end = self._newest().streams[name].next_sequence
+        chosen = sorted({self._random.randint(1, end) for _ in range(self._random.randint(1, 5))})
+        return Operation(
+            f"remove {chosen} of {name}",
+            lambda store: store.stream(name).remove(chosen),
+            _on(name, lambda stream: stream.remove(chosen)),
+            name,
+        )
+
+    def _purge(self) -> Operation | None:
+        if (name := self._any_stream()) is None:
+            return None
+        end = self._newest().streams[name].next_sequence
+        how = self._random.choice(
+            (
+                {"up_to": self._random.randint(1, end)},
+                {"keep": self._random.randint(0, 6)},
+                {"subject": f"{name}.x"},
+                {"subject": f"{name}.*", "keep": 2},
+            )
+        )
+        return Operation(
+            f"purge {name} {how}",
+            lambda store: store.stream(name).purge(**how),
+            _on(name, lambda stream: stream.purge(**how)),
+            name,
+        )
+
+    def _add_stream(self) -> Operation | None:
+        missing = [name for name in NAMES if name not in self._newest().streams]
+        return self._adding(self._random.choice(missing)) if missing else None
+
+    def _adding(self, name: str) -> Operation:
+        config = {
+            "name": name,
+            "subjects": [f"{name}.>"],
+            "block_max_msgs": self._random.choice((2, 3, 100)),
+            "duplicate_window": "1h",
+            "num_replicas": self._world.plan.volume_count,
+        }
+
+        def effect(model: Model) -> object:
+            if name in model.streams:
+                return Refusal((AlreadyExistsError,))
+            model.streams[name] = ModelStream()
+            model.lives[name] = model.lives.get(name, 0) + 1
+            return None
+
+        return Operation(f"add stream {name}", lambda store: store.add_stream(config), effect, "*", compared=False)
+
+    def _delete_stream(self) -> Operation | None:
+        if (name := self._any_stream()) is None:
+            return None
+
+        def effect(model: Model) -> object:
+            return None if model.streams.pop(name, None) is not None else GONE
+
+        return Operation(f"delete stream {name}", lambda store: store.delete_stream(name), effect, "*")
+
+    def _edit_stream(self) -> Operation | None:
+        if (name := self._any_stream()) is None:
+            return None
+        change = {"name": name, "block_max_msgs": self._random.choice((1, 2, 50))}
+        return Operation(
+            f"edit stream {name}",
+            lambda store: store.edit_stream(change),
+            lambda model: None if name in model.streams else GONE,
+            compared=False,
+        )
+
+    # --- looking
+
+    def _read(self) -> Operation:
+        def act(store: Store) -> None:
+            shown = seen_in_store(store)
+            self._world.expectation.look(shown, self._world.running, is_final=False)
+            for name, content in shown.items():
+                if content.messages and self._random.random() < 0.3:
+                    at = self._random.randint(1, content.last_sequence)
+                    table = store.stream(name).read(at, at + 3, SEEN_COLUMNS).read_all()
+                    expected = [pair for pair in content.messages if at <= pair[0] < at + 3]
+                    assert rows_of(table, with_times=False) == expected, (name, at)
+
+        return Operation("read everything", partial(_while_streams_come_and_go, act), compared=False)
+
+    def _reopen(self) -> Operation | None:
+        world = self._world
+        world.kill(self._random.choice(world.processes))
+        return self._read()
+
+    # --- upkeep
+
+    def _maintain(self) -> Operation:
+        return Operation("maintain", lambda store: store.maintain(), compared=False)
+
+    def _snapshot(self) -> Operation:
+        def act(store: Store) -> None:
+            with store.turn() as turn:
+                turn.snapshot()
+
+        return Operation("snapshot", act)
+
+    def _verify(self) -> Operation:
+        return Operation("verify", lambda store: self._world.invariants.verified(store, store.verify()), compared=False)
+
+    def _scrub(self) -> Operation:
+        return self._verify()
+
+    def _repair(self) -> Operation | None:
+        world = self._world
+        if world.volumes.blacked_out:
+            return None
+        world.volumes.mend()
+        return Operation("repair", world.invariants.repair, compared=False)
+
+    # --- the world's own
+
+    def _jump_clock(self) -> None:
+        seconds = self._random.choice(CLOCK_JUMPS_S)
+        self._world.note(f"    the clock jumps by {seconds} s")
+        self._world.machine.clock.now += seconds * SECOND_NS
+
+    def _lose_power(self) -> None:
+        self._world.note("    power is lost")
+        self._world.lose_power()
+
+    def _kill(self) -> None:
+        self._world.kill(self._random.choice(self._world.processes))
+
+    def _hurt(self) -> None:
+        self._world.volumes.hurt(self._hurt_kind())
+
+    def _hurt_kind(self) -> str:
+        names = sorted(name for name, weight in self._world.plan.hurts.items() if weight)
+        return self._random.choices(names, [self._world.plan.hurts[name] for name in names])[0]
+
+    def _save_images(self) -> None:
+        self._world.volumes.save_images()
+
+    def _black_out(self) -> None:
+        if not self._world.volumes.blacked_out:
+            self._world.note("    too many volumes cannot be reached")
+            self._world.volumes.black_out()
+
+    def _swap_places(self) -> None:
+        if self._world.volumes.swap_places():
+            self._world.note("    two volumes change their places")
+            self._world.restart_all()
+
+    # --- what there is
+
+    def _newest(self) -> Model:
+        return self._world.expectation.models[-1]
+
+    def _streams(self) -> list[str]:
+        return sorted(self._newest().streams)
+
+    def _any_stream(self) -> str | None:
+        names = self._streams()
+        return self._random.choice(names) if names else None
+
+
+def _on(name: str, effect: Callable[[ModelStream], object]) -> Callable[[Model], object]:
+    """Return the effect on one stream of a model, a refusal if there is no such stream."""
+    return lambda model: effect(model.streams[name]) if name in model.streams else GONE
+
+
+def _while_streams_come_and_go(look: Callable[[Store], None], store: Store) -> None:
+    """Look again if a stream was deleted in between: another process is in the middle of it."""
+    for attempt in (1, 2):
+        try:
+            look(store)
+            return
+        except (StaleIncarnationError, NotFoundError):
+            if attempt == 2:
+                raise

@@ -1,0 +1,80 @@
+"""What a seed decides before a simulated store begins: how many volumes and processes, how bad, how often."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+STEPS_MIN, STEPS_MAX = 12, 36
+
+OPERATIONS: Mapping[str, int] = {
+    "append": 14, "publish": 5, "append_as_writer": 5, "stage": 6, "commit": 7, "abort": 2, "remove": 5, "purge": 4,
+    "delete_stream": 2, "add_stream": 4, "edit_stream": 1, "read": 5, "maintain": 5, "snapshot": 3, "verify": 2,
+    "scrub": 3, "reopen": 3, "jump_clock": 2, "lose_power": 3, "kill": 2, "hurt": 6, "repair": 4, "black_out": 1,
+    "save_images": 3, "swap_places": 1,
+}  # fmt: skip
+INCIDENTS: Mapping[str, int] = {
+    "kill": 6, "kill_halfway": 3, "power": 6, "power_of_one": 3, "EIO": 3, "EIO_for_ever": 2, "ENOSPC": 2,
+    "fsync": 4, "read_EIO": 2, "other_process": 8,
+}  # fmt: skip
+HURTS: Mapping[str, int] = {
+    "unreachable": 3, "missing": 3, "blank": 3, "rolled_back": 4, "flipped": 5, "truncated": 3, "file_gone": 3,
+    "stale_chunk": 2, "full": 2, "foreign": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    volume_count: int
+    process_count: int
+    step_count: int
+    operations: Mapping[str, int]  # name: weight
+    incidents: Mapping[str, int]
+    hurts: Mapping[str, int]
+    incident_share: float  # of operations that something happens in
+    call_mean: int  # calls that pass before it happens, on average
+    settle_share: float  # of unknown outcomes that are settled before anything else is done
+    probe_share: float  # of steps after which it is asked what a power loss would leave
+    snapshot_every: int  # entries
+    graveyard_keep: str
+
+    @property
+    def tolerated(self) -> int:
+        """Return f: how many volumes may be bad between two completed repairs."""
+        return (self.volume_count - 1) // 2
+
+    @staticmethod
+    def of(random: Random) -> "Plan":
+        """Return a plan: everything at random, in some of them with weight on a few things."""
+        volume_count = random.choice((1, 3, 3, 3, 3, 5))
+        operations, incidents, hurts = dict(OPERATIONS), dict(INCIDENTS), dict(HURTS)
+        for weights in (operations, incidents, hurts):
+            for name in random.sample(sorted(weights), random.choice((0, 1, 3))):
+                weights[name] *= random.choice((0, 4))
+        if volume_count == 1:
+            for name in ("hurt", "black_out", "swap_places"):
+                operations[name] = 0
+            for name in ("power_of_one", "EIO_for_ever"):
+                incidents[name] = 0
+        operations["append"] = max(operations["append"], 4)
+        incidents["kill"] = max(incidents["kill"], 1)
+        hurts["blank"] = max(hurts["blank"], 1)
+        return Plan(
+            volume_count=volume_count,
+            process_count=random.choice((1, 2, 2, 3)),
+            step_count=random.randint(STEPS_MIN, STEPS_MAX),
+            operations=operations,
+            incidents=incidents,
+            hurts=hurts,
+            incident_share=random.choice((0.1, 0.3, 0.5)),
+            call_mean=random.choice((4, 15, 40)),
+            settle_share=random.choice((0.3, 0.8, 1.0)),
+            probe_share=random.choice((0.1, 0.3)),
+            snapshot_every=random.choice((1, 3, 10, 50)),
+            graveyard_keep=random.choice(("0s", "0s", "1h")),
+        )
+
+
+def chosen(random: Random, weights: Mapping[str, int]) -> str:
+    """Return one of the names, by weight."""
+    names = sorted(name for name, weight in weights.items() if weight)
+    return random.choices(names, [weights[name] for name in names])[0]

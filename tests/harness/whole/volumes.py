@@ -1,0 +1,245 @@
+"""What happens to the volumes of a simulated store: at most f of them are bad between two completed repairs.
+
+outage     every call on the volume fails, or every write, until it is mended
+hurt       its content is not what was written: blank, older, flipped, cut, gone, of another store
+"""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from harness.faults import Call
+from harness.processes import Machine
+from harness.simulated_disk import PAGE_SIZE, Fate, SimulatedDirectory
+
+from storage_core.store.store import Store
+
+FOREIGN_PLACE = Path("/disk/elsewhere")
+IMAGES_KEPT_MAX = 3
+
+
+class Volumes:
+    """The volumes by position; `bad` are those that count as failed until a repair is complete."""
+
+    def __init__(self, machine: Machine, random: Random, tolerated: int, note: Callable[[str], None]) -> None:
+        self._machine, self._random, self._note = machine, random, note
+        self.paths = list(machine.paths)  # position: where the volume is now
+        self.tolerated = tolerated
+        self.bad: dict[int, str] = {}
+        self.outages: dict[int, int] = {}  # position: the errno of every call
+        self.full: set[int] = set()
+        self.blacked_out: set[int] = set()
+        self._away: dict[int, SimulatedDirectory] = {}
+        self._images: dict[int, list[SimulatedDirectory]] = {}
+        self._strangers: set[int] = set()
+
+    # --- calls
+
+    def position_of(self, path: Path) -> int | None:
+        text = str(path)
+        for position, volume in enumerate(self.paths):
+            if text == str(volume) or text.startswith(f"{volume}/"):
+                return position
+        return None
+
+    def verdict(self, call: Call) -> int:
+        """Return the errno that the call fails with for the sake of its volume, 0 if it does not."""
+        if not self.outages and not self.full:
+            return 0
+        position = self.position_of(call.path)
+        if position is None:
+            return 0
+        if position in self.outages:
+            return self.outages[position]
+        return errno.ENOSPC if position in self.full and call.operation in ("create", "write", "make_directory") else 0
+
+    # --- the budget
+
+    def may_hurt(self) -> list[int]:
+        """Return the volumes that something may happen to."""
+        everyone = range(len(self.paths))
+        return [one for one in everyone if one in self.bad or len(self.bad) < self.tolerated]
+
+    def may_be_hurt(self, position: int | None) -> bool:
+        return position is not None and position in self.may_hurt()
+
+    def blame(self, position: int, why: str) -> None:
+        """Count the volume as failed from now on."""
+        assert self.may_be_hurt(position), (position, self.bad)
+        self._note(f"    {self.paths[position].name}: {why}")
+        self.bad[position] = f"{self.bad[position]}, {why}" if position in self.bad else why
+
+    @property
+    def good(self) -> list[int]:
+        return [one for one in range(len(self.paths)) if one not in self.bad]
+
+    # --- what is done to them
+
+    def save_images(self) -> None:
+        """Keep what is durable of each volume now; a volume may be rolled back to it later."""
+        for position, path in enumerate(self.paths):
+            if position not in self._away:
+                images = self._images.setdefault(position, [])
+                images.append(self._machine.disk.image_below(path))
+                del images[:-IMAGES_KEPT_MAX]
+
+    def hurt(self, kind: str) -> bool:
+        """Do this to one volume; return whether there was one to do it to."""
+        possible = [one for one in self.may_hurt() if one not in self._away and one not in self.outages]
+        if not possible:
+            return False
+        position = self._random.choice(possible)
+        done = getattr(self, f"_{kind}")(position)
+        if done:
+            self.blame(position, done if isinstance(done, str) else kind)
+        return bool(done)
+
+    def _unreachable(self, position: int) -> bool:
+        self.outages[position] = self._random.choice((errno.ENODEV, errno.EIO))
+        return True
+
+    def _missing(self, position: int) -> bool:
+        self._away[position] = self._machine.disk.take_away(self.paths[position])
+        return True
+
+    def _blank(self, position: int) -> bool:
+        self._machine.disk.put_back(self.paths[position], SimulatedDirectory())
+        return True
+
+    def _rolled_back(self, position: int) -> bool:
+        images = self._images.get(position, [])
+        if images:
+            self._machine.disk.put_back(self.paths[position], self._random.choice(images).copy_platter())
+        return bool(images)
+
+    def _foreign(self, position: int) -> bool:
+        """Put a volume of another store in its place."""
+        disk = self._machine.disk
+        if FOREIGN_PLACE.name not in disk.directory(FOREIGN_PLACE.parent).names:
+            Store.create(FOREIGN_PLACE, env=self._machine.environment())
+        disk.put_back(self.paths[position], disk.image_below(FOREIGN_PLACE))
+        self._strangers.add(position)
+        return True
+
+    def _full(self, position: int) -> bool:
+        self.full.add(position)
+        return True
+
+    def _files(self, position: int) -> list[Path]:
+        found = self._machine.disk.files(self.paths[position])
+        return [path for path, inode in found if inode.content and path.name != "lock"]
+
+    def _flipped(self, position: int) -> str:
+        files = self._files(position)
+        chosen = self._random.sample(files, min(len(files), self._random.choice((1, 1, 3))))
+        for path in chosen:
+            size = len(self._machine.disk.inode(path).content)
+            self._machine.disk.flip_bit(path, self._random.randrange(size * 8))
+        return "flipped a bit of " + ", ".join(path.name for path in chosen) if chosen else ""
+
+    def _truncated(self, position: int) -> str:
+        files = self._files(position)
+        if not files:
+            return ""
+        path = self._random.choice(files)
+        size = len(self._machine.disk.inode(path).content)
+        kept = self._random.choice((0, self._random.randrange(size), size // PAGE_SIZE // 2 * PAGE_SIZE))
+        self._machine.disk.cut(path, kept)
+        return f"cut {path.name} from {size} to {kept} bytes"
+
+    def _file_gone(self, position: int) -> str:
+        files = self._files(position)
+        if not files:
+            return ""
+        path = self._random.choice(files)
+        gone = path if self._random.random() < 0.7 or path.parent == self.paths[position] else path.parent
+        self._machine.disk.remove(gone)
+        return f"removed {gone.name}"
+
+    def _stale_chunk(self, position: int) -> str:
+        """Put back what a page of a file was in an older image."""
+        disk, volume = self._machine.disk, self.paths[position]
+        files = self._files(position)
+        for path in self._random.sample(files, len(files)):
+            for image in self._images.get(position, []):
+                older, now = _content(image, path.relative_to(volume).parts), bytes(disk.inode(path).content)
+                starts = range(0, min(len(now), len(older)), PAGE_SIZE)
+                other = [at for at in starts if older[at : at + PAGE_SIZE] != now[at : at + PAGE_SIZE]]
+                if other:
+                    at = self._random.choice(other)
+                    stale = older[at : at + PAGE_SIZE]
+                    disk.overwrite(path, now[:at] + stale + now[at + len(stale) :])
+                    return f"put a stale page at {at} of {path.name}"
+        return ""
+
+    def lose_power_of(self, position: int) -> None:
+        """Let one volume's host lose power while the processes go on."""
+        self.blame(position, "lost power alone")
+        if position not in self._away:
+            self._machine.disk.lose_power_below(self.paths[position], Fate.draw(self._random))
+
+    def lose_power(self) -> None:
+        """Let volumes that are away lose power, too, with the machine."""
+        for node in self._away.values():
+            node.lose_power(Fate.draw(self._random), self._random)
+
+    def break_for_ever(self, position: int, error: int) -> None:
+        self.blame(position, f"fails for ever with {errno.errorcode[error]}")
+        self.outages[position] = error
+
+    def swap_places(self) -> bool:
+        """Let two volumes come back at each other's paths: they are the same volumes, elsewhere."""
+        here = [one for one in range(len(self.paths)) if one not in self._away]
+        if len(here) < 2:
+            return False
+        first, second = self._random.sample(here, 2)
+        disk = self._machine.disk
+        taken = disk.take_away(self.paths[first])
+        disk.put_back(self.paths[first], disk.take_away(self.paths[second]))
+        disk.put_back(self.paths[second], taken)
+        self.paths[first], self.paths[second] = self.paths[second], self.paths[first]
+        return True
+
+    # --- black-outs: more volumes than are tolerated cannot be reached, and nothing is lost
+
+    def black_out(self) -> None:
+        good = self.good
+        count = self.tolerated + 1 - len(self.bad)
+        for position in self._random.sample(good, min(len(good), max(1, count))):
+            self.outages[position] = errno.ENODEV
+            self.blacked_out.add(position)
+
+    def end_black_out(self) -> None:
+        for position in self.blacked_out:
+            self.outages.pop(position, None)
+        self.blacked_out.clear()
+
+    # --- mending
+
+    def mend(self) -> None:
+        """Bring every volume back as an operator would: reachable, with room, a stranger's disk made empty."""
+        self.end_black_out()
+        self.outages.clear()
+        self.full.clear()
+        disk = self._machine.disk
+        for position, node in self._away.items():
+            disk.put_back(self.paths[position], node)
+        for position in self._strangers:
+            disk.put_back(self.paths[position], SimulatedDirectory())
+        self._away.clear()
+        self._strangers.clear()
+
+    def repaired(self) -> None:
+        self.bad.clear()
+
+    def describe(self) -> str:
+        return "; ".join(f"{self.paths[one].name}: {why}" for one, why in sorted(self.bad.items())) or "none"
+
+
+def _content(image: SimulatedDirectory, parts: tuple[str, ...]) -> bytes:
+    """Return what a file had in an image, nothing if it was not there."""
+    node: object = image
+    for part in parts:
+        node = node.platter.get(part) if isinstance(node, SimulatedDirectory) else None
+    return bytes(getattr(node, "platter", b"")) if not isinstance(node, SimulatedDirectory) else b""
