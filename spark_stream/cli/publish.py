@@ -19,7 +19,7 @@ from spark_stream.cli.failures import CommandFailed, WrongUsage, explain
 from spark_stream.cli.follow import streams_with
 from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_pairs
-from spark_stream.cli.render import counted, print_json, write
+from spark_stream.cli.render import counted, print_json, say, write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,7 +131,9 @@ def publish(
     with open_store(store, take_over=take_over) as opened:
         stream = choose_stream(opened, subject, stream_name)
         if by_line:
-            _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)
+            stored = _append_all(stream, subject, LineBatches(_read_stdin, _stdin_ready), pairs, json)
+            if not stored:
+                _tell_of_no_lines(asked_for=stdin or body == "-")
             return
         data = sys.stdin.buffer.read() if from_input else os.fsencode(str(body))
         if count > 1:
@@ -154,8 +156,11 @@ def choose_stream(store: "Store", subject: str, name: str | None) -> "Stream":
 
 def _append_all(
     stream: "Stream", subject: str, batches: Iterable[list[bytes]], headers: list[tuple[str, bytes]], json: bool
-) -> None:
-    """Append batch after batch, and say at once what each got; a failure says what was stored before it."""
+) -> int:
+    """Append batch after batch, and say at once what each got; a failure says what was stored before it.
+
+    Return the number of messages stored.
+    """
     from storage_core.errors import StorageError
 
     stored = 0
@@ -168,6 +173,21 @@ def _append_all(
         if not stored or isinstance(error, BrokenPipeError):
             raise
         raise CommandFailed(f"{explain(error)} ({counted(stored, 'message')} stored before)") from error
+    return stored
+
+
+def _tell_of_no_lines(asked_for: bool) -> None:
+    """Say that standard input held nothing; refuse it where nobody named it as the place of the messages.
+
+    A job without a terminal (cron, `</dev/null`) reaches standard input by leaving BODY out, and may have meant an
+    empty message, which is what `nats pub SUBJECT` sends there.
+    """
+    if not asked_for:
+        raise WrongUsage(
+            "no BODY, and nothing on standard input: nothing was stored; '' stores an empty message, - as many as "
+            "there are lines"
+        )
+    say("no lines on standard input: nothing was stored")
 
 
 def message_batch(subject: str, lines: list[bytes], headers: list[tuple[str, bytes]]) -> "pa.RecordBatch":

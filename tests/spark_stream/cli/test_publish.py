@@ -57,9 +57,24 @@ def test_all_of_standard_input_is_one_message_when_asked(jstream, stream) -> Non
     assert bodies(stream) == [b"one\ntwo\n"]
 
 
-def test_an_empty_standard_input_stores_nothing(jstream, stream) -> None:
-    assert jstream.done("pub", "s.a", "-") == ""
+@pytest.mark.parametrize("word", ["-", "--stdin"])
+def test_an_empty_standard_input_stores_nothing_and_says_so(jstream, stream, word: str) -> None:
+    outcome = jstream("pub", "s.a", word)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == "no lines on standard input: nothing was stored\n"
     assert stream.last_sequence == 0
+
+
+def test_a_missing_body_and_nothing_on_standard_input_is_wrong_usage(jstream, stream) -> None:
+    outcome = jstream("pub", "s.a")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: no BODY, and nothing on standard input: nothing was stored")
+    assert stream.last_sequence == 0
+
+
+def test_nothing_on_standard_input_is_an_empty_message_where_all_of_it_is_one(jstream, stream) -> None:
+    assert jstream.done("pub", "s.a", "--send-on", "eof") == "S 1\n"
+    assert bodies(stream) == [b""]
 
 
 def test_a_hundred_thousand_lines_are_a_handful_of_appends(jstream, store, stream) -> None:
