@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.state import StreamState
 from storage_core.store.duplicates import msg_ids
-from storage_core.store.plan import BlockSlice, ReadRequest
-from storage_core.store.reading import ReadOptions, open_block, read_slices
+from storage_core.store.plan import BlockSlice, ReadRequest, whole_blocks
+from storage_core.store.reading import ReadOptions, ask_block, read_slices
 from storage_core.subjects import match_mask
 
 if TYPE_CHECKING:
@@ -80,9 +79,8 @@ def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]
 
 
 def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | None:
-    with open_block(one, store.environment) as reader:
-        counted = reader.footer.subjects.count_by_subject()
-        return None if counted is None else list(counted.items())
+    counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
+    return None if counted is None else list(counted.items())
 
 
 def _column_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]]:
@@ -98,21 +96,13 @@ def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
     wanted = msg_id_hashes(pa.array([msg_id], pa.string()))[0]
     recent = store.environment.now_ns() - stream.config.duplicate_window
     rows = stream.blocks.rows
-    for row in rows[(rows["msg_id_count"] > 0) & (rows["committed_ns"] >= recent)]:
-        found = _msg_ids(store, stream, row)
+    rows = rows[(rows["msg_id_count"] > 0) & (rows["committed_ns"] >= recent)]
+    for one in whole_blocks(store.state(), stream, rows, store.volumes()):
+        found = ask_block(one, msg_ids, store.environment)
         hits = found[(found[:, 0] == wanted[0]) & (found[:, 1] == wanted[1])]
         if len(hits):
-            return int(row["first"]) + int(hits[0, 2])
+            return one.block_first + int(hits[0, 2])
     return None
-
-
-def _msg_ids(store: "Store", stream: StreamState, row: np.void) -> np.ndarray:
-    request = ReadRequest((stream.name,), {stream.name: (int(row["first"]), int(row["first"]) + int(row["span"]))})
-    for one in slices(store, stream, request):
-        if one.block_id == bytes(row["block_id"]):
-            with open_block(one, store.environment) as reader:
-                return msg_ids(reader)
-    return np.empty((0, 3), np.uint64)
 
 
 def slices(store: "Store", stream: StreamState, request: ReadRequest) -> tuple[BlockSlice, ...]:

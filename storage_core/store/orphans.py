@@ -5,6 +5,7 @@ is decided by its transaction, which its header names: one that is decided names
 open for longer than a transaction is remembered is aborted first, by an entry, so that it cannot be committed later.
 """
 
+import logging
 from pathlib import Path
 
 from storage_core.block.format import HEADER_SIZE, decode_header
@@ -13,25 +14,37 @@ from storage_core.files import Files
 from storage_core.metadata.commands import Abort
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.environment import Environment
-from storage_core.store.plan import block_directory
+from storage_core.store.mirrored_file import says_broken
+from storage_core.store.placement import block_directory
 from storage_core.store.staging import block_id_of
 from storage_core.store.turn import Turn
 
+logger = logging.getLogger(__name__)
 TRANSACTION_OPEN_NS = 24 * 3_600 * 1_000_000_000  # after which an undecided transaction is given up
 
 
-def sweep(turn: Turn, volume: Path, env: Environment) -> int:
-    """Unlink the orphans of every stream; return how many there were. Under the store's lock."""
+def sweep(turn: Turn, env: Environment) -> int:
+    """Unlink the orphans of every stream on every volume; return how many files there were. Under the store's lock."""
     swept = 0
-    for stream in list(turn.state.streams.values()):
-        directory = block_directory(volume, stream.incarnation)
-        found = [path for path in _unnamed(turn.state, stream, directory, env.files) if _is_orphan(turn, path, env)]
-        for path in found:
-            env.files.unlink(path)
-        if found:
-            env.files.sync_directory(directory)
-        swept += len(found)
+    for volume in turn.writable:
+        try:
+            swept += sum(_sweep(turn, volume.path, stream, env) for stream in list(turn.state.streams.values()))
+        except OSError as error:
+            logger.warning("%s: orphans: %s", volume.path, error)
+            if says_broken(error):
+                turn.failed(volume.volume_id, error)
     return swept
+
+
+def _sweep(turn: Turn, volume: Path, stream: StreamState, env: Environment) -> int:
+    # Not the directories of incarnations that the stream continues: what was not adopted of them is nobody's to remove.
+    directory = block_directory(volume, stream.incarnation)
+    found = [path for path in _unnamed(turn.state, stream, directory, env.files) if _is_orphan(turn, path, env)]
+    for path in found:
+        env.files.unlink(path)
+    if found:
+        env.files.sync_directory(directory)
+    return len(found)
 
 
 def _unnamed(state: StoreState, stream: StreamState, directory: Path, files: Files) -> list[Path]:

@@ -1,15 +1,18 @@
 """Reading slices: what an executor does with a plan.
 
-Each block is opened against what the manifest says of it (store, incarnation, block id, size, footer digest); frames
-are checked by their CRC32C. Damage is told with stream, sequences, file and offset, and never served. A block whose
-file is gone is looked up in the store: was it removed too long ago (the plan is stale), or is it lost?
+Each copy of a block is opened against what the manifest says of it (store, incarnation, block id, size, footer
+digest); frames are checked by their CRC32C. What is damaged is never served. The rows of a copy that cannot be opened,
+and the rows of a damaged frame, come from the next copy, in their place: copies with the same digest have the same
+frames. Whatever was found bad is told with stream, sequences, file and offset, and left as a report on another volume,
+so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
+whether it was removed too long ago (the plan is stale).
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,31 +21,24 @@ from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
-from storage_core.errors import (
-    CorruptionError,
-    DataLossError,
-    StalePlanError,
-    StorageError,
-    TruncatedRecordError,
-    UnsupportedVersionError,
-)
+from storage_core.errors import DataLossError, StalePlanError, StorageError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.sequences import SequenceSet
+from storage_core.store import reports
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.identity import read_identity
 from storage_core.store.messages import message_sizes
-from storage_core.store.plan import BlockSlice
-from storage_core.store.turn import Metadata
+from storage_core.store.plan import BlockSlice, CopyPlace
 
 logger = logging.getLogger(__name__)
-
+T = TypeVar("T")
+Rows = Generator[pa.RecordBatch, None, bool]  # returns whether every row that was asked for was there
 
 REMEDY = "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false); `jstream verify` lists all damage"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDamage:
-    """Messages that a read could not serve."""
+    """A copy that a read found damaged or missing, and the messages that it could not serve from there."""
 
     stream: str
     file: str
@@ -50,10 +46,12 @@ class ReadDamage:
     first: int  # sequences [first, end) are affected; removed ones among them are not missed
     end: int
     reason: str
+    served: bool = False  # another copy had all of them: nothing is lost
 
     def __str__(self) -> str:
+        what = "were read from another copy" if self.served else "cannot be read"
         return (
-            f"stream {self.stream!r}: sequences {self.first} to {self.end - 1} cannot be read: {self.reason} "
+            f"stream {self.stream!r}: sequences {self.first} to {self.end - 1} {what}: {self.reason} "
             f"({self.file}, offset_bytes {self.offset_bytes})"
         )
 
@@ -78,65 +76,185 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the slices in order, as batches of `schema.read_schema(options.columns)`.
 
-    Raises DataLossError at the first row that cannot be served (unless on_loss is "skip"; then `report` hears of it),
-    StalePlanError if the plan is older than the store keeps what it names.
+    `report` hears of every bad copy that was met: with `served` after its rows came from another one, without for rows
+    that no copy has. Raises DataLossError at the first of those (unless on_loss is "skip"), StalePlanError if the plan
+    is older than the store keeps what it names.
     """
     for one in slices:
-        yield from _read_slice(one, options, report, env)
-
-
-def _read_slice(
-    one: BlockSlice, options: ReadOptions, report: Callable[[ReadDamage], None] | None, env: Environment
-) -> Iterator[pa.RecordBatch]:
-    path = Path(one.paths[0])
-
-    def lost(
-        offset_bytes: int, reason: str, cause: Exception | None = None, first: int = one.first, end: int = one.end
-    ) -> None:
-        damage = ReadDamage(one.stream, str(path), offset_bytes, first, end, reason)
-        if report is not None:
-            report(damage)
-        if options.on_loss != "skip":
-            raise DataLossError(f"{damage}; {REMEDY}") from cause
-
-    def frame_lost(damage: FrameDamage) -> None:
-        if damage.row_count:
-            first, end = max(damage.first, one.first), min(damage.end, one.end)
-            lost(damage.offset_bytes, damage.reason, first=first, end=end)
-
-    try:
-        file = env.files.open(path)
-    except FileNotFoundError as error:
-        reason = _why_missing(one, path, env)
-        lost(0, reason, error)
-        return
-    except OSError as error:
-        lost(0, f"the file cannot be opened: {error.strerror}", error)
-        return
-    try:
+        reading = _Reading(one, options, report, env)
         try:
-            reader = BlockReader.open(_Readable(file), expectation(one))
-        except UnsupportedVersionError:
-            raise
-        except (CorruptionError, TruncatedRecordError, OSError) as error:
-            lost(*place_and_reason(error), error)
-            return
-        request = FrameRequest(
+            yield from reading.rows(one.first, one.end, 0, ())
+        finally:
+            reading.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Something wrong with one copy."""
+
+    copy: CopyPlace
+    path: Path
+    offset_bytes: int
+    reason: str
+    error: Exception | None
+    is_bad: bool  # False: the copy is not there, and nobody said that it would be
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.path}, offset_bytes {self.offset_bytes})"
+
+
+class _Reading:
+    """One slice being read: its copies, opened when they are needed, and what was found wrong with them.
+
+    A frame that is damaged in copy i is asked for from the copies behind i, so that each range meets each copy once.
+    """
+
+    def __init__(
+        self, one: BlockSlice, options: ReadOptions, report: Callable[[ReadDamage], None] | None, env: Environment
+    ) -> None:
+        self._one, self._options, self._report, self._env = one, options, report, env
+        self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
+        self._left_reports: set[bytes] = set()  # volumes
+        self._why_missing: str | None = None  # what the store says of a copy that is gone
+
+    def close(self) -> None:
+        for copy in self._opened:
+            if isinstance(copy, _Copy):
+                copy.file.close()
+
+    def rows(self, first: int, end: int, start: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from the first copy from `start` on that can be opened.
+
+        `before`: what is wrong with the copies that were asked for this range already.
+        """
+        passed: list[_Finding] = []
+        for at in range(start, len(self._one.copies)):
+            is_new = at == len(self._opened)
+            copy = self._copy(at)
+            if isinstance(copy, _Copy):
+                whole = yield from self._rows_of(copy, at, first, end, before)
+                break
+            before = (*before, copy)
+            if is_new:
+                passed.append(copy)
+        else:
+            self._lose(first, end, before)
+            return False
+        if whole:
+            for finding in passed:
+                self._tell(finding, first, end)
+        return whole
+
+    def _rows_of(self, copy: "_Copy", at: int, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from one copy, those of its damaged frames from the ones behind it."""
+        damaged: list[tuple[FrameDamage, _Finding]] = []
+        whole = True
+
+        def hear(damage: FrameDamage) -> None:
+            if damage.row_count:
+                damaged.append((damage, copy.finding(damage)))
+
+        for batch in copy.reader.read(self._request(first, end, hear)):
+            if damaged:  # frames that come before this one
+                whole = (yield from self._elsewhere(at, first, end, damaged, before)) and whole
+            yield batch
+            del batch  # while the next frame is read, one is enough
+        return (yield from self._elsewhere(at, first, end, damaged, before)) and whole
+
+    def _elsewhere(
+        self, at: int, first: int, end: int, damaged: list[tuple[FrameDamage, _Finding]], before: tuple[_Finding, ...]
+    ) -> Rows:
+        """Yield the rows of damaged frames of copy `at` from the copies behind it; empties `damaged`."""
+        whole = True
+        frames, damaged[:] = list(damaged), []
+        for frame, finding in frames:
+            self._leave_report(finding, frame.first, frame.end)
+            part = max(frame.first, first), min(frame.end, end)
+            if (yield from self.rows(*part, at + 1, (*before, finding))):
+                self._tell(finding, *part)
+            else:
+                whole = False
+        return whole
+
+    def _request(self, first: int, end: int, hear: Callable[[FrameDamage], None]) -> FrameRequest:
+        one, options = self._one, self._options
+        return FrameRequest(
             columns=options.columns,
             stream=one.stream,
             first_sequence=one.block_first,
-            first=one.first,
-            end=one.end,
+            first=first,
+            end=end,
             time_first_ns=options.time_first_ns,
             time_end_ns=options.time_end_ns,
             subject_filters=options.subject_filters,
             removed=SequenceSet.decode(one.removed) if one.removed else None,
             verify=options.verify,
-            on_damage=frame_lost,
+            on_damage=hear,
         )
-        yield from reader.read(request)
-    finally:
-        file.close()
+
+    def _copy(self, at: int) -> "_Copy | _Finding":
+        """Return a copy, open, or what keeps it from being opened."""
+        if at == len(self._opened):
+            found = _open(self._one, self._one.copies[at], self._env)
+            self._opened.append(found)
+            if isinstance(found, _Finding) and found.is_bad:
+                self._leave_report(found, self._one.first, self._one.end)
+        return self._opened[at]
+
+    # --- telling
+
+    def _tell(self, finding: _Finding, first: int, end: int) -> None:
+        """Say of a bad copy that its rows came from another one."""
+        if finding.is_bad and self._report is not None:
+            self._report(self._damage(finding, first, end, served=True))
+
+    def _lose(self, first: int, end: int, findings: tuple[_Finding, ...]) -> None:
+        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped, StalePlanError."""
+        newer = next((one.error for one in findings if isinstance(one.error, UnsupportedVersionError)), None)
+        if newer is not None:
+            raise newer
+        findings = findings or (_nowhere(self._one),)
+        damage = self._damage(findings[0], first, end, served=False)
+        if any(isinstance(one.error, FileNotFoundError) for one in findings):
+            if self._why_missing is None:
+                self._why_missing = _why_missing(self._one, self._env)
+            if isinstance(findings[0].error, FileNotFoundError):
+                damage = replace(damage, reason=damage.reason + self._why_missing)
+        others = [str(one) for one in findings[1:] if one.is_bad]
+        if others:
+            damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
+        if self._report is not None:
+            self._report(damage)
+        if self._options.on_loss != "skip":
+            raise DataLossError(f"{damage}; {REMEDY}") from findings[0].error
+
+    def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
+        return ReadDamage(self._one.stream, str(finding.path), finding.offset_bytes, first, end, finding.reason, served)
+
+    def _leave_report(self, finding: _Finding, first: int, end: int) -> None:
+        """Leave word of a bad copy on another volume, once a slice and copy: one is enough to have it repaired."""
+        one, volume_id = self._one, finding.copy.volume_id
+        if volume_id in self._left_reports:
+            return
+        self._left_reports.add(volume_id)
+        volumes = [Path(other.volume) for other in one.copies if other.volume_id != volume_id]
+        made = reports.Report(
+            one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason,
+            self._env.now_ns(),
+        )  # fmt: skip
+        reports.leave(self._env, volumes, made)
+
+
+class _Copy:
+    """A copy of a block that was opened: header, footer and trailer are those that the manifest names."""
+
+    def __init__(self, copy: CopyPlace, path: Path, file: "_Readable", reader: BlockReader) -> None:
+        self.copy, self.path, self.file, self.reader = copy, path, file, reader
+
+    def finding(self, damage: FrameDamage) -> _Finding:
+        error, self.file.error = self.file.error, None
+        reason = damage.reason if error is None else f"{damage.reason}; {error.strerror or error}"
+        return _Finding(self.copy, self.path, damage.offset_bytes, reason, error, True)
 
 
 class _Readable:
@@ -144,6 +262,7 @@ class _Readable:
 
     def __init__(self, file: File) -> None:
         self._file, self.path = file, file.path
+        self.error: OSError | None = None  # of the last read that failed
         self.read_at, self.size, self.close = file.read_at, file.size, file.close
         self.write_at, self.truncate, self.sync = file.write_at, file.truncate, file.sync
 
@@ -152,24 +271,56 @@ class _Readable:
             return self._file.read_into(offset_bytes, buffer)
         except OSError as error:
             logger.warning("%s: offset_bytes %s: %s", self.path, offset_bytes, error)
+            self.error = error
             return 0
 
 
-@contextmanager
-def open_block(one: BlockSlice, env: Environment = REAL) -> Iterator[BlockReader]:
-    """Open the slice's block against what the manifest says of it; raises DataLossError if that is not possible."""
-    path = Path(one.paths[0])
+def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
+    path = one.path_on(copy)
     try:
         file = env.files.open(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return _Finding(copy, path, 0, "the file is missing", FileNotFoundError(*error.args), copy.expected)
     except OSError as error:
-        raise DataLossError(str(ReadDamage(one.stream, str(path), 0, one.first, one.end, str(error)))) from error
+        return _Finding(copy, path, 0, f"the file cannot be opened: {error.strerror}", error, True)
+    readable = _Readable(file)
     try:
-        yield BlockReader.open(file, expectation(one))
-    except (CorruptionError, TruncatedRecordError, OSError) as error:
-        offset_bytes, reason = place_and_reason(error)
-        raise DataLossError(str(ReadDamage(one.stream, str(path), offset_bytes, one.first, one.end, reason))) from error
-    finally:
+        return _Copy(copy, path, readable, BlockReader.open(readable, expectation(one)))
+    except (StorageError, OSError) as error:
         file.close()
+        return _Finding(copy, path, *place_and_reason(error), error, True)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _nowhere(one: BlockSlice) -> _Finding:
+    """Return what is wrong where no volume of the stream could be seen when the read was planned."""
+    nobody = CopyPlace(b"", "", False)
+    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, True)
+
+
+def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
+    """Return what `question` makes of the slice's block, from the first copy on which it can be answered.
+
+    Raises DataLossError if there is none.
+    """
+    findings: list[_Finding] = []
+    for copy in one.copies:
+        opened = _open(one, copy, env)
+        if isinstance(opened, _Finding):
+            findings.append(opened)
+            continue
+        try:
+            return question(opened.reader)
+        except (StorageError, OSError) as error:
+            findings.append(_Finding(copy, opened.path, *place_and_reason(error), error, True))
+        finally:
+            opened.file.close()
+    first, *others = findings or [_nowhere(one)]
+    also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad)
+    damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
+    raise DataLossError(str(damage)) from first.error
 
 
 def place_and_reason(error: Exception) -> tuple[int, str]:
@@ -179,7 +330,7 @@ def place_and_reason(error: Exception) -> tuple[int, str]:
 
 
 def expectation(one: BlockSlice) -> BlockExpectation:
-    return BlockExpectation(one.store_id, one.incarnation, one.block_id, one.digest, one.file_size)
+    return BlockExpectation(one.store_id, one.written_as, one.block_id, one.digest, one.file_size)
 
 
 def measured(
@@ -196,19 +347,23 @@ def measured(
         yield sequences, sizes
 
 
-def _why_missing(one: BlockSlice, path: Path, env: Environment) -> str:
-    """Return why the block's file may be missing though it should be there; raises StalePlanError if it should not."""
-    volume = path.parents[2]
+def _why_missing(one: BlockSlice, env: Environment) -> str:
+    """Return what more there is to say of a block that is missing though it should be there.
+
+    Raises StalePlanError if it should not. Any live volume can tell, so all of them are asked.
+    """
+    from storage_core.store.store import Store  # which reads by this module
+
     try:
-        metadata = Metadata(env, volume, read_identity(env.files, volume), read_only=True)
-        state = metadata.view(0.0).state
-    except (StorageError, OSError) as error:
-        return f"the file is missing, and the store cannot be asked why: {error}"
-    stream = state.by_incarnation(one.incarnation)
+        paths = list(dict.fromkeys(copy.volume for copy in one.copies))
+        with Store.open(paths, read_only=True, lock_timeout_s=0.0, env=env) as store:
+            stream = store.state().by_incarnation(one.incarnation)
+    except (StorageError, OSError, ValueError) as error:
+        return f", and the store cannot be asked why: {error}"
     alive = stream is not None and any(bytes(row) == one.block_id for row in stream.blocks.rows["block_id"])
     if not alive:
         raise StalePlanError(
             f"stream {one.stream!r}: this read was planned before sequences {one.first} to {one.end - 1} were removed, "
             "and they are no longer kept; read again"
         )
-    return "the file is missing"
+    return ""

@@ -4,8 +4,8 @@ What is removed is always one explicit set, worked out here from a state and the
 changed in between, it is worked out again under the lock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from storage_core.metadata.commands import Remove
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.plan import ReadRequest, block_directory, plan_stream
+from storage_core.store.plan import ReadRequest, plan_stream
 from storage_core.store.reading import ReadOptions, measured, read_slices
+from storage_core.store.volumes import Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,19 @@ class Removal:
         return "purge" if self.sequences is None else "delete"
 
 
-def command(state: StoreState, stream: StreamState, removal: Removal, volume: Path, env: Environment) -> Remove:
+def command(
+    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
+) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
-    directories = (str(block_directory(volume, stream.incarnation)),)
-    chosen, floor = _chosen(state, stream, removal, directories, env)
+    chosen, floor = _chosen(state, stream, removal, volumes, env)
     gone = chosen.difference(stream.removed).clip(stream.floor, stream.next_sequence)
-    size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, directories, env)
+    size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, volumes, env)
     inside = chosen if floor == 0 else chosen.clip(floor, stream.next_sequence)
     return Remove(stream.incarnation, inside.encode(), size, floor, removal.reason)
 
 
 def _chosen(
-    state: StoreState, stream: StreamState, removal: Removal, directories: tuple[str, ...], env: Environment
+    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
 ) -> tuple[SequenceSet, int]:
     """Return the sequences that are meant, and the floor that says the same, 0 if none does."""
     if removal.sequences is not None:
@@ -50,7 +52,7 @@ def _chosen(
     limit = min(removal.up_to, stream.next_sequence) if removal.up_to is not None else stream.next_sequence
     if removal.subject is not None and removal.subject != ">":
         request = ReadRequest((stream.name,), {stream.name: (None, limit)}, subject_filters=(removal.subject,))
-        slices, _ = plan_stream(state, stream, directories, request)
+        slices, _ = plan_stream(state, stream, volumes, request)
         options = ReadOptions(("sequence",), subject_filters=(removal.subject,))
         parts = [batch.column("sequence").to_numpy() for batch in read_slices(slices, options, env=env)]
         found = np.concatenate([np.empty(0, np.int64), *parts])
@@ -72,13 +74,13 @@ def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:
 
 
 def _size(
-    state: StoreState, stream: StreamState, gone: SequenceSet, directories: tuple[str, ...], env: Environment
+    state: StoreState, stream: StreamState, gone: SequenceSet, volumes: Sequence[Volume], env: Environment
 ) -> int:
     """Return the message bytes of the sequences; blocks that go as a whole are not read."""
     if not gone:
         return 0
     first, end = int(gone.starts[0]), int(gone.ends[-1])
-    slices, _ = plan_stream(state, stream, directories, ReadRequest((stream.name,), {stream.name: (first, end)}))
+    slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), {stream.name: (first, end)}))
     rows = stream.blocks.rows
     known = dict(zip((bytes(one) for one in rows["block_id"]), rows, strict=True)) if slices else {}
     total, partial = 0, []

@@ -2,12 +2,17 @@
 
 A transaction is made on the driver and travels to the tasks; each task writes its rows through a Stager and sends
 back StagedBlocks, plain values, for the commit. Until then nobody sees the blocks; after an abort they are swept.
+
+A block goes to all volumes of its stream's placement at once. A volume that fails is left out of that block and named
+in what is sent back; the task succeeds as long as a majority of the placement has each block, name and all.
 """
 
 import errno
 import logging
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,24 +20,17 @@ import pyarrow as pa
 
 from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
-from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, VolumeFailedError
-from storage_core.files import File
+from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
+from storage_core.raft.quorum import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.messages import Acceptance, Messages, check_messages
+from storage_core.store.mirrored_file import MirroredFile, decisive, remove
+from storage_core.store.placement import BlockDirectory
 from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
 BLOCK_SUFFIX = ".blk"
 FILE_SIZE_TARGET_MAX = BLOCK_SIZE_MAX // 2  # bytes; tiny headers take many times their message bytes in a file
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDirectory:
-    """Where one volume keeps the blocks of a stream."""
-
-    volume_id: bytes
-    instance_id: bytes
-    path: str  # absolute; the same on every executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,13 @@ class WriteTarget:
     compression: str
     block_max_msgs: int
     block_max_bytes: int
-    directories: tuple[BlockDirectory, ...]
+    directories: tuple[BlockDirectory, ...]  # of the volumes that take blocks now, in the order of the placement
+    replica_count: int  # volumes in the placement, those that take no blocks now included
+
+    @property
+    def quorum(self) -> int:
+        """The fewest volumes that must have a block."""
+        return majority(self.replica_count)
 
     def acceptance(self, default_subject: str | None) -> Acceptance:
         """Return what the stream takes; without a default, rows fall back on its only literal subject."""
@@ -64,6 +68,15 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteFailure:
+    """A volume that did not take a block, and why."""
+
+    volume_id: bytes
+    errno: int  # of the operating system; 0: unknown
+    reason: str  # names the file
+
+
+@dataclass(frozen=True, slots=True)
 class StagedBlock:
     """A durable block that waits for its commit."""
 
@@ -73,7 +86,8 @@ class StagedBlock:
     partition: int  # blocks are ordered by partition, then by position
     position: int
     summary: BlockSummary
-    holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it
+    holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it, in the order of the placement
+    failures: tuple[WriteFailure, ...] = ()  # volumes that should have
 
 
 def block_path(directory: str, block_id: bytes) -> Path:
@@ -101,9 +115,9 @@ class Stager:
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
         self._codec = codec or target.compression
         self._staged: list[StagedBlock] = []
-        self._file: File | None = None
+        self._file: MirroredFile | None = None
         self._writer: BlockWriter | None = None
-        self._paths: list[Path] = []
+        self._paths: list[Path] = []  # of all copies of sealed blocks
         self._rows = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch, default_subject: str | None = None) -> None:
@@ -131,8 +145,10 @@ class Stager:
             self._open()
         assert self._writer is not None
         hashes = messages.msg_ids[start : start + fit] if messages.msg_ids is not None else None
-        with self._errors():
+        try:
             self._writer.write(messages.batch.slice(start, fit), msg_id_hashes=hashes)
+        except OSError as error:
+            raise self._refused(error) from error
         self._rows += fit
         self._bytes += int(sizes[:fit].sum())
         if self._writer.size >= FILE_SIZE_TARGET_MAX:
@@ -140,26 +156,30 @@ class Stager:
         return fit
 
     def _open(self) -> None:
-        block_id = self._env.new_id()
-        identity = BlockIdentity(self._transaction.store_id, self._target.incarnation, block_id, self._transaction.id)
-        path = block_path(self._target.directories[0].path, block_id)
-        with self._errors():
-            self._file = self._env.files.create(path)
-            self._paths.append(path)
+        target, block_id = self._target, self._env.new_id()
+        identity = BlockIdentity(self._transaction.store_id, target.incarnation, block_id, self._transaction.id)
+        places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
+        try:
+            self._file = MirroredFile(places, target.quorum, self._env)
             self._writer = BlockWriter(self._file, identity, self._codec)
+        except OSError as error:
+            raise self._refused(error) from error
         self._rows = self._bytes = 0
 
     def _seal(self) -> None:
         assert self._writer is not None and self._file is not None
-        with self._errors():
+        try:
             summary = self._writer.finish()
-            self._file.close()
-        holders = tuple((one.volume_id, one.instance_id) for one in self._target.directories)
-        target = self._target
+        except OSError as error:
+            raise self._refused(error) from error
+        self._file.close()
+        self._paths.extend(self._file.paths)
+        target, held = self._target, self._file.holders
+        holders = tuple((one.volume_id, one.instance_id) for one in target.directories if one.volume_id in held)
         self._staged.append(
             StagedBlock(
                 target.stream, target.incarnation, self._transaction.id, self._partition, len(self._staged), summary,
-                holders,
+                holders, _failures(self._file.failures),
             )
         )  # fmt: skip
         self._file = self._writer = None
@@ -170,49 +190,68 @@ class Stager:
         if self._writer is not None:
             self._seal()
         if self._staged:
-            with self._errors():
-                for directory in self._target.directories:
-                    self._env.files.sync_directory(Path(directory.path))
+            self._staged = self._with_durable_names(self._staged)
         return self._staged
+
+    def _with_durable_names(self, staged: list[StagedBlock]) -> list[StagedBlock]:
+        """Return the blocks with the holders whose directories are durable as well."""
+        used = {volume_id for block in staged for volume_id, _ in block.holders}
+        directories = [one for one in self._target.directories if one.volume_id in used]
+        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in directories]
+        failed: dict[bytes, OSError] = {}
+        for directory, outcome in zip(directories, self._env.parallel(calls), strict=True):
+            if isinstance(outcome, OSError):
+                outcome.filename = outcome.filename or directory.path
+                failed[directory.volume_id] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        if not failed:
+            return staged
+        left = [
+            replace(
+                block,
+                holders=tuple(one for one in block.holders if one[0] not in failed),
+                failures=(*block.failures, *_failures(failed)),
+            )
+            for block in staged
+        ]
+        if min(len(block.holders) for block in left) < self._target.quorum:
+            error = decisive(list(failed.values()))
+            raise self._refused(error) from error
+        return left
 
     def discard(self) -> None:
         """Take back what was written: the task failed, and nobody was told of these blocks."""
         if self._file is not None:
-            self._file.close()
+            self._file.discard()
         self._file = self._writer = None
         for path in self._paths:
-            try:
-                self._env.files.unlink(path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:  # what led here is told; a block that nobody names harms nobody
-                logger.warning("%s could not be removed: %s", path, error)
+            remove(path, self._env)
         self._paths, self._staged = [], []
 
-    def _errors(self) -> "_DiskErrors":
-        return _DiskErrors(self._target)
+    def _refused(self, error: OSError) -> StorageError:
+        """Return an error of the operating system as ours, naming the stream and every volume that failed."""
+        failures = {} if self._file is None else self._file.failures
+        return _refusal(self._target, error, [one for one in failures.values() if one is not error])
 
 
-class _DiskErrors:
-    """Errors of the operating system become ours, naming stream and directory."""
+def _failures(failures: Mapping[bytes, OSError]) -> tuple[WriteFailure, ...]:
+    return tuple(WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in failures.items())
 
-    def __init__(self, target: WriteTarget) -> None:
-        self._target = target
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: type | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        where = f"stream {self._target.stream!r}, {self._target.directories[0].path}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"{where}: {error.strerror}; nothing was stored") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ReadOnlyError(f"{where} cannot be written: {error.strerror}") from error
-        if isinstance(error, FileNotFoundError):
-            raise NotFoundError(
-                f"{where} does not exist on {socket.gethostname()}: the stream was deleted, or this executor does not "
-                "see the store's volume at the same path"
-            ) from error
-        raise VolumeFailedError(f"{where}: {error}") from error
+def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> StorageError:
+    """Return what a task fails with after the decisive `error`; too few volumes of the placement took a block."""
+    where = f"stream {target.stream!r}, {error.filename or target.directories[0].path}"
+    also = "".join(f"; also {one}" for one in others)
+    if target.replica_count > 1:
+        also += f"; {target.quorum} of {target.replica_count} volumes must take a block"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"{where}: {error.strerror}; nothing was stored{also}")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ReadOnlyError(f"{where} cannot be written: {error.strerror}{also}")
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(
+            f"{where} does not exist on {socket.gethostname()}: the stream was deleted, or this executor does not "
+            f"see the store's volume at the same path{also}"
+        )
+    return VolumeFailedError(f"{where}: {error}{also}")

@@ -18,17 +18,18 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, orphans, verification
+from storage_core.store import appends, creation, describe, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.identity import VolumeIdentity, read_identity
 from storage_core.store.index import VolumeIndex
-from storage_core.store.plan import ReadPlan, ReadRequest, block_directory, plan_stream
+from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Metadata, Turn
 from storage_core.store.upkeep import Upkeep
+from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
@@ -44,7 +45,7 @@ class Store:
         self._volume, self._env, self._lock_timeout_s = volume, env, lock_timeout_s
         self._metadata = Metadata(env, volume, identity, read_only)
         self._upkeep = Upkeep(env, volume)
-        self._window = MsgIdWindow(identity.store_id)
+        self._window = MsgIdWindow()
         self.read_only = read_only
 
     @classmethod
@@ -108,6 +109,11 @@ class Store:
     def volume(self) -> Path:
         return self._volume
 
+    def volumes(self) -> tuple[Volume, ...]:
+        """Return every volume of the store, in the order of its voters, as it is found now."""
+        identity = self._metadata.identity
+        return (Volume(identity.volume_id, self._volume, identity),)
+
     @property
     def environment(self) -> Environment:
         return self._env
@@ -165,15 +171,12 @@ class Store:
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
         """Make a stream; raises AlreadyExistsError, ValueError naming the key of the configuration."""
         checked = StreamConfig.from_mapping(config)
-        if checked.num_replicas != 1:
-            raise ValueError(f"num_replicas: {checked.num_replicas} replicas need as many volumes; the store has 1")
         with self.turn() as turn:
             incarnation = self._env.new_id()
-            command = AddStream(incarnation, checked, (self._metadata.identity.volume_id,))
+            chosen = placement.choose(turn.state, self.volumes(), checked.num_replicas)
+            command = AddStream(incarnation, checked, chosen)
             turn.check(command)
-            directory = block_directory(self._volume, incarnation)
-            self._env.files.make_directory(directory)
-            self._env.files.sync_directory(directory.parent)
+            appends.make_directories(turn, incarnation, chosen, self._env)
             self.propose(turn, command)
         return Stream(self, incarnation, checked.name)
 
@@ -207,7 +210,7 @@ class Store:
         names = [one.name for one in state.streams.values()] if streams is None else list(streams)
         for name in names:
             self.stream_state(name, state)
-        return appends.begin(state, self._volume, self._metadata.identity, names, self._env)
+        return appends.begin(state, self.volumes(), names, self._env)
 
     def commit(
         self,
@@ -223,12 +226,12 @@ class Store:
         RequirementError, StaleIncarnationError, CorruptionError; OutcomeUnknownError if the disk failed in between.
         """
         with self.turn() as turn:
-            return appends.commit(turn, self._volume, transaction, staged, writer, overwrite, self._window, self._env)
+            return appends.commit(turn, transaction, staged, writer, overwrite, self._window, self._env)
 
     def abort(self, transaction: Transaction) -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
         with self.turn() as turn:
-            return appends.abort(turn, self._volume, transaction, self._env)
+            return appends.abort(turn, transaction, self._env)
 
     # --- reading
 
@@ -238,8 +241,7 @@ class Store:
         slices, ranges = [], []
         for name in request.streams:
             stream = self.stream_state(name, view.state)
-            directories = (str(block_directory(self._volume, stream.incarnation)),)
-            found, covered = plan_stream(view.state, stream, directories, request)
+            found, covered = plan_stream(view.state, stream, self.volumes(), request)
             slices.extend(found)
             ranges.append(covered)
         return ReadPlan(tuple(slices), tuple(ranges), view.index)
@@ -279,7 +281,8 @@ class Store:
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
-            orphans.sweep(turn, self._volume, self._env)
+            self._equip(turn)
+            orphans.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
 
     # --- turns
@@ -288,8 +291,13 @@ class Store:
     def turn(self) -> Iterator[Turn]:
         """Hold the store, and do the bounded upkeep after what was done with it."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
+            self._equip(turn)
             yield turn
             self._upkeep.after(turn)
+
+    def _equip(self, turn: Turn) -> None:
+        """Give a turn its volumes."""
+        turn.__dict__.update(volumes=self.volumes(), writable=self.volumes(), failed=lambda volume_id, error: None)
 
     def propose(self, turn: Turn, command: Command) -> machine.Result:
         """Return the result of a command that was carried out; raises what it was refused with."""

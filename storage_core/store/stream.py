@@ -253,7 +253,7 @@ class Stream:
             stream = state.by_incarnation(self.incarnation)
             if stream is None:
                 raise self._stale()
-            made = removal.command(state, stream, request, store.volume, store.environment)
+            made = removal.command(state, stream, request, turn.volumes, store.environment)
             result = store.propose(turn, made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count

@@ -1,0 +1,166 @@
+"""MirroredFile: one file that is written to several volumes at once, each of which may fail on its own.
+
+The writer of a block sees a single file. Every write goes to all volumes in parallel, from the same buffer, and returns
+when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. A volume that
+fails is left out from then on, and what it has of the file is taken away again; when fewer than `needed` are left, the
+error that decided comes out.
+"""
+
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from storage_core.files import File
+from storage_core.store.environment import Environment
+
+logger = logging.getLogger(__name__)
+BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN)
+GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
+
+
+class MirroredFile:
+    """A new file on several volumes. Not thread-safe; written front to back.
+
+    Raises OSError when too few volumes are left, also from the constructor.
+    """
+
+    def __init__(self, places: Sequence[tuple[bytes, Path]], needed: int, env: Environment) -> None:
+        self.path = places[0][1]
+        self.failures: dict[bytes, OSError] = {}  # by volume
+        self._needed, self._env = needed, env
+        self._paths = dict(places)
+        self._files: dict[bytes, File] = {}
+        self._start = 0  # where the gathered bytes go
+        self._gathered = bytearray()
+        outcomes = env.parallel([partial(env.files.create, path) for _, path in places])
+        for (volume_id, _), outcome in zip(places, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                self._files[volume_id] = outcome
+        try:
+            self._settle([volume_id for volume_id, _ in places], outcomes)
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def holders(self) -> tuple[bytes, ...]:
+        """Return the volumes that have all that was written."""
+        return tuple(self._files)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return where the copies of these volumes are."""
+        return tuple(self._paths[one] for one in self._files)
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        end = self._start + len(self._gathered)
+        if offset_bytes == end and len(self._gathered) + len(data) <= GATHERED_SIZE_MAX:
+            self._gathered += data
+            return
+        start, gathered = self._start, bytes(self._gathered)
+
+        def write(file: File) -> None:
+            if gathered:
+                file.write_at(start, gathered)
+            file.write_at(offset_bytes, data)
+
+        self._everywhere(write)
+        self._start = offset_bytes + len(data)
+        self._gathered.clear()
+
+    def sync(self) -> None:
+        """Make the content durable on every volume that is left."""
+        start, gathered = self._start, bytes(self._gathered)
+
+        def sync(file: File) -> None:
+            if gathered:
+                file.write_at(start, gathered)
+            file.sync()
+
+        self._everywhere(sync)
+        self._start += len(gathered)
+        self._gathered.clear()
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        return self._any().read_at(offset_bytes, size)
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        return self._any().read_into(offset_bytes, buffer)
+
+    def truncate(self, size: int) -> None:
+        self._everywhere(lambda file: file.truncate(size))
+
+    def size(self) -> int:
+        return self._any().size() + len(self._gathered)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            _close(file)
+
+    def discard(self) -> None:
+        """Close and remove every copy: nobody was told of this file."""
+        for volume_id in list(self._files):
+            self._abandon(volume_id)
+
+    def _any(self) -> File:
+        return next(iter(self._files.values()))
+
+    def _everywhere(self, call: Callable[[File], None]) -> None:
+        volume_ids = list(self._files)
+        self._settle(volume_ids, self._env.parallel([partial(call, self._files[one]) for one in volume_ids]))
+
+    def _settle(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
+        """Leave out the volumes that failed; raises OSError if the others are too few."""
+        for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
+            if isinstance(outcome, OSError):
+                outcome.filename = outcome.filename or str(self._paths[volume_id])  # calls on open files name none
+                self.failures[volume_id] = outcome
+                self._abandon(volume_id)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        if len(self._files) < self._needed:
+            raise decisive(list(self.failures.values()))
+
+    def _abandon(self, volume_id: bytes) -> None:
+        """Take back the copy of a volume that failed: its space may be what the others need."""
+        file = self._files.pop(volume_id, None)
+        if file is None:  # never made
+            return
+        _close(file)
+        remove(self._paths[volume_id], self._env)
+
+
+def says_broken(error: OSError) -> bool:
+    """Return whether the error is that of a broken disk: a full one, or a missing directory, proves nothing."""
+    return error.errno in BROKEN_DISK
+
+
+def remove(path: Path, env: Environment) -> None:
+    """Unlink what a task wrote and nobody was told of; what stays harms nobody, and is swept or repaired later."""
+    try:
+        env.files.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s could not be removed: %s", path, error)
+
+
+def _close(file: File) -> None:
+    try:
+        file.close()
+    except OSError as error:  # what counts was synced before
+        logger.warning("%s: close: %s", file.path, error)
+
+
+def decisive(failures: Sequence[OSError]) -> OSError:
+    """Return the error to tell of several: first those that the user can do something about."""
+
+    def rank(error: OSError) -> int:
+        for position, codes in enumerate(((errno.ENOSPC, errno.EDQUOT), (errno.EROFS, errno.EACCES, errno.EPERM))):
+            if error.errno in codes:
+                return position
+        return 3 if isinstance(error, FileNotFoundError) else 2
+
+    return min(failures, key=rank)
