@@ -59,7 +59,12 @@ class MessageReader(DataSourceReader):
             yield conform(batch, self.schema)
 
     def _on_damage(self, damage: ReadDamage) -> None:
-        """Hear of messages that cannot be read, before the read fails or goes on."""
+        """Hear of a bad copy that another one stood in for, or of messages that no copy has, before the read fails or
+        goes on.
+        """
+        if damage.served:
+            log.warning("%s", damage)
+            return
         with seen_from_here(self.settings):
             open_store(self.settings).close()
         if not self.settings.fail_on_data_loss:

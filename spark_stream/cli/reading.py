@@ -26,13 +26,19 @@ def read_messages(
 ) -> "Iterator[pa.RecordBatch]":
     """Yield what the plan covers, columns PRINTED_COLUMNS.
 
-    Raises DataLossError at what cannot be read; with `skip_damage`, `tell` hears of it and the rest is read.
+    Raises DataLossError at what no copy has; with `skip_damage`, `tell` hears of it and the rest is read. It also hears
+    of bad copies that others stood in for.
     """
-    from storage_core.store.reading import ReadOptions, read_slices
+    from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
     from storage_core.store.stream import check_filters
 
     on_loss = "skip" if skip_damage else "raise"
     options = ReadOptions(PRINTED_COLUMNS, subject_filters=check_filters(subject), on_loss=on_loss)
-    # Without skip_damage the error says it all; nobody needs to hear it twice.
-    report = (lambda damage: tell(f"skipped: {damage}")) if skip_damage else None
+
+    def report(damage: ReadDamage) -> None:
+        if damage.served:
+            tell(str(damage))
+        elif skip_damage:  # otherwise the error says it all; nobody needs to hear it twice
+            tell(f"skipped: {damage}")
+
     yield from read_slices(plan.slices, options, report, env=store.environment)
