@@ -47,8 +47,8 @@ OPTIONS = (
         EVERYWHERE,
         "paths",
         "required",
-        "One or more volumes of the store, separated by commas: any of them leads to the rest. Relative paths are "
-        "resolved on the driver. Set by `load(p)` and `save(p)`.",
+        "One or more volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them "
+        "leads to the rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
     ),
     Option("paths", EVERYWHERE, "paths", "", "The same as a list; set by `load([p, q])`.", alias="path"),
     Option(
@@ -56,7 +56,7 @@ OPTIONS = (
         EVERYWHERE,
         "names",
         "required for reading messages (layout=nats: all streams); for writing: the column `stream`",
-        "The stream. For reading also a list separated by commas, or globs (`ORDERS_*`).",
+        "The stream. For reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
     ),
     Option(
         "subject",
