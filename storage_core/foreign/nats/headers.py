@@ -46,7 +46,7 @@ def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndar
     if not len(raw):
         return pa.array([], pa.binary()), pa.array([], pa.binary()), np.empty(0, np.int64)
     edges = np.frombuffer(raw.buffers()[1], np.int32, len(raw) + 1, raw.offset * 4).astype(np.int64)
-    buffer = raw.buffers()[2] or pa.py_buffer(b"")  # Arrow may leave the buffer of empty values out
+    buffer = raw.buffers()[2]
     text = np.frombuffer(buffer, np.uint8)[: edges[-1]]
     starts, ends, message = _lines(text, edges)
     keep = (starts < ends) & ~_is_status(text, starts, ends, starts == edges[message])

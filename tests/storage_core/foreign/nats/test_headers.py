@@ -91,8 +91,3 @@ def test_headers_before_a_slice_are_none_of_it() -> None:
     raw = pa.array([b"NATS/1.0\r\nA: 1\r\n\r\n", b"NATS/1.0\r\nB: 2\r\n", b"C: 3"], pa.binary())
     sliced = parse_headers(raw[1:2], np.ones(1, bool))
     assert sliced.to_pylist() == [[{"key": "B", "value": b"2"}]]
-
-
-def test_empty_headers_need_no_buffer_behind_them() -> None:
-    raw = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(bytes(12)), None])
-    assert parse_headers(raw, np.ones(2, bool)).to_pylist() == [[], []]
