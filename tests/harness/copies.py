@@ -15,7 +15,7 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
-from storage_core.store.environment import REAL, Environment, one_after_another
+from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.identity import FILE_NAME, VolumeIdentity
 from storage_core.store.placement import block_directory
 from storage_core.store.plan import BlockSlice, ReadRequest, plan_stream
@@ -68,11 +68,16 @@ class Scattered:
         return sorted(self.directory(number).iterdir())
 
     def add_block(
-        self, row_count: int, frame_row_count: int, holes: Sequence[int] = (), holders: Sequence[int] | None = None
+        self,
+        row_count: int,
+        frame_row_count: int,
+        holes: Sequence[int] = (),
+        holders: Sequence[int] | None = None,
+        later_ns: int = 0,
     ) -> BlockSummary:
         """Put a block at the end of the stream, in small frames, on these volumes (default: on the whole placement).
 
-        `holes`: relative sequences that the block leaves out.
+        `holes`: relative sequences that the block leaves out; `later_ns`: added to the times of its messages.
         """
         stream = self.stream
         taken = np.setdiff1d(np.arange(row_count + len(holes)), np.array(holes, np.int64))[:row_count]
@@ -84,7 +89,7 @@ class Scattered:
             with OS_FILES.create(path) as file:
                 identity = BlockIdentity(STORE_ID, INCARNATION, block_id, bytes(16))
                 writer = BlockWriter(file, identity, frame_row_count=frame_row_count)
-                writer.write(rows(stream.next_sequence + taken), sequences=taken)
+                writer.write(rows(stream.next_sequence + taken, later_ns), sequences=taken)
                 summary = writer.finish()
         assert summary is not None
         mask = sum(1 << placed.index(number) for number in (placed if holders is None else holders))
@@ -102,12 +107,12 @@ class Scattered:
         return plan_stream(self.state, self.stream, self.volumes, request)[0]
 
 
-def rows(sequences: np.ndarray) -> pa.RecordBatch:
+def rows(sequences: np.ndarray, later_ns: int = 0) -> pa.RecordBatch:
     """Return a message for each sequence: what it says follows from its number."""
     count = len(sequences)
     columns = [
         pa.array([f"s.{sequence % 3}" for sequence in sequences.tolist()]),
-        pa.array(sequences.astype(np.int64) * 1000),
+        pa.array(sequences.astype(np.int64) * 1000 + later_ns),
         pa.nulls(count, HEADERS_TYPE),
         pa.array([b"message %d" % sequence for sequence in sequences.tolist()], pa.binary()),
     ]
@@ -118,8 +123,3 @@ def write_columns(first: int, count: int, data_size: int = 20) -> pa.RecordBatch
     """Return messages in columns to write."""
     data = [(b"message %d " % number).ljust(data_size, b".") for number in range(first, first + count)]
     return pa.record_batch({"subject": ["s.0"] * count, "data": pa.array(data, pa.binary())})
-
-
-def in_order(env: Environment) -> Environment:
-    """Return the environment with I/O on several volumes done one volume after another."""
-    return replace(env, parallel=one_after_another)
