@@ -4,8 +4,9 @@
 power loss that drops what was not synced), so production code has no switches for faults.
 
 Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW and made with mode 0600,
-directories 0700; nothing is made visible by renaming but a repaired copy, in place of a bad one; `sync_directory` follows the creation or removal of a name that
-must survive. Errors of the operating system come out as OSError: the caller knows what they mean.
+directories 0700; nothing is made visible by renaming, but a repaired copy takes the name of the bad one;
+`sync_directory` follows the creation or removal of a name that must survive. Errors of the operating system come out
+as OSError: the caller knows what they mean.
 """
 
 import errno

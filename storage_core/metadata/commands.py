@@ -18,7 +18,7 @@ class Voter(msgspec.Struct, frozen=True):
 
     volume_id: bytes
     instance_id: bytes
-    path: str  # where it was seen last, relative to the first volume
+    path: str  # where it was seen last, from the directory that the first volume lies in
     learner: bool = False  # written, not asked: it has not caught up and been verified yet
     retired: str = ""  # why it neither votes nor counts until it was verified again; empty: it does
 

@@ -1,56 +1,93 @@
-"""Creation of a volume: everything durable before its identity is written, so a volume is whole or is none."""
+"""Creation of volumes: everything durable before the identity is written, so a volume is whole or is none."""
 
 import logging
 import os
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import AlreadyExistsError
-from storage_core.metadata.commands import Envelope, Init, Voter, encode_envelope
+from storage_core.metadata.commands import Adopt, Envelope, Init, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
-from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Vote, make_entry
+from storage_core.metadata.state import StoreState, encode_state
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
 from storage_core.store import identity as volume_file
 from storage_core.store import locks, log
+from storage_core.store.ensemble import translated
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
-from storage_core.store.turn import translated
+from storage_core.store.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
+STREAMS = "streams"
 
 
-def create_volume(path: Path, settings: StoreSettings, env: Environment) -> VolumeIdentity:
-    """Make `path` the only volume of a new store; the directory may be missing or empty.
+def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
+    """Make the directories the volumes of a new store; each may be missing or empty.
 
     Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
-    VolumeFailedError; ValueError if its parent is missing.
+    VolumeFailedError; ValueError if a parent is missing, or for an even number of volumes.
     """
-    path = Path(os.path.realpath(path))  # the volume itself may be a link; below it none is followed
-    with translated(path):
-        _make_root(path, env)
-        with locks.hold(env.files, path, 0.0):
-            _check_empty(path, env)  # once more: another process may have been faster
-            identity = VolumeIdentity(env.new_id(), env.new_id(), env.new_id(), env.now_ns())
+    if len(paths) % 2 == 0:
+        raise ValueError(
+            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them: an even "
+            "number survives no more losses than one less"
+        )
+    paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
+    made = env.now_ns()
+    store_id = env.new_id()
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
+    found = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
+    places = recorded_paths(found)
+    voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
+    first = _first_entry(Init(store_id, settings, voters, env.lock_domain(), socket.gethostname()), made, env)
+    fill(found, first, env)
+    return found
+
+
+def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment) -> None:
+    """Make the volumes, whole: their directories may be missing or empty, and are left so if it fails."""
+    with translated(", ".join(str(one.path) for one in made)):
+        for one in made:
+            _make_root(one.path, env)
+        by_id = sorted(made, key=lambda one: one.volume_id)
+        with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
+            for one in made:
+                _check_empty(one.path, env)  # once more: another process may have been faster
             try:
-                _fill(path, identity, settings, env)
+                for one in made:
+                    _write_metadata(one, first, env)
+                for one in made:  # whoever sees an identity finds all the rest
+                    write_identity(one, env)
             except OSError:
-                _empty(path, env)
+                for one in made:
+                    _empty(one.path, env)
                 raise
-    return identity
 
 
-def _fill(path: Path, identity: VolumeIdentity, settings: StoreSettings, env: Environment) -> None:
-    env.files.make_directory(path / log.DIRECTORY)
-    env.files.make_directory(path / "streams")
-    _first_entry(path, identity, settings, env)
-    env.files.sync_directory(path)  # whoever sees the identity finds all the rest
-    file = env.files.create(path / volume_file.FILE_NAME)
+def _write_metadata(one: Volume, first: "FirstEntry", env: Environment) -> None:
+    assert one.identity is not None
+    env.files.make_directory(one.path / log.DIRECTORY)
+    env.files.make_directory(one.path / STREAMS)
+    volume_log = log.VolumeLog(env.files, one.path, one.identity)
+    position = volume_log.start_segment((0, 0, CHAIN_START), None, [first.vote, first.entry])
+    commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
+    volume_log.write_commit_record(position.segment, commit)
+    env.files.sync_directory(one.path)
+
+
+def write_identity(one: Volume, env: Environment) -> None:
+    """Write the identity of a volume whose other files are durable, and make it so itself."""
+    assert one.identity is not None
+    file = env.files.create(one.path / volume_file.FILE_NAME)
     try:
-        file.write_at(0, identity.encode())
+        file.write_at(0, one.identity.encode())
         file.sync()
     finally:
         file.close()
-    env.files.sync_directory(path)
-    env.files.sync_directory(path.parent)
+    env.files.sync_directory(one.path)
+    env.files.sync_directory(one.path.parent)
 
 
 def _empty(path: Path, env: Environment) -> None:
@@ -62,7 +99,7 @@ def _empty(path: Path, env: Environment) -> None:
         if env.files.is_directory(meta):
             for name in env.files.list_directory(meta):
                 env.files.unlink(meta / name)
-        for directory in (meta, path / "streams"):
+        for directory in (meta, path / STREAMS):
             if env.files.is_directory(directory):
                 env.files.remove_directory(directory)
     except OSError as error:
@@ -89,13 +126,21 @@ def _check_empty(path: Path, env: Environment) -> None:
         raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
 
 
-def _first_entry(path: Path, identity: VolumeIdentity, settings: StoreSettings, env: Environment) -> None:
-    """Write the log's first segment, which makes this volume the only voter, and its commit record."""
-    voter = Voter(identity.volume_id, identity.instance_id, ".")
-    init = Init(identity.store_id, settings, (voter,), env.lock_domain(), socket.gethostname())
-    payload = encode_envelope(Envelope(identity.created_ns, init))
+@dataclass(frozen=True, slots=True)
+class FirstEntry:
+    """How the log of every volume of a store begins."""
+
+    vote: Vote
+    entry: Entry
+
+
+def _first_entry(command: Init | Adopt, time_ns: int, env: Environment) -> FirstEntry:
+    """Return the first vote and entry of a new log."""
     vote = Vote(1, env.new_id())
-    entry = make_entry(CHAIN_START, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload)
-    volume_log = log.VolumeLog(env.files, path, identity)
-    position = volume_log.start_segment((0, 0, CHAIN_START), None, [vote, entry])
-    volume_log.write_commit_record(position.segment, CommitRecord(1, entry.term, entry.index, entry.chain))
+    payload = encode_envelope(Envelope(time_ns, command))
+    return FirstEntry(vote, make_entry(CHAIN_START, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload))
+
+
+def first_entry_of(state: StoreState, env: Environment) -> FirstEntry:
+    """Return the beginning of a log that starts with a whole state: of a store that is rebuilt or restored."""
+    return _first_entry(Adopt(encode_state(state)), env.now_ns(), env)

@@ -2,12 +2,12 @@
 
 import html
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.identity import VolumeIdentity
 from storage_core.store.index import VolumeIndex
+from storage_core.store.volumes import Volume
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -21,7 +21,7 @@ def rfc3339(time_ns: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"
 
 
-def store_info(state: StoreState, volume: Path, identity: VolumeIdentity) -> dict[str, Any]:
+def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
     """Return the shape of `store info --json`."""
     streams = state.streams.values()
     return {
@@ -34,10 +34,11 @@ def store_info(state: StoreState, volume: Path, identity: VolumeIdentity) -> dic
         "host": state.host,
         "volumes": [
             {
-                "name": identity.volume_id.hex(),
-                "instance": identity.instance_id.hex(),
-                "path": str(volume),
+                "name": one.name,
+                "instance": one.identity.instance_id.hex() if one.identity is not None else None,
+                "path": str(one.path),
             }
+            for one in volumes
         ],
         "streams": len(streams),
         "messages": sum(one.message_count for one in streams),
@@ -89,24 +90,26 @@ def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
 
 def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
     """Return the volumes of the placement with what their files say: names and sizes, and the last verification."""
-    volume = Path(store.paths[0])
-    held = VolumeIndex(store.environment.files, volume).stream(stream.incarnation).blocks
+    replicas = [_replica(store, stream, one) for one in store.volumes() if one.volume_id in stream.placement]
+    return {"leader": replicas[0]["name"], "replicas": replicas}
+
+
+def _replica(store: "Store", stream: StreamState, volume: Volume) -> dict[str, Any]:
+    held = VolumeIndex(store.environment.files, volume.path).stream(stream.incarnation).blocks
     rows = stream.blocks.rows
     bad = [row for row in rows if not _looks_whole(held.get(bytes(row["block_id"])), int(row["file_size"]))]
     missing = sum(1 for row in bad if bytes(row["block_id"]) not in held)
     state = "current" if not bad else "missing" if missing == len(rows) else "damaged"
     oldest_ns = min((abs(held.get(bytes(row["block_id"]), (0, 0))[1]) for row in rows), default=0)
-    name = stream.placement[0].hex()
-    replica = {
-        "name": name,
+    return {
+        "name": volume.name,
         "current": not bad,
         "lag": 0,
         "state": state,
         "damaged_blocks": len(bad),
         "last_scrub": rfc3339(oldest_ns) if oldest_ns else None,
-        "path": str(volume),
+        "path": str(volume.path),
     }
-    return {"leader": name, "replicas": [replica]}
 
 
 def _looks_whole(held: tuple[int, int] | None, file_size: int) -> bool:

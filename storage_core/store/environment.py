@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from storage_core.files import OS_FILES, Files
 from storage_core.store import identity
 
-
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""The lock of a volume: one holder at a time, among the threads of this process and among processes.
+"""The locks of the volumes: one holder at a time, among the threads of this process and among processes.
 
 A mutex serialises the threads; `flock` on VOLUME/lock serialises processes, and the kernel lets go of it when the
 holder dies. The file is opened anew for each turn, so that a store deleted and made again under the same path is not
@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,43 +54,80 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 @contextmanager
-def hold(files: Files, volume: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the volume's lock; raises StoreBusyError after `timeout_s`, naming who has it."""
-    path = volume / FILE_NAME
+def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -> Iterator[frozenset[Path]]:
+    """Hold the locks of at least `needed` of the volumes; yield those that are held.
+
+    The volumes come in the order of their ids, the same in every process. Whoever gets too few lets go of all and tries
+    again. Raises StoreBusyError after `timeout_s`, naming who has the store; OSError if the files are to blame.
+    """
     deadline = time.monotonic() + timeout_s
-    mutex = _mutex(path)
-    if not mutex.acquire(timeout=max(timeout_s, 0.0)):
-        raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
-    lock: Lock | None = None
+    mutexes = [_mutex(volume / FILE_NAME) for volume in volumes]
+    taken: list[threading.Lock] = []
+    locks: dict[Path, Lock] = {}
     try:
-        lock = _acquire(files, path, deadline, timeout_s)
-        yield
+        for mutex, volume in zip(mutexes, volumes, strict=True):
+            if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+                raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
+            taken.append(mutex)
+        locks = _acquire(files, volumes, needed, deadline, timeout_s)
+        yield frozenset(locks)
     finally:
-        if lock is not None:
+        for lock in locks.values():
             _close(lock)
-        mutex.release()
+        for mutex in reversed(taken):
+            mutex.release()
 
 
-def _acquire(files: Files, path: Path, deadline: float, timeout_s: float) -> Lock:
+def _acquire(files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float) -> dict[Path, Lock]:
     pause_s = BACKOFF_FIRST_S
     while True:
-        with _registry:
-            lock = files.lock(path)
-            _opened.add(lock)
+        locks, errors, busy = _try_all(files, volumes)
+        if len(locks) >= needed:
+            return locks
+        for lock in locks.values():
+            _close(lock)
+        if not busy:
+            raise errors[0]
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            where, note = busy[0]
+            raise StoreBusyError(f"{where}: {_describe(note)} has held the store for longer than {timeout_s:g} s")
+        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
+        pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+
+
+def _try_all(files: Files, volumes: Sequence[Path]) -> tuple[dict[Path, Lock], list[OSError], list[tuple[Path, bytes]]]:
+    """Return the locks that were free, the errors of volumes that have none, and who holds the others."""
+    locks: dict[Path, Lock] = {}
+    errors: list[OSError] = []
+    busy: list[tuple[Path, bytes]] = []
+    for volume in volumes:
+        try:
+            lock = _open(files, volume)
+        except OSError as error:
+            errors.append(error)
+            continue
         try:
             if lock.try_acquire():
                 lock.write_note(_note())
-                return lock
-            note = lock.read_note()
+                locks[volume] = lock
+                continue
+            busy.append((volume, lock.read_note()))
+        except OSError as error:
+            errors.append(error)
         except BaseException:
-            _close(lock)
+            for one in (lock, *locks.values()):
+                _close(one)
             raise
         _close(lock)
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise StoreBusyError(f"{path.parent}: {_describe(note)} has held the store for longer than {timeout_s:g} s")
-        time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
-        pause_s = min(pause_s * 2, BACKOFF_MAX_S)
+    return locks, errors, busy
+
+
+def _open(files: Files, volume: Path) -> Lock:
+    with _registry:
+        lock = files.lock(volume / FILE_NAME)
+        _opened.add(lock)
+    return lock
 
 
 def _close(lock: Lock) -> None:

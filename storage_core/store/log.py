@@ -76,6 +76,7 @@ class Evidence:
     position: Position = Position(0, 0)
     tail_is_clean: bool = True  # a batch may be appended at `position`
     slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
+    everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
 
     @property
@@ -237,6 +238,8 @@ class VolumeLog:
             header = log_format.decode_segment_header(bytes(data[:PAGE_SIZE]))
             self._check_header(header, number)
             evidence.damage.extend(collected.missed_at(header.base_index))
+            if durable:
+                collected.begin(header.base_index, header.base_chain)
         except (CorruptRecordError, TruncatedRecordError):
             clean = False
             if durable:  # else it was torn by a power loss while a holder began it
@@ -352,6 +355,24 @@ class VolumeLog:
         with self._open(self.segment_path(segment), writable=True) as file:
             file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
 
+    def remove_commit_records(self) -> None:
+        """Take all commit records away, durably: what they vouch for is about to be repaired."""
+        for number in self.segments():
+            with self._open(self.segment_path(number), writable=True) as file:
+                if file.size() > PAGE_SIZE:
+                    file.write_at(PAGE_SIZE, bytes(PAGE_SIZE * log_format.SLOT_COUNT))
+                    _sync(file)
+
+    def remove_older(self, segment: int, snapshot: int) -> None:
+        """Remove every segment and snapshot but these, which are durable and say all there is to say."""
+        for number in self.segments():
+            if number != segment:
+                self._files.unlink(self.segment_path(number))
+        for index in self.snapshots():
+            if index != snapshot:
+                self._files.unlink(self.snapshot_path(index))
+        self._files.sync_directory(self.directory)
+
     def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, body: SnapshotBody) -> None:
         """Write a snapshot of the state after entry `tip`, which has this history id, and make it durable."""
         index, term, chain = tip
@@ -465,6 +486,13 @@ class _Collected:
         missed = self.missed()
         return missed if base_index > max(self.entries, default=0) else []
 
+    def begin(self, base_index: int, base_chain: bytes) -> None:
+        """Forget a log that does not lead to where a durable segment begins: a snapshot took its place."""
+        base = self.entries.get(base_index)
+        if base is not None and base.chain != base_chain:
+            self.entries.clear()
+            self.pending = None
+
     def take(self, entry: Entry) -> None:
         self.pending = None
         if self.entries.get(entry.index) == entry:
@@ -485,7 +513,7 @@ class _Collected:
 def _link(collected: _Collected, evidence: Evidence) -> None:
     """Put the entries after the snapshot on one chain, and say where it breaks."""
     index, _, chain = evidence.tip
-    entries = collected.entries
+    entries = evidence.everything = collected.entries
     if index in entries and entries[index].chain != chain:
         raise CorruptionError(f"snapshot at index {index} is not of this log: the hash chains differ")
     if entries and min(entries) > index + 1:

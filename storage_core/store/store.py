@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from storage_core.errors import NotAStoreError, NotFoundError, ReadOnlyError, StorageError
+from storage_core.errors import NotFoundError, ReadOnlyError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -21,13 +21,13 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store import appends, creation, describe, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
+from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.identity import VolumeIdentity, read_identity
 from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
-from storage_core.store.turn import Metadata, Turn
+from storage_core.store.turn import Turn
 from storage_core.store.upkeep import Upkeep
 from storage_core.store.volumes import Volume
 
@@ -39,29 +39,21 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Store:
     """A store of numbered streams on its volumes. Make one with `create` or `open`; a context manager."""
 
-    def __init__(
-        self, volume: Path, identity: VolumeIdentity, env: Environment, read_only: bool, lock_timeout_s: float
-    ) -> None:
-        self._volume, self._env, self._lock_timeout_s = volume, env, lock_timeout_s
-        self._metadata = Metadata(env, volume, identity, read_only)
-        self._upkeep = Upkeep(env, volume)
+    def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
+        self.metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+        self._upkeep = Upkeep(env)
         self._window = MsgIdWindow()
         self.read_only = read_only
 
     @classmethod
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
-        """Make a store on empty or missing directories and open it. Settings: graveyard_keep, snapshot_every.
+        """Make a store on empty or missing directories, one, three or five, and open it.
 
-        Raises ValueError (number of volumes, unknown setting), AlreadyExistsError (a directory that is not empty).
+        Settings: graveyard_keep, snapshot_every. Raises ValueError (number of volumes, one twice, unknown setting),
+        AlreadyExistsError (a directory that is not empty).
         """
-        paths = resolve_paths(volumes)
-        if len(paths) != 1:
-            raise ValueError(
-                f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); this version of jstream makes "
-                "stores of one volume"
-            )
-        identity = creation.create_volume(paths[0], StoreSettings.from_mapping(settings), env)
-        return cls(paths[0], identity, env, False, LOCK_TIMEOUT_S)
+        made = creation.create_volumes(resolve_paths(volumes), StoreSettings.from_mapping(settings), env)
+        return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
 
     @classmethod
     def open(
@@ -72,23 +64,15 @@ class Store:
         take_over: bool = False,
         env: Environment = REAL,
     ) -> "Store":
-        """Open the store that the volumes belong to.
+        """Open the store that the volumes belong to; any of them leads to the rest.
 
         `take_over`: from now on the store is written from this host; for a host that is down for good, or a copy.
-        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume twice).
+        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
-        paths = resolve_paths(path_or_paths)
-        identities = [(path, read_identity(env.files, path)) for path in paths]
-        volume, identity = identities[0]
-        for path, other in identities[1:]:
-            if other.store_id != identity.store_id:
-                raise NotAStoreError(
-                    f"{path} belongs to store {other.store_id.hex()}, {volume} to {identity.store_id.hex()}"
-                )
-            raise ValueError(f"volume {other.volume_id.hex()} is given twice: {volume} and {path}")
-        store = cls(volume, identity, env, read_only, lock_timeout_s)
+        metadata = Metadata.at(env, resolve_paths(path_or_paths), read_only)
+        store = cls(metadata, env, read_only, lock_timeout_s)
         if take_over:
-            with store._metadata.turn(lock_timeout_s, take_over=True):
+            with metadata.turn(lock_timeout_s, take_over=True):
                 pass
         store.state()
         return store
@@ -98,21 +82,21 @@ class Store:
     @property
     def id(self) -> bytes:
         """The store's id, 16 bytes."""
-        return self._metadata.identity.store_id
+        return self.metadata.store_id
 
     @property
     def paths(self) -> list[str]:
-        """Absolute paths of the volumes."""
-        return [str(self._volume)]
-
-    @property
-    def volume(self) -> Path:
-        return self._volume
+        """Absolute paths of the volumes, in the order of the store's voters."""
+        return [str(one.path) for one in self.metadata.volumes()]
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store, in the order of its voters, as it is found now."""
-        identity = self._metadata.identity
-        return (Volume(identity.volume_id, self._volume, identity),)
+        return self.metadata.volumes()
+
+    @property
+    def label(self) -> str:
+        """The store's volumes, for messages."""
+        return self.metadata.label
 
     @property
     def environment(self) -> Environment:
@@ -120,11 +104,11 @@ class Store:
 
     def state(self) -> StoreState:
         """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
-        return self._metadata.view(self._lock_timeout_s).state
+        return self.metadata.view(self._lock_timeout_s).state
 
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
-        return self._metadata.view(self._lock_timeout_s).index
+        return self.metadata.view(self._lock_timeout_s).index
 
     def close(self) -> None:
         """Let go of everything; nothing is held between calls, so this only ends the object's use."""
@@ -165,15 +149,21 @@ class Store:
                 one for one in names if one.casefold() == name.casefold()
             ]
             hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(sorted(names)[:10]) or 'none'}"
-            raise NotFoundError(f"no stream {name!r} in {self._volume}{hint}")
+            raise NotFoundError(f"no stream {name!r} in {self.label}{hint}")
         return found
 
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
-        """Make a stream; raises AlreadyExistsError, ValueError naming the key of the configuration."""
-        checked = StreamConfig.from_mapping(config)
+        """Make a stream, on every volume unless num_replicas says less.
+
+        Raises AlreadyExistsError, ValueError naming the key of the configuration.
+        """
+        given = config.to_json() if isinstance(config, StreamConfig) else config
+        if isinstance(given, Mapping) and given.get("num_replicas") is None:
+            given = {**given, "num_replicas": sum(not one.learner for one in self.state().voters)}
+        checked = StreamConfig.from_mapping(given)
         with self.turn() as turn:
             incarnation = self._env.new_id()
-            chosen = placement.choose(turn.state, self.volumes(), checked.num_replicas)
+            chosen = placement.choose(turn.state, turn.writable, checked.num_replicas)
             command = AddStream(incarnation, checked, chosen)
             turn.check(command)
             appends.make_directories(turn, incarnation, chosen, self._env)
@@ -202,10 +192,10 @@ class Store:
     def begin(self, streams: Iterable[str] | None = None) -> Transaction:
         """Return a new transaction over these streams, None for all; it can be sent to other processes.
 
-        Raises NotFoundError, ReadOnlyError.
+        Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
         """
         if self.read_only:
-            raise ReadOnlyError(f"{self._volume} was opened for reading only")
+            raise ReadOnlyError(f"{self.label} was opened for reading only")
         state = self.state()
         names = [one.name for one in state.streams.values()] if streams is None else list(streams)
         for name in names:
@@ -223,7 +213,8 @@ class Store:
 
         `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
         before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
-        RequirementError, StaleIncarnationError, CorruptionError; OutcomeUnknownError if the disk failed in between.
+        RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
+        OutcomeUnknownError if the disks failed in between.
         """
         with self.turn() as turn:
             return appends.commit(turn, transaction, staged, writer, overwrite, self._window, self._env)
@@ -237,11 +228,12 @@ class Store:
 
     def plan(self, request: ReadRequest) -> ReadPlan:
         """Return what a read has to fetch, from metadata alone. Takes no lock."""
-        view = self._metadata.view(self._lock_timeout_s)
+        view = self.metadata.view(self._lock_timeout_s)
+        volumes = self.volumes()
         slices, ranges = [], []
         for name in request.streams:
             stream = self.stream_state(name, view.state)
-            found, covered = plan_stream(view.state, stream, self.volumes(), request)
+            found, covered = plan_stream(view.state, stream, volumes, request)
             slices.extend(found)
             ranges.append(covered)
         return ReadPlan(tuple(slices), tuple(ranges), view.index)
@@ -254,7 +246,7 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
-        return describe.store_info(self.state(), self._volume, self._metadata.identity)
+        return describe.store_info(self.state(), self.volumes())
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
@@ -265,23 +257,24 @@ class Store:
         """
         state = self.state()
         chosen = [self.stream_state(name, state) for name in (self.streams() if streams is None else streams)]
-        report, index = verification.verify(state, chosen, self._metadata, self._volume, self._env, progress)
+        report, indexes = verification.verify(state, chosen, self.metadata, self._env, progress)
         if not self.read_only:
-            self._save_index(index)
+            self._save_indexes(indexes)
         return report
 
-    def _save_index(self, index: VolumeIndex) -> None:
+    def _save_indexes(self, indexes: Mapping[bytes, VolumeIndex]) -> None:
         """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
         try:
-            with self._metadata.turn(self._lock_timeout_s) as turn:
-                index.save({one.incarnation for one in turn.state.streams.values()})
+            with self.metadata.turn(self._lock_timeout_s) as turn:
+                for one in turn.writable:
+                    if one.volume_id in indexes:
+                        indexes[one.volume_id].save({stream.incarnation for stream in turn.state.streams.values()})
         except StorageError as error:
-            logger.info("%s: index.db was not written: %s", self._volume, error)
+            logger.info("%s: index.db was not written: %s", self.label, error)
 
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            self._equip(turn)
+        with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
 
@@ -290,14 +283,9 @@ class Store:
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         """Hold the store, and do the bounded upkeep after what was done with it."""
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            self._equip(turn)
+        with self.metadata.turn(self._lock_timeout_s) as turn:
             yield turn
             self._upkeep.after(turn)
-
-    def _equip(self, turn: Turn) -> None:
-        """Give a turn its volumes."""
-        turn.__dict__.update(volumes=self.volumes(), writable=self.volumes(), failed=lambda volume_id, error: None)
 
     def propose(self, turn: Turn, command: Command) -> machine.Result:
         """Return the result of a command that was carried out; raises what it was refused with."""

@@ -1,214 +1,86 @@
-"""Turns: how the processes of one host read and write the metadata of a store, one after another.
+"""Turns: the time for which one process holds a store, and what it may do with it.
 
-A turn holds the volume's lock. It reads what others left, decides what counts, and proposes commands; each is on
-disk before `propose` returns. Readers take no lock: they follow the commit record.
+A turn holds the locks of a majority of the volumes at least. It reads what others left on every volume that can be
+read, decides what counts (decision.py), makes that durable, and proposes commands; each is on the disks of a majority
+before `propose` returns. One process hosts all voters: no messages, one state machine, a log a volume.
 
 What a turn finds, and what it does (docs/locks-and-stability.md has the table with every row):
 
-- nobody led since this process did: its term and state still hold; one fsync a command;
-- others led, all they wrote is committed: their entries are applied, a vote opens a new term;
-- entries above the commit record: they may be in the page cache only, so they are rewritten into a new segment and
-  fsynced before they count, and a no-op of the new term commits them;
-- a bad record above everything that could have been acked: a torn tail; the segment is left as it is and a new one
-  is started;
-- a bad record anywhere else, a log that ends below its commit record, a chain that does not fit: damage. Nothing is
-  written.
-
-One volume, so one voter: its fsync is the quorum.
+- nobody led since this process did: its term and state still hold; one round of fsyncs a command;
+- others led, all they wrote is committed on every volume: their entries are applied, a vote opens a new term;
+- anything else: what may be in the page cache only is rewritten into new segments, volumes that are behind catch up,
+  votes are fsynced, and an entry of the new term commits it all;
+- too little is left to be sure: nothing is written.
 """
 
 import errno
 import logging
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from storage_core.errors import (
-    CorruptionError,
     DiskFullError,
+    NoQuorumError,
     OutcomeUnknownError,
-    ReadOnlyError,
     StorageError,
     StoreBusyError,
     VolumeFailedError,
 )
 from storage_core.metadata import machine
-from storage_core.metadata.commands import Command, Envelope, NoOp, TakeOver, decode_envelope, encode_envelope
-from storage_core.metadata.state import StoreState, decode_state, encode_state
+from storage_core.metadata.commands import (
+    ChangeVolumes,
+    Command,
+    Envelope,
+    Event,
+    NoOp,
+    RecordEvents,
+    TakeOver,
+    Voter,
+    encode_envelope,
+)
+from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.quorum import majority
 from storage_core.raft.snapshot_format import SnapshotBody
-from storage_core.store import locks
-from storage_core.store.environment import Environment
-from storage_core.store.identity import VolumeIdentity
-from storage_core.store.log import SEGMENT_SIZE_MAX, Evidence, Position, SyncError, VolumeLog
+from storage_core.store import decision as rules
+from storage_core.store.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
+from storage_core.store.view import View, applied, replay
+from storage_core.store.volumes import Volume
+
+if TYPE_CHECKING:
+    from storage_core.store.ensemble import Metadata
 
 logger = logging.getLogger(__name__)
-READ_ATTEMPTS = 5  # of a reader that meets files being replaced
-COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
-COMMIT_PAUSE_S = 0.005  # between two of them
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Committed state, and where in the log it stands."""
-
-    state: StoreState
-    index: int
-    term: int
-    chain: bytes
-    commit: CommitRecord | None  # None: committed by what a snapshot says
-    position: Position  # records at and after it have not been looked at
-    term_seen: int  # highest term that anything before the position speaks of, votes included
-    snapshot_index: int  # of the newest snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class _Leadership:
-    """This process leads, as long as nothing but its own records stands in the log."""
+class Leadership:
+    """This process leads, as long as nothing but its own records stands in the logs."""
 
     term: int
     history: bytes
     candidate: bytes
 
+    @property
+    def vote(self) -> Vote:
+        return Vote(self.term, self.candidate)
 
-class _Doubt(Exception):
-    """Entries stand above the commit record, and nobody moves it on."""
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a volume's metadata is like: one of the states of decision.py."""
 
-class Metadata:
-    """The metadata of a store, as this process knows it. Safe to use from several threads."""
-
-    def __init__(self, env: Environment, volume: Path, identity: VolumeIdentity, read_only: bool = False) -> None:
-        self._env, self._volume, self._read_only = env, volume, read_only
-        self.identity = identity
-        self.log = VolumeLog(env.files, volume, identity)
-        self._view: View | None = None  # replaced as a whole, never by a lower one
-        self._undecided: View | None = None  # what a commit record says while newer entries may count
-        self._leadership: _Leadership | None = None
-        self._led_to = Position(0, 0)  # the end of the log when this process last wrote as its leader
-        self._failed: str | None = None  # why this process writes no more
-        self._reading = threading.Lock()
-
-    # --- reading
-
-    def view(self, lock_timeout_s: float) -> View:
-        """Return the newest committed state that a commit record vouches for. Takes no lock unless in doubt."""
-        error: StorageError | OSError | None = None
-        with self._reading:
-            for _ in range(READ_ATTEMPTS):
-                try:
-                    view = self._follow_commit_record()
-                except _Doubt:
-                    break
-                except (CorruptionError, OSError) as caught:  # also a file that was there when the names were listed
-                    error = caught
-                    continue
-                if view is not None:
-                    return view
-        if not self._read_only:
-            try:
-                with self.turn(lock_timeout_s) as turn:  # nothing moves under the lock: what is missing is missing
-                    return turn.view
-            except (ReadOnlyError, StoreBusyError, DiskFullError):
-                if self._undecided is None:
-                    raise
-        if self._undecided is None:
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise VolumeFailedError(f"{self._volume} cannot be read: {error}") from error
-            reason = error if error is not None else "it was never written, or is lost"
-            raise CorruptionError(f"{self._volume}: no whole commit record to read by: {reason}") from error
-        logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self._volume)
-        self._view = self._undecided
-        return self._undecided
-
-    def _follow_commit_record(self) -> View | None:
-        """Return the view that the commit record names; None if that is not certain without the lock."""
-        self._undecided = None
-        commit, clean = self.log.read_commit_record()
-        known = self._view
-        if known is not None and commit == known.commit and clean:
-            return known
-        if commit is None or not (clean or self._read_only) or (known is not None and commit.index < known.index):
-            self._undecided = known
-            return None
-        view = self._advance(known, commit) if known is not None else None
-        if view is None:
-            evidence = self.log.read()
-            view = _replay(evidence, commit)
-            if evidence.bad is not None and evidence.bad.followed:
-                raise CorruptionError(f"{evidence.bad.where}: a bad record, and entries stand after it")
-            if known is None and not self._is_being_written(evidence.tip[0], commit.index):
-                if not clean:
-                    raise CorruptionError(
-                        f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
-                        "before it names; opening the store for writing settles which of them count"
-                    )
-                self._undecided = view
-                raise _Doubt
-        self._view = view
-        return view
-
-    def _is_being_written(self, tip: int, committed: int) -> bool:
-        """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
-
-        After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
-        begun to read can meet that; whoever has read before was alive all the time.
-        """
-        for _ in range(COMMIT_ATTEMPTS):
-            if tip <= committed:
-                return True
-            self._env.sleep(COMMIT_PAUSE_S)
-            commit, _ = self.log.read_commit_record()
-            committed = commit.index if commit is not None else committed
-        return tip <= committed
-
-    def _advance(self, known: View, commit: CommitRecord) -> View | None:
-        """Return `known` moved on to `commit` by the records behind it; None if that does not lead there."""
-        tail = self.log.read_tail(known.position)
-        if tail is None:
-            return None
-        state, index, chain, all_used = known.state, known.index, known.chain, tail.is_clean
-        for record in tail.records:
-            if not isinstance(record, Entry) or record.index <= index:
-                continue
-            if record.index > commit.index or not record.follows(chain):
-                all_used = False
-                break
-            state, index, chain = _applied(state, record), record.index, record.chain
-        if (index, chain) != (commit.index, commit.chain):
-            return None
-        position = tail.position if all_used else known.position
-        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
-        return View(state, index, commit.term, chain, commit, position, term_seen, known.snapshot_index)
-
-    # --- turns
-
-    @contextmanager
-    def turn(self, lock_timeout_s: float, take_over: bool = False) -> Iterator["Turn"]:
-        """Hold the store: everything read, everything that counts made durable.
-
-        Raises StoreBusyError, CorruptionError, VolumeFailedError, ReadOnlyError, DiskFullError.
-        """
-        if self._read_only:
-            raise ReadOnlyError(f"{self._volume} was opened for reading only")
-        if self._failed is not None:
-            raise VolumeFailedError(f"{self._volume} is not written any more: {self._failed}; check it, then open anew")
-        with translated(self._volume), locks.hold(self._env.files, self._volume, lock_timeout_s):
-            turn = Turn(self)
-            turn.begin(take_over)
-            yield turn
-
-    def _forget(self) -> None:
-        """After a failure: what was believed of the log's end is believed no more, and the term is given up."""
-        self._leadership = None
-
-    def _keep(self, view: View) -> None:
-        self._view = view
+    state: str
+    reason: str
+    index: int  # where its log ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,103 +99,229 @@ class _Applied:
         )
 
 
+class Relock(Exception):
+    """The log speaks of volumes that this turn has not locked: begin again with all of them."""
+
+
 class Turn:
     """One holder's time with the store. Made by `Metadata.turn`."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self._metadata = metadata
-        self._log, self._env = metadata.log, metadata._env
+    def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], locked: frozenset[Path]) -> None:
+        self._metadata, self._env = metadata, metadata.env
+        self.volumes, self.locked = tuple(volumes), locked
+        self._logs = {one.volume_id: metadata.log_of(one) for one in volumes}
+        self._members: list[bytes] = []  # volumes that entries are written to, in the order of the voters
+        self._voting: set[bytes] = set()  # those of them that count
+        self._retiring: dict[bytes, str] = {}
+        self._findings: Mapping[bytes, Finding] = {}
+        self._decision: Decision | None = None
         self.view: View
+
+    # --- what there is
 
     @property
     def state(self) -> StoreState:
         return self.view.state
 
+    @property
+    def label(self) -> str:
+        """The store's volumes, for messages."""
+        return self._metadata.label
+
+    @property
+    def writable(self) -> tuple[Volume, ...]:
+        """The volumes that may be written in this turn: locked, of the recorded instance, without a failed I/O."""
+        return tuple(one for one in self.volumes if one.volume_id in self._members)
+
+    def standing(self, volume_id: bytes) -> Standing:
+        """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
+        if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:
+            return Standing(rules.CURRENT, "", self.view.index)
+        one = self._findings.get(volume_id)
+        if one is None:
+            return Standing(rules.MISSING, "no volume of this store", 0)
+        return Standing(one.state if one.state != rules.CURRENT else rules.BEHIND, one.reason, one.index)
+
+    def log_of(self, volume_id: bytes) -> VolumeLog:
+        return self._logs[volume_id]
+
+    def _name(self, volume_id: bytes) -> str:
+        return next((str(one.path) for one in self.volumes if one.volume_id == volume_id), volume_id.hex())
+
+    def _voting_ids(self) -> list[bytes]:
+        return [one.volume_id for one in self.state.voters if not one.learner]
+
+    # --- the beginning: all evidence, what counts
+
     def begin(self, take_over: bool) -> None:
         """Read all evidence and make what counts durable and committed."""
-        known = self._metadata._view
-        unsettled: Evidence | None = None
+        known = self._metadata.known_view
         if known is None or not self._catch_up(known):
-            self._metadata._forget()
-            unsettled = self._adopt()
+            self._metadata.forget()
+            self._decision = self._adopt()
         domain = self._env.lock_domain()
         is_foreign = self.state.lock_domain != domain
         if is_foreign and not take_over:  # before anything is written
             raise StoreBusyError(
-                f"{self._metadata._volume}: the store is written from host {self.state.host!r}, this is "
+                f"{self._metadata.label}: the store is written from host {self.state.host!r}, this is "
                 f"{socket.gethostname()!r}; if that host is down for good, or this is a copy, use --take-over"
             )
-        if unsettled is not None:
-            self._settle(unsettled)
+        if self._decision is not None and not self._decision.is_settled:
+            self._settle(self._decision)
         if is_foreign:
             self.propose(TakeOver(domain, socket.gethostname()))
+
+    def _usable(self, voters: Sequence[Voter]) -> list[bytes]:
+        """Return the volumes that take part: there, of the recorded instance, not retired, not failed before."""
+        at_hand = {one.volume_id: one for one in self.volumes}
+        found = []
+        for voter in voters:
+            one = at_hand.get(voter.volume_id)
+            if one is None or one.identity is None or one.identity.instance_id != voter.instance_id:
+                continue
+            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._metadata.failed:
+                found.append(voter.volume_id)
+        return found
 
     def _catch_up(self, known: View) -> bool:
         """Move on from `known` by the records behind it; False if that is not all there is to know.
 
-        It is all if the log's end is clean and everything in it is committed. Without any record of others the term
-        of this process still holds.
+        It is all if every volume that takes part did so at the last look, is locked, ends clean, and has a commit
+        record that names its last entry. Without any record of others the term of this process still holds.
         """
-        commit, clean = self._log.read_commit_record()
-        tail = self._log.read_tail(known.position)
-        if commit is None or not clean or tail is None or not tail.is_clean:
+        usable = self._usable(known.state.voters)
+        paths = {one.volume_id: one.path for one in self.volumes}
+        voting = {one.volume_id for one in known.state.voters if not one.learner}
+        if set(known.positions) != set(usable) or any(paths[one] not in self.locked for one in usable):
             return False
-        view = replace(known, commit=commit, position=tail.position)
-        for record in tail.records:
-            if isinstance(record, Entry) and record.index > view.index:
-                if not record.follows(view.chain):
+        if len(voting.intersection(usable)) < majority(len(voting)):
+            return False
+        view, positions, read = known, {}, False
+        for volume_id in usable:
+            log = self._logs[volume_id]
+            try:
+                commit, clean = log.read_commit_record()
+                tail = log.read_tail(known.positions[volume_id])
+            except (StorageError, OSError):
+                return False
+            if commit is None or not clean or tail is None or not tail.is_clean:
+                return False
+            positions[volume_id], read = tail.position, read or bool(tail.records)
+            entries = [one for one in tail.records if isinstance(one, Entry)]
+            if volume_id == usable[0]:
+                moved = _moved_on(view, entries)
+                if moved is None:
                     return False
-                state = _applied(view.state, record)
-                view = replace(view, state=state, index=record.index, term=record.term, chain=record.chain)
-        if (view.index, view.chain) != (commit.index, commit.chain):
+                view = replace(moved, commit=commit)
+            if commit != view.commit or (view.index, view.chain) != (commit.index, commit.chain):
+                return False
+            if entries and (entries[-1].index, entries[-1].chain) != (commit.index, commit.chain):
+                return False
+            terms = [view.term_seen, commit.term, *(one.term for one in tail.records)]
+            view = replace(view, term_seen=max(terms))
+        if {one.volume_id for one in view.state.voters} != {one.volume_id for one in known.state.voters}:
             return False
-        # What others wrote may also lie before `known.position`: this process has read since it led.
-        if tail.records or known.position != self._metadata._led_to:
-            self._metadata._forget()
-        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
-        self.view = replace(view, term_seen=term_seen)
-        self._metadata._keep(self.view)
+        # What others wrote may also lie before the known positions: this process has read since it led.
+        if read or dict(known.positions) != self._metadata.led_to:
+            self._metadata.forget()
+        durable = {**view.durable, **dict.fromkeys(usable, view.index)}
+        self.view = replace(view, positions=positions, durable=durable)
+        self._join(usable, self._metadata.findings)
+        self._metadata.keep(self.view)
         return True
 
-    def _adopt(self) -> Evidence | None:
-        """Read everything anew; return the evidence if something has to be settled before it counts."""
-        evidence = self._log.read()
-        _judge(evidence, self._metadata._volume)
-        self.view = _replay(evidence, None)
-        above = evidence.commit is None or evidence.tip[0] > evidence.commit.index
-        if above or not evidence.tail_is_clean or not evidence.slots_are_whole:
-            return evidence
-        self._metadata._keep(self.view)
-        return None
+    def _join(self, members: Sequence[bytes], findings: Mapping[bytes, Finding]) -> None:
+        voting = set(self._voting_ids())
+        self._members = list(members)
+        self._voting = {one for one in members if one in voting}
+        self._findings = findings
 
-    def _settle(self, evidence: Evidence) -> None:
-        """Rewrite what may be in the page cache only into a new segment, and commit it in a term of our own."""
-        commit, start = evidence.commit, 0
-        base = evidence.snapshot.index if evidence.snapshot is not None else 0
-        if commit is not None and commit.index >= base:
-            start = commit.index - base
-        uncommitted = evidence.entries[start:]
-        before = replace_tail(evidence, start)
-        leadership = self._new_leadership(evidence.term + 1)
-        vote = Vote(leadership.term, leadership.candidate)
-        position = self._log.start_segment(before, commit, [vote, *uncommitted])
-        self.view = replace(self.view, position=position, term_seen=leadership.term)
-        self._metadata._leadership = leadership
-        self._write(self._apply(NoOp(), leadership))
+    def _adopt(self) -> Decision:
+        """Read everything anew; return what was decided. The view is that of the log to lead with."""
+        found = [self._metadata.found(one, one.path in self.locked) for one in self.volumes]
+        lead = newest(found)
+        voters = replay(lead).voters if lead is not None else ()
+        if not {one.volume_id for one in voters} <= {one.volume_id for one in self.volumes}:
+            raise Relock(voters)
+        # A log of which not even the first entry is whole names no voters: then it is one of what was found.
+        voters = voters or tuple(Voter(one.volume_id, one.instance_id, one.name) for one in found)
+        decision = decide(found, voters)
+        state = replay(decision.lead)
+        if _voting(state.voters) != _voting(voters) and state.voters:
+            # The members by the log that leads count; those by the newest one had to agree to it as well.
+            decision = decide(found, state.voters)
+            state = replay(decision.lead)
+        index, term, chain = decision.lead.tip
+        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
+        members = [volume_id for volume_id, one in decision.findings.items() if one.written]
+        snapshot = decision.lead.snapshot
+        durable = dict(decision.durable)
+        durable.update({one: index for one in members if decision.findings[one].in_step})
+        self.view = View(
+            state=state,
+            index=index,
+            term=term,
+            chain=chain,
+            commit=decision.commit,
+            positions={one: evidences[one].position for one in members if decision.findings[one].in_step},
+            term_seen=decision.term_seen,
+            snapshot_index=snapshot.index if snapshot is not None else 0,
+            durable=durable,
+        )
+        self._members, self._voting = members, set(decision.voting)
+        self._findings = self._metadata.findings = decision.findings
+        if decision.is_settled:
+            self._metadata.keep(self.view)
+        return decision
+
+    def _settle(self, decision: Decision) -> None:
+        """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
+        leadership = self._new_leadership(decision.term_seen + 1)
+        body = self._snapshot_body(decision.lead, leadership)
+
+        def prepare(volume_id: bytes) -> Callable[[], Position]:
+            finding, log = decision.findings[volume_id], self._logs[volume_id]
+            if finding.in_step:
+                return lambda: log.append(self.view.positions[volume_id], [leadership.vote])
+            return lambda: _restart(log, finding, decision, leadership.vote, body)
+
+        positions = self._on_members(prepare, "segment")
+        durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
+        self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
+        self._metadata.leadership = leadership
+        for volume_id in positions:
+            if not decision.findings[volume_id].in_step and decision.commit is not None:
+                self._write_commit_record(volume_id, decision.commit)
+        events = tuple(
+            Event("repaired", volume=volume_id.hex(), before=one.state, after=rules.CURRENT, reason=one.reason)
+            for volume_id, one in decision.findings.items()
+            if volume_id in positions and one.state in (rules.DAMAGED, rules.ROLLED_BACK)
+        )
+        self._write(self._apply(RecordEvents(events) if events else NoOp(), leadership))
+
+    def _snapshot_body(self, lead: Lead, leadership: Leadership) -> SnapshotBody | None:
+        if lead.snapshot_body is None:
+            return None
+        vote = leadership.vote
+        return SnapshotBody(lead.snapshot_body.state, vote.term, vote.candidate, dict(self.view.durable))
+
+    # --- proposing
 
     def propose(self, command: Command) -> machine.Result:
-        """Return the command's result; unless it was refused, it is committed and durable.
+        """Return the command's result; unless it was refused, it is committed: durable on a majority.
 
-        Raises DiskFullError if nothing was stored, OutcomeUnknownError if that cannot be told.
+        Raises DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored, OutcomeUnknownError if that
+        cannot be told.
         """
-        leadership = self._metadata._leadership or self._new_leadership(self.view.term_seen + 1)
-        applied = self._apply(command, leadership)
-        if applied.changes_nothing:
-            return applied.result
-        if self._metadata._leadership is None:
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        change = self._apply(command, leadership)
+        if change.changes_nothing:
+            return change.result
+        if self._metadata.leadership is None:
             self._campaign(leadership)
-        self._write(applied)
-        return applied.result
+        self._write(change)
+        self._retire()
+        return change.result
 
     def check(self, command: Command) -> machine.Result:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
@@ -332,167 +330,228 @@ class Turn:
             result.raise_()
         return result
 
-    def _apply(self, command: Command, leadership: _Leadership) -> "_Applied":
+    def _apply(self, command: Command, leadership: Leadership) -> _Applied:
         """Return what the command comes to as the next entry of this leadership. The state machine is pure, and a
         command is applied once: the next table of a manifest shares the buffer of the one before only once.
         """
-        envelope = Envelope(self._env.now_ns(), command, {self._metadata.identity.volume_id: self.view.index})
+        current = {one.volume_id for one in self.state.voters}
+        durable = {one: index for one, index in self.view.durable.items() if one in current}
+        envelope = Envelope(self._env.now_ns(), command, durable)
         place = machine.Place(self.view.index + 1, leadership.history)
         return _Applied(envelope, *machine.apply(self.state, place, envelope))
 
-    def _campaign(self, leadership: _Leadership) -> None:
-        """Open a new term: the vote is durable before any entry of the term is written."""
-        with self._guarded("vote"):
-            position = self._log.append(self.view.position, [Vote(leadership.term, leadership.candidate)])
-        self.view = replace(self.view, position=position, term_seen=leadership.term)
-        self._metadata._leadership = leadership
+    def _new_leadership(self, term: int) -> Leadership:
+        return Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
-    def _new_leadership(self, term: int) -> _Leadership:
-        return _Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
+    def _campaign(self, leadership: Leadership) -> None:
+        """Open a new term: the vote is durable on a majority before any entry of the term is written."""
+        at = self.view.positions
+        positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], [leadership.vote]), "vote")
+        self.view = replace(self.view, positions=positions, term_seen=leadership.term)
+        self._metadata.leadership = leadership
 
-    def _write(self, applied: "_Applied") -> None:
-        """Append one entry, fsync it, and move the commit record."""
-        leadership, before = self._metadata._leadership, self.view
+    def _write(self, change: _Applied) -> None:
+        """Append one entry to every member, fsync it, and move the commit records."""
+        leadership, before = self._metadata.leadership, self.view
         assert leadership is not None
-        payload = encode_envelope(applied.envelope)
+        payload = encode_envelope(change.envelope)
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
-        with self._guarded("entry"):
-            position = self._log.append(before.position, [entry])
+        at = before.positions
+        positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], [entry]), "entry")
         generation = before.commit.generation + 1 if before.commit is not None else 1
         commit = CommitRecord(generation, entry.term, entry.index, entry.chain)
+        durable = {**before.durable, **dict.fromkeys(positions, entry.index)}
         self.view = View(
-            applied.state, entry.index, entry.term, entry.chain, commit, position, before.term_seen,
-            before.snapshot_index,
+            change.state, entry.index, entry.term, entry.chain, commit, positions, before.term_seen,
+            before.snapshot_index, durable,
         )  # fmt: skip
-        try:
-            self._log.write_commit_record(position.segment, commit)
-        except OSError as error:
-            # The entry is durable, so the command is done. Without its record the next turn settles it again.
-            logger.warning("%s: the commit record could not be written: %s", self._metadata._volume, error)
-            self._metadata._forget()
+        moved = [self._write_commit_record(one, commit) for one in positions]
+        if not all(moved):
+            self._metadata.forget()
+        if not any(moved):  # the command is done; without its record the next turn settles it again
             self.view = replace(self.view, commit=before.commit)
-        self._metadata._led_to = self.view.position
-        self._metadata._keep(self.view)
+        self._metadata.led_to = dict(self.view.positions)
+        self._metadata.keep(self.view)
 
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Say of a failed write what is known: nothing stored, or outcome unknown and volume not to be trusted."""
+    def _write_commit_record(self, volume_id: bytes, commit: CommitRecord) -> bool:
+        """Move the commit record of a volume whose log up to there was fsynced; return whether that went well."""
         try:
-            yield
-        except SyncError as error:
-            self._metadata._forget()
-            self._metadata._failed = f"fsync of a log {what} failed with {error}"
-            raise OutcomeUnknownError(
-                f"{self._metadata._volume}: {self._metadata._failed}; whether it was stored is not known"
-            ) from error
+            self._logs[volume_id].write_commit_record(self.view.positions[volume_id].segment, commit)
         except OSError as error:
-            self._metadata._forget()
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError(f"{self._metadata._volume}: {error.strerror}; nothing was stored") from error
-            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
-            failed = f"writing a log {what} failed with {error}"
-            self._metadata._failed = failed
-            raise VolumeFailedError(f"{self._metadata._volume}: {failed}; nothing was stored") from error
+            logger.warning("%s: the commit record could not be written: %s", self._name(volume_id), error)
+            self._leave_out(volume_id, error)
+            return False
+        return True
+
+    def _on_members(self, call: Callable[[bytes], Callable[[], Position]], what: str) -> dict[bytes, Position]:
+        """Do one piece of I/O on all members at once; return where each log ends now, by volume.
+
+        A member that fails is left out from here on. Raises if a majority of the voters did not succeed: what was
+        stored then, and whether, is for the error to say.
+        """
+        members = list(self._members)
+        try:
+            outcomes = self._env.parallel([call(one) for one in members])
         except BaseException:
-            self._metadata._forget()
+            self._metadata.forget()
             raise
+        positions: dict[bytes, Position] = {}
+        errors: dict[bytes, OSError | StorageError] = {}
+        for volume_id, outcome in zip(members, outcomes, strict=True):
+            if isinstance(outcome, Position):
+                positions[volume_id] = outcome
+            elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(members) > 1):
+                errors[volume_id] = outcome
+            else:
+                self._metadata.forget()
+                raise outcome
+        voting = self._voting_ids()
+        reached = sum(one in self._voting for one in positions)
+        for volume_id, error in errors.items():
+            # A file that was new has been taken away again; on the only volume the next attempt may do better.
+            forgiven = len(voting) == 1 and what in ("segment", "snapshot")
+            self._leave_out(volume_id, error, forgiven)
+        if reached >= majority(len(voting)):
+            return positions
+        self._metadata.forget()
+        raise self._failure(positions, errors, what, len(voting))
+
+    def _leave_out(self, volume_id: bytes, error: OSError | StorageError, forgiven: bool = False) -> None:
+        """Write no more to a volume in this turn; after a failed I/O not before it was verified again."""
+        logger.warning("%s: %s", self._name(volume_id), error)
+        self._members = [one for one in self._members if one != volume_id]
+        self._voting.discard(volume_id)
+        if _is_failure(error) and not forgiven:
+            reason = f"fsync failed: {error}" if isinstance(error, SyncError) else f"I/O failed: {error}"
+            instance_id = next((one.instance_id for one in self.state.voters if one.volume_id == volume_id), b"")
+            self._metadata.failed[volume_id, instance_id] = reason
+            self._retiring[volume_id] = reason
+
+    def failed(self, volume_id: bytes, error: OSError) -> None:
+        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end."""
+        if volume_id in self._members:
+            self._leave_out(volume_id, error)
+            self.view = replace(
+                self.view, positions={one: at for one, at in self.view.positions.items() if one != volume_id}
+            )
+
+    def _failure(
+        self, reached: Mapping[bytes, Position], errors: Mapping[bytes, OSError | StorageError], what: str, voters: int
+    ) -> StorageError | OSError:
+        """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
+        label = self._metadata.label
+        told = "; ".join(f"{self._name(one)}: {error}" for one, error in errors.items())
+        if what == "entry" and (reached or any(isinstance(error, SyncError) for error in errors.values())):
+            return OutcomeUnknownError(
+                f"{label}: writing a log entry failed ({told}); whether it was stored is not known"
+            )
+        failures = [error for error in errors.values() if isinstance(error, OSError)]
+        if any(error.errno in FULL for error in failures):
+            return DiskFullError(f"{label}: {told}; nothing was stored")
+        closed = next((error for error in failures if error.errno in CLOSED), None)
+        if closed is not None:
+            return closed
+        if voters == 1:
+            return VolumeFailedError(f"{label}: writing a log {what} failed with {told}; nothing was stored")
+        return NoQuorumError(
+            f"{label}: a log {what} reached {len(reached)} of {voters} volumes ({told}); nothing was stored"
+        )
+
+    def end(self) -> None:
+        """Do what is left to be done before the locks are let go of."""
+        self._retire()
+
+    def _retire(self) -> None:
+        """Say on the others that a volume has failed: it counts again after it was verified."""
+        while self._retiring and len(self._voting) >= majority(len(self._voting_ids())):
+            retiring, self._retiring = self._retiring, {}
+            voters = tuple(
+                msgspec.structs.replace(one, retired=retiring[one.volume_id]) if one.volume_id in retiring else one
+                for one in self.state.voters
+            )
+            events = tuple(
+                Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
+                for volume_id, reason in retiring.items()
+            )
+            leadership = self._metadata.leadership
+            if leadership is None:
+                leadership = self._new_leadership(self.view.term_seen + 1)
+                self._campaign(leadership)
+            change = self._apply(ChangeVolumes(voters, self.state.volume_change, events), leadership)
+            if change.changes_nothing:
+                return
+            self._write(change)
 
     # --- snapshots
 
     def snapshot_if_due(self) -> bool:
-        """Take a snapshot if enough entries came since the last one, or the segment is large; return whether."""
+        """Take a snapshot if enough entries came since the last one, or a segment is large; return whether."""
         due = self.view.index - self.view.snapshot_index >= self.state.settings.snapshot_every
-        return (due or self.view.position.offset_bytes >= SEGMENT_SIZE_MAX) and self.snapshot()
+        large = any(one.offset_bytes >= SEGMENT_SIZE_MAX for one in self.view.positions.values())
+        return (due or large) and self.snapshot()
 
     def snapshot(self) -> bool:
-        """Write (state, applied index, term, configuration) in one step, go on in a new segment, drop old files."""
-        view = self.view
-        leadership = self._metadata._leadership
+        """Write (state, applied index, term, configuration) in one step, go on in new segments, drop old files."""
+        view, leadership = self.view, self._metadata.leadership
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
-        tip = (view.index, view.term, view.chain)
-        vote = Vote(leadership.term, leadership.candidate)
-        durable = {self._metadata.identity.volume_id: view.index}
-        body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable)
-        self._log.write_snapshot(tip, leadership.history, body)
-        position = self._log.start_segment(tip, view.commit, [vote])
-        self.view = replace(view, position=position, snapshot_index=view.index)
-        self._metadata._led_to = position
-        self._metadata._keep(self.view)
-        self._log.compact()
+        tip, vote = (view.index, view.term, view.chain), leadership.vote
+        body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, dict(view.durable))
+
+        def write(volume_id: bytes) -> Callable[[], Position]:
+            log = self._logs[volume_id]
+
+            def on_one() -> Position:
+                log.write_snapshot(tip, leadership.history, body)
+                return log.start_segment(tip, view.commit, [vote])
+
+            return on_one
+
+        positions = self._on_members(write, "snapshot")
+        self.view = replace(view, positions=positions, snapshot_index=view.index)
+        self._metadata.led_to = dict(positions)
+        self._metadata.keep(self.view)
+        for volume_id in positions:
+            self._logs[volume_id].compact()
+        self._retire()
         return True
 
 
-def replace_tail(evidence: Evidence, start: int) -> tuple[int, int, bytes]:
-    """Return (index, term, chain) of the log before `evidence.entries[start]`."""
-    return replace(evidence, entries=evidence.entries[:start]).tip
+def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+    """Go on in a new segment that holds all that is not known to be durable and right on this volume."""
+    lead = decision.lead
+    if finding.drop_record:
+        log.remove_commit_records()
+    base, installed = lead.at(finding.keep), False
+    if base is None:
+        assert lead.snapshot is not None and body is not None, (finding, lead.base)
+        base, installed = lead.base, True
+        log.write_snapshot(base, lead.snapshot.history, body)
+    entries = lead.entries[base[0] - lead.base[0] :]
+    commit = decision.commit
+    own, _ = log.read_commit_record()
+    carried = commit if commit is not None and own == commit and not finding.drop_record else None
+    position = log.start_segment(base, carried, [vote, *entries])
+    if installed:
+        log.remove_older(position.segment, base[0])
+    return position
 
 
-def _judge(evidence: Evidence, volume: Path) -> None:
-    """Raise CorruptionError unless the log may be led with: nothing that could have been acked is missing."""
-    index = evidence.tip[0]
-    snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
-    # Entry 1 was durable before the volume had its identity.
-    marked = max(1, snapshot_index, evidence.commit.index if evidence.commit is not None else 0)
-    bad = evidence.bad
-    if bad is not None and (bad.index <= marked or bad.followed):
-        raise CorruptionError(
-            f"{volume}: the metadata log is damaged at entry {bad.index} ({bad.where}); entries up to {marked} were "
-            "committed. Nothing has been changed; restore the volume from a copy"
-        )
-    if index < marked:
-        raise CorruptionError(
-            f"{volume}: the metadata log ends at entry {index}, but entries up to {marked} were committed: it was "
-            "cut or rolled back. Nothing has been changed; restore the volume from a copy"
-        )
-    if evidence.commit is not None and evidence.commit.index >= snapshot_index:
-        _, _, chain = replace_tail(evidence, evidence.commit.index - snapshot_index)
-        if chain != evidence.commit.chain:
-            raise CorruptionError(
-                f"{volume}: entry {evidence.commit.index} of the metadata log is not the one that was committed "
-                "(the hash chains differ). Nothing has been changed; restore the volume from a copy"
-            )
-
-
-def _replay(evidence: Evidence, limit: CommitRecord | None) -> View:
-    """Return the state after the entries, all of them or up to a commit record.
-
-    Raises CorruptionError if the entries do not lead to the commit record.
-    """
-    snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
-    state = decode_state(evidence.snapshot_body.state) if evidence.snapshot_body is not None else StoreState()
-    entries, position = evidence.entries, evidence.position
-    if limit is not None:
-        # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
-        count = max(0, limit.index - snapshot_index)
-        if len(entries) > count:
-            entries = entries[:count]
-            position = Position(0, 0)  # more stands there than was applied: the next refresh reads in full
-        elif not evidence.tail_is_clean:
-            position = Position(0, 0)
+def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
+    """Return the view after these entries; None if they do not go on from it."""
     for entry in entries:
-        state = _applied(state, entry)
-    index, term, chain = replace(evidence, entries=entries).tip
-    commit = limit if limit is not None else evidence.commit
-    if limit is not None and limit.index >= snapshot_index and (index, chain) != (limit.index, limit.chain):
-        raise CorruptionError(f"the metadata log does not lead to its commit record at entry {limit.index}")
-    return View(state, index, term, chain, commit, position, evidence.term, snapshot_index)
+        if entry.index <= view.index:
+            continue
+        if not entry.follows(view.chain):
+            return None
+        view = replace(view, state=applied(view.state, entry), index=entry.index, term=entry.term, chain=entry.chain)
+    return view
 
 
-def _applied(state: StoreState, entry: Entry) -> StoreState:
-    """Return the state after a committed entry; a refused command leaves it as it was."""
-    return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
+def _is_failure(error: OSError | StorageError) -> bool:
+    """Return whether an error means that the volume cannot be trusted: not that it is full, or closed to us."""
+    return isinstance(error, SyncError) or (isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED))
 
 
-@contextmanager
-def translated(volume: Path) -> Iterator[None]:
-    """Errors of the operating system become ours at this edge."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"{volume}: {error.strerror}") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ReadOnlyError(f"{volume} cannot be written: {error.strerror} ({error.filename})") from error
-        raise VolumeFailedError(f"{volume}: {error}") from error
+def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:
+    return {(one.volume_id, one.instance_id, bool(one.retired)) for one in voters if not one.learner}

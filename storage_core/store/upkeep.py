@@ -12,10 +12,11 @@ import numpy as np
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.store.environment import Environment
+from storage_core.store.placement import block_directory
 from storage_core.store.placements import Placement, PlacementJournal
-from storage_core.store.plan import block_directory
 from storage_core.store.staging import block_id_of, block_path
 from storage_core.store.turn import Turn
+from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
 UNLINKED_PER_TURN_MAX = 256
@@ -25,12 +26,12 @@ _NO_BLOCK = bytes(16)  # a grave without a block: the stream's directory
 
 
 class Upkeep:
-    """Bounded maintenance of one volume. One for a store; used under its lock."""
+    """Bounded maintenance of the volumes. One for a store; used under its locks."""
 
-    def __init__(self, env: Environment, volume: Path) -> None:
-        self._env, self._volume = env, volume
-        self._journal = PlacementJournal(env.files, volume)
-        self._journaled: dict[bytes, int] | None = None  # by incarnation: the end of what the journal has
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        # By volume, then by incarnation: the end of what the journal of the volume has.
+        self._journaled: dict[tuple[bytes, Path], dict[bytes, int]] = {}
 
     def after(self, turn: Turn, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
@@ -38,29 +39,53 @@ class Upkeep:
             try:
                 piece(turn, everything)
             except (OSError, StorageError) as error:
-                logger.warning("%s: upkeep (%s): %s", self._volume, piece.__name__.strip("_"), error)
+                logger.warning("%s: upkeep (%s): %s", turn.label, piece.__name__.strip("_"), error)
         try:
             if turn.snapshot_if_due():
-                self._journal.sync()
+                self._sync_journals(turn)
         except (OSError, StorageError) as error:
-            logger.warning("%s: upkeep (snapshot): %s", self._volume, error)
+            logger.warning("%s: upkeep (snapshot): %s", turn.label, error)
 
     def _write_journal(self, turn: Turn, everything: bool) -> None:
+        for one in turn.writable:
+            try:
+                self._write_one(turn, one)
+            except OSError as error:
+                self._failed(turn, one, error)
+
+    def _write_one(self, turn: Turn, volume: Volume) -> None:
         # What this process has not written itself may be torn anywhere: it goes by what it finds, once.
-        found = _blocks(self._journal) if self._journaled is None else {}
-        journaled = self._journaled or {}
+        journal, key = PlacementJournal(self._env.files, volume.path), (volume.volume_id, volume.path)
+        journaled = self._journaled.get(key)
+        found = _blocks(journal) if journaled is None else {}
         placements = []
         for stream in turn.state.streams.values():
+            if volume.volume_id not in stream.placement:
+                continue
             rows = stream.blocks.rows
-            rows = rows[np.searchsorted(rows["first"], journaled.get(stream.incarnation, 0)) :]
+            rows = rows[np.searchsorted(rows["first"], (journaled or {}).get(stream.incarnation, 0)) :]
             if stream.incarnation in found:
                 rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
-        self._journal.append(placements)
-        self._journaled = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
+        journal.append(placements)
+        self._journaled[key] = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
+
+    def _sync_journals(self, turn: Turn) -> None:
+        for one in turn.writable:
+            try:
+                PlacementJournal(self._env.files, one.path).sync()
+            except OSError as error:
+                self._failed(turn, one, error)
+
+    def _failed(self, turn: Turn, volume: Volume, error: OSError) -> None:
+        """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so."""
+        logger.warning("%s: upkeep: %s", volume.path, error)
+        if len(turn.volumes) > 1:
+            turn.failed(volume.volume_id, error)
 
     def _unlink(self, turn: Turn, everything: bool) -> None:
+        """Unlink what has been in its grave for long enough. A volume that is away finds it when it is repaired."""
         graves = turn.state.graveyard.rows
         due = graves[graves["dropped_ns"] <= self._env.now_ns() - turn.state.settings.graveyard_keep]
         if not everything:
@@ -71,9 +96,10 @@ class Upkeep:
         for grave in due:
             incarnation, block_id = bytes(grave["incarnation"]), bytes(grave["block_id"])
             try:
-                directories.add(self._unlink_one(block_directory(self._volume, incarnation), block_id))
+                for one in turn.writable:
+                    directories.add(self._unlink_one(block_directory(one.path, incarnation), block_id))
             except OSError as error:  # it stays in the graveyard; those behind it shall not wait for it
-                logger.warning("%s: upkeep (unlink): %s", self._volume, error)
+                logger.warning("%s: upkeep (unlink): %s", turn.label, error)
             else:
                 gone.append(incarnation + block_id)
         for directory in directories:

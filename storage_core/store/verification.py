@@ -11,14 +11,14 @@ from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.index import VolumeIndex
 from storage_core.store.log import VolumeLog
+from storage_core.store.placement import block_directory
 from storage_core.store.placements import PlacementJournal
-from storage_core.store.plan import block_directory
 from storage_core.store.reading import place_and_reason
 from storage_core.store.staging import block_path
-from storage_core.store.turn import Metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +42,51 @@ def verify(
     state: StoreState,
     streams: Sequence[StreamState],
     metadata: Metadata,
-    volume: Path,
     env: Environment,
     progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, Any], VolumeIndex]:
-    """Return {ok, checked_blocks, damage}, and the index with the blocks that were found whole, to be saved.
+) -> tuple[dict[str, Any], dict[bytes, VolumeIndex]]:
+    """Return {ok, checked_blocks, damage}, and the indexes of the volumes with what was found, to be saved.
 
-    Every byte of every block and of the metadata that counts was read; nothing was written.
+    Every byte of every copy of every block and of the metadata that counts was read; nothing was written.
     """
-    name = metadata.identity.volume_id.hex()
-    journal = PlacementJournal(env.files, volume)
-    damage = [Damage("", name, where, 0, 0, 0, reason) for where, reason in _metadata_damage(metadata, journal)]
-    total, done = sum(len(stream.blocks) for stream in streams), 0
-    index = VolumeIndex(env.files, volume)
-    for stream in streams:
+    at_hand = [one for one in metadata.volumes() if one.identity is not None]
+    damage: list[Damage] = []
+    for one in at_hand:
+        journal = PlacementJournal(env.files, one.path)
+        found = _metadata_damage(metadata.log_of(one), journal)
+        damage.extend(Damage("", one.name, where, 0, 0, 0, reason) for where, reason in found)
+    copies = [(one, stream) for one in at_hand for stream in streams if one.volume_id in stream.placement]
+    total, done = sum(len(stream.blocks) for _, stream in copies), 0
+    indexes = {one.volume_id: VolumeIndex(env.files, one.path) for one in at_hand}
+    for one, stream in copies:
+        index = indexes[one.volume_id]
         held = index.stream(stream.incarnation).blocks
-        directory = block_directory(volume, stream.incarnation)
+        directory = block_directory(one.path, stream.incarnation)
         for row in stream.blocks.rows:
-            found = _block_damage(state.store_id, stream, row, directory, name, env)
-            damage.extend(found)
+            bad = _block_damage(state.store_id, stream, row, directory, one.name, env)
+            damage.extend(bad)
             block_id = bytes(row["block_id"])
             if block_id in held:
-                index.verified(stream.incarnation, block_id, held[block_id][0], env.now_ns(), not found)
+                index.verified(stream.incarnation, block_id, held[block_id][0], env.now_ns(), not bad)
             done += 1
             if progress is not None:
                 progress(done, total)
-    return {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}, index
+    report = {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}
+    return report, indexes
 
 
-def _metadata_damage(metadata: Metadata, journal: PlacementJournal) -> list[tuple[str, str]]:
+def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[str, str]]:
     """Return (file, reason) for what is wrong with the metadata's own files."""
     journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
-        evidence = metadata.log.read()
+        evidence = log.read()
         found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
-        found.extend(_damaged_snapshots(metadata.log, {where for where, _ in found}))
+        found.extend(_damaged_snapshots(log, {where for where, _ in found}))
     except (StorageError, OSError) as error:
-        return [*found, (str(metadata.log.directory), str(error))]
+        return [*found, (str(log.directory), str(error))]
     if journaled > evidence.tip[0]:
         ends = f"it ends at entry {evidence.tip[0]}, and the journal of placements has blocks of entry {journaled}"
-        found.append((str(metadata.log.directory), f"the metadata was rolled back: {ends}"))
+        found.append((str(log.directory), f"the metadata was rolled back: {ends}"))
     return found
 
 

@@ -49,9 +49,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(5):
         orders.publish(f"orders.{number}", b"%d" % number)
         if number in (1, 3):
-            with store._metadata.turn(1.0) as turn:
+            with store.metadata.turn(1.0) as turn:
                 assert turn.snapshot()
-    assert len(store._metadata.log.segments()) == 2
+    assert len(store.metadata.log_of(store.volumes()[0]).segments()) == 2
     return volume
 
 

@@ -20,9 +20,9 @@ from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Seal, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
-from storage_core.store.turn import Metadata
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]

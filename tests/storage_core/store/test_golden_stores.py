@@ -85,7 +85,7 @@ def test_a_copy_goes_on(copy: Path, request: pytest.FixtureRequest) -> None:
     last = orders.last_sequence
     assert orders.append(generator.messages(["orders.eu"] * 3)) == range(last + 1, last + 4)
     store.add_stream({"name": "NEW"}).publish("NEW", b"new")
-    with store._metadata.turn(1.0) as turn:
+    with store.metadata.turn(1.0) as turn:
         assert turn.snapshot()
     again = Store.open(copy, env=HERE)
     assert again.stream("ORDERS").last_sequence == last + 3
@@ -99,7 +99,7 @@ def test_what_a_killed_holder_left_is_settled(copy: Path) -> None:
     assert store.streams() == ["ADDED", "ORDERS"]
     assert generator.contents(store)["streams"]["ORDERS"] == expected("v1-interrupted")["streams"]["ORDERS"]
     assert store.verify()["ok"]
-    assert len(store._metadata.log.segments()) == 2
+    assert len(store.metadata.log_of(store.volumes()[0]).segments()) == 2
 
 
 @pytest.mark.parametrize("copy", ["v1-lived"], indirect=True)
@@ -116,7 +116,7 @@ def test_what_writers_stored_is_remembered(copy: Path) -> None:
     with pytest.raises(RequirementError, match="sealed"):
         audit.append(one)
     aborted, *_ = [bytes(row["id"]) for row in store.state().transactions.rows if row["outcome"] == ABORTED]
-    with store._metadata.turn(1.0) as turn, pytest.raises(TransactionAbortedError):
+    with store.metadata.turn(1.0) as turn, pytest.raises(TransactionAbortedError):
         turn.check(Append(aborted, ()))
 
 

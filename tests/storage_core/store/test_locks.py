@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from storage_core.files import OS_FILES
 from storage_core.store import locks
-with locks.hold(OS_FILES, Path(sys.argv[1]), 5.0):
+with locks.hold(OS_FILES, [Path(sys.argv[1])], 1, 5.0):
     {then}
     print("held", flush=True)
     sys.stdin.readline()
@@ -54,7 +54,7 @@ def holder(volume: Path, then: str = "pass") -> Iterator["subprocess.Popen[str]"
 
 def can_hold(volume: Path, timeout_s: float = 0.0) -> bool:
     try:
-        with locks.hold(OS_FILES, volume, timeout_s):
+        with locks.hold(OS_FILES, [volume], 1, timeout_s):
             return True
     except StoreBusyError:
         return False
@@ -62,7 +62,7 @@ def can_hold(volume: Path, timeout_s: float = 0.0) -> bool:
 
 def test_another_process_is_kept_out_and_told_who_holds(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
-        with pytest.raises(StoreBusyError) as raised, locks.hold(OS_FILES, tmp_path, 0.02):
+        with pytest.raises(StoreBusyError) as raised, locks.hold(OS_FILES, [tmp_path], 1, 0.02):
             pass
     text = str(raised.value)
     assert re.search(rf"process {process.pid} on \S+ \(since \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ\)", text), text
@@ -98,7 +98,7 @@ def test_threads_hold_one_after_another(tmp_path: Path) -> None:
     def work(number: int) -> None:
         nonlocal inside, most
         for _ in range(20):
-            with locks.hold(OS_FILES, tmp_path, 30.0):
+            with locks.hold(OS_FILES, [tmp_path], 1, 30.0):
                 inside += 1
                 most = max(most, inside)
                 order.append(number)
@@ -113,16 +113,16 @@ def test_threads_hold_one_after_another(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_waits_too_long_is_told_that_it_was_this_process(tmp_path: Path) -> None:
-    with locks.hold(OS_FILES, tmp_path, 0.0):
+    with locks.hold(OS_FILES, [tmp_path], 1, 0.0):
         with (
             pytest.raises(StoreBusyError, match="another thread of this process"),
-            locks.hold(OS_FILES, tmp_path, 0.01),
+            locks.hold(OS_FILES, [tmp_path], 1, 0.01),
         ):
             pass
 
 
 def test_an_error_inside_lets_go(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), locks.hold(OS_FILES, tmp_path, 0.0):
+    with pytest.raises(KeyError), locks.hold(OS_FILES, [tmp_path], 1, 0.0):
         raise KeyError("inside")
     assert can_hold(tmp_path)
 
@@ -133,7 +133,7 @@ def test_a_note_that_says_nothing_is_not_believed(tmp_path: Path, note: bytes) -
         (tmp_path / "lock").write_bytes(note)
         with (
             pytest.raises(StoreBusyError, match="another process has held the store"),
-            locks.hold(OS_FILES, tmp_path, 0.0),
+            locks.hold(OS_FILES, [tmp_path], 1, 0.0),
         ):
             pass
 
@@ -141,7 +141,7 @@ def test_a_note_that_says_nothing_is_not_believed(tmp_path: Path, note: bytes) -
 def test_locks_of_two_volumes_are_two_locks(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    with locks.hold(OS_FILES, tmp_path / "one", 0.0):
+    with locks.hold(OS_FILES, [tmp_path / "one"], 1, 0.0):
         assert can_hold(tmp_path / "two")
 
 
@@ -169,7 +169,7 @@ def test_a_fork_while_a_lock_is_taken_leaves_no_copy_of_it(tmp_path: Path) -> No
 
     thread = threading.Thread(target=fork)
     thread.start()
-    with locks.hold(Slow(), tmp_path, 0.0):
+    with locks.hold(Slow(), [tmp_path], 1, 0.0):
         thread.join()
     with holder(tmp_path):
         pass

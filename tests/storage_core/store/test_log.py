@@ -68,7 +68,7 @@ def segments(volume: Path) -> list[Path]:
 
 def snapshot(store: Store) -> None:
     """Take a snapshot, as the holder that has just written."""
-    with store._metadata.turn(1.0) as turn:
+    with store.metadata.turn(1.0) as turn:
         assert turn.snapshot()
 
 

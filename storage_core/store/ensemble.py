@@ -1,0 +1,387 @@
+"""The metadata of a store as one process knows it: all volumes read as one truth, and turns to change it.
+
+Readers take no lock: they follow the commit records. What they cannot tell from those they look up in a turn, under the
+locks of the volumes (turn.py). Nothing above this module knows how many volumes there are, or where they are.
+"""
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage_core.errors import (
+    CorruptionError,
+    DiskFullError,
+    NoQuorumError,
+    ReadOnlyError,
+    StorageError,
+    StoreBusyError,
+    UnsupportedVersionError,
+    VolumeFailedError,
+)
+from storage_core.metadata.commands import Voter
+from storage_core.raft.entry import CommitRecord, Entry
+from storage_core.raft.quorum import majority
+from storage_core.store import decision as rules
+from storage_core.store import locks, volumes
+from storage_core.store.decision import Contended, Finding, Found, Lead, Pool, examine, newest
+from storage_core.store.environment import Environment
+from storage_core.store.identity import VolumeIdentity
+from storage_core.store.log import Evidence, Position, VolumeLog
+from storage_core.store.turn import Leadership, Relock, Standing, Turn
+from storage_core.store.view import View, applied, replay
+from storage_core.store.volumes import Volume
+
+logger = logging.getLogger(__name__)
+READ_ATTEMPTS = 5  # of a reader that meets files being replaced
+COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
+COMMIT_PAUSE_S = 0.005  # between two of them
+CONTENDED_PAUSE_S = 0.02
+_STATES = {
+    volumes.MISSING: rules.MISSING,
+    volumes.BLANK: rules.MISSING,
+    volumes.DAMAGED: rules.DAMAGED,
+    volumes.UNREADABLE: rules.DAMAGED,
+    volumes.FOREIGN: rules.FOREIGN,
+}
+
+
+class _Doubt(Exception):
+    """Entries stand above the commit record, and nobody moves it on."""
+
+
+class Metadata:
+    """The metadata of a store, as this process knows it. Safe to use from several threads."""
+
+    def __init__(
+        self, env: Environment, known: Sequence[Volume], paths: Sequence[Path] = (), read_only: bool = False
+    ) -> None:
+        """`known`: volumes of the store, those that were found at `paths`, which the user gave."""
+        self.env, self._paths, self._read_only = env, tuple(paths) or tuple(one.path for one in known), read_only
+        self._volumes = tuple(known)
+        self.store_id = next(one.identity.store_id for one in known if one.identity is not None)
+        self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
+        self.known_view: View | None = None  # replaced as a whole, never by a lower one
+        self._undecided: View | None = None  # what a commit record says while newer entries may count
+        self.leadership: Leadership | None = None
+        self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
+        self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
+        self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
+        self._reading = threading.Lock()
+
+    @classmethod
+    def at(cls, env: Environment, paths: Sequence[Path], read_only: bool = False) -> "Metadata":
+        """Return the metadata of the store that these paths lead to.
+
+        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
+        """
+        return cls(env, volumes.given(env.files, paths), paths, read_only)
+
+    @property
+    def label(self) -> str:
+        """The store, for messages."""
+        return str(self._volumes[0].path) if len(self._volumes) == 1 else ", ".join(str(o.path) for o in self._volumes)
+
+    def volumes(self) -> tuple[Volume, ...]:
+        """Return every volume of the store in the order of its voters, looked at just now."""
+        files = self.env.files
+        self._volumes = tuple(volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes)
+        return self._volumes
+
+    def log_of(self, one: Volume) -> VolumeLog:
+        identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
+        return VolumeLog(self.env.files, one.path, identity)
+
+    def found(self, one: Volume, locked: bool = True) -> Found:
+        """Return a volume with all that its log says."""
+        name = str(one.path)
+        if one.identity is None:
+            return Found(one.volume_id, name, state=_STATES[one.problem], reason=one.reason, locked=locked)
+        instance_id = one.identity.instance_id
+        why = self.failed.get((one.volume_id, instance_id))
+        if why is not None:
+            error: StorageError = VolumeFailedError(
+                f"{one.path} is not written any more: {why}; check it, then open anew"
+            )
+            return Found(one.volume_id, name, instance_id, None, rules.RETIRED, why, locked, error)
+        try:
+            return Found(one.volume_id, name, instance_id, self.log_of(one).read(), locked=locked)
+        except UnsupportedVersionError:
+            raise
+        except StorageError as caught:
+            error = caught
+        except OSError as caught:
+            error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
+        return Found(one.volume_id, name, instance_id, None, rules.DAMAGED, str(error), locked, error)
+
+    def _complete(self, voters: Sequence[Voter]) -> bool:
+        """Take in the volumes that the log speaks of; return whether there are any that were not known."""
+        self._voters = tuple(voters)
+        before = {one.volume_id for one in self._volumes}
+        known = [one for one in self._volumes if one.identity is not None]
+        self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
+        return not {one.volume_id for one in self._volumes} <= before
+
+    # --- reading
+
+    def view(self, lock_timeout_s: float) -> View:
+        """Return the newest committed state that commit records vouch for. Takes no lock unless in doubt."""
+        error: StorageError | OSError | None = None
+        with self._reading:
+            for _ in range(READ_ATTEMPTS):
+                try:
+                    view = self._follow_commit_record()
+                except _Doubt:
+                    break
+                except UnsupportedVersionError:
+                    raise
+                except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
+                    error = caught
+                    continue
+                if view is not None:
+                    return view
+        if not self._read_only:
+            try:
+                with self.turn(lock_timeout_s) as turn:  # nothing moves under the lock: what is missing is missing
+                    return turn.view
+            except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError):
+                if self._undecided is None:
+                    raise
+        if self._undecided is None:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
+            reason = error if error is not None else "it was never written, or is lost"
+            raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}") from error
+        logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self.label)
+        self.known_view = self._undecided
+        return self._undecided
+
+    def _follow_commit_record(self) -> View | None:
+        """Return the view that the commit record names; None if that is not certain without the lock."""
+        self._undecided = None
+        known, seen = self.known_view, None
+        if known is None and not self._voters:
+            seen = self._learn_voters()
+        at, commit, clean = self._best_commit_record()
+        if known is not None and commit == known.commit and clean:
+            return known
+        if commit is None or not (clean or self._read_only) or (known is not None and commit.index < known.index):
+            self._undecided = known
+            return None
+        view = self._advance(known, at, commit) if known is not None else None
+        if view is None:
+            view = self._read_up_to(commit, known is None, clean, seen)
+        if view.state.voters != self._voters and self._complete(view.state.voters):
+            return self._follow_commit_record()
+        self.known_view = view
+        return view
+
+    def _learn_voters(self) -> list[Found] | None:
+        """Find the other volumes by what those that were given say; return what was read if it is all there is."""
+        found = [self.found(one) for one in self._volumes]
+        lead = newest(found)
+        voters = replay(lead).voters if lead is not None else ()
+        if len(voters) > 1 or len(self._volumes) > 1:
+            self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
+        self._voters = voters
+        return found if len(found) == len(self._volumes) else None
+
+    def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool]:
+        """Return the highest commit record, where it stands, and whether enough of all are whole to go by it."""
+        best: tuple[Volume, CommitRecord | None] = (self._volumes[0], None)
+        errors: list[StorageError | OSError] = []
+        clean_count = 0
+        learners = {one.volume_id for one in self._voters if one.learner}
+        strays = {volume_id for volume_id, one in self.findings.items() if one.state == rules.FOREIGN}
+        for one in self._volumes:
+            if one.volume_id in strays and len(strays) < len(self._volumes):
+                errors.append(CorruptionError(self.findings[one.volume_id].reason))
+                continue
+            try:
+                commit, clean = self.log_of(one).read_commit_record()
+            except (StorageError, OSError) as error:
+                errors.append(error)
+                continue
+            clean_count += clean and one.volume_id not in learners
+            if commit is not None and (best[1] is None or commit.index > best[1].index):
+                best = (one, commit)
+        if len(errors) == len(self._volumes):
+            raise errors[0]
+        return (*best, clean_count >= majority(len(self._volumes) - len(learners)))
+
+    def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
+        """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
+        start = known.positions.get(at.volume_id)
+        tail = self.log_of(at).read_tail(start) if start is not None else None
+        if start is None or tail is None:
+            return None
+        state, index, chain, all_used = known.state, known.index, known.chain, tail.is_clean
+        for record in tail.records:
+            if not isinstance(record, Entry) or record.index <= index:
+                continue
+            if record.index > commit.index or not record.follows(chain):
+                all_used = False
+                break
+            state, index, chain = applied(state, record), record.index, record.chain
+        if (index, chain) != (commit.index, commit.chain):
+            return None
+        positions = {**known.positions, at.volume_id: tail.position if all_used else start}
+        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        return View(state, index, commit.term, chain, commit, positions, term_seen, known.snapshot_index, known.durable)
+
+    def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
+        """Return the state at a commit record, from all evidence; raises CorruptionError if nothing leads there.
+
+        `seen`: what was read a moment ago, if it was.
+        """
+        found = seen if seen is not None else [self.found(one) for one in self._volumes]
+        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
+        pool = Pool(evidences.values())
+        place = pool.place_of(commit)
+        if place is None and seen is not None:
+            return self._read_up_to(commit, first, clean)
+        above = max((one.snapshot.index for one in evidences.values() if one.snapshot is not None), default=0)
+        if place is None and above <= commit.index:
+            for one in evidences.values():
+                if one.bad is not None:
+                    raise CorruptionError(f"{one.bad.where}: a bad record, and the log does not lead past it")
+            raise CorruptionError(f"the metadata log does not lead to its commit record at entry {commit.index}")
+        if len(self._volumes) == 1:
+            (only,) = evidences.values()
+            if only.bad is not None and only.bad.followed:
+                raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
+        if len(found) > 1 and place is not None:
+            voters = self._voters or replay(pool.lead_to(place)).voters
+            foreign = [one for one in examine(found, voters).findings.values() if one.state == rules.FOREIGN]
+            if any(one.commit == commit for one in evidences.values()) and foreign:
+                raise CorruptionError(foreign[0].reason)  # whose commit record that is, the locks decide
+        # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
+        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
+        index, term, chain = lead.tip
+        view = View(
+            state=replay(lead),
+            index=index,
+            term=term,
+            chain=chain,
+            commit=commit,
+            positions={
+                volume_id: one.position
+                for volume_id, one in evidences.items()
+                if one.tip == lead.tip and one.tail_is_clean
+            },
+            term_seen=max(one.term for one in evidences.values()),
+            snapshot_index=lead.base[0],
+            durable=pool.statements,
+        )
+        tip = max(pool.tip_of(one)[0] for one in evidences.values())
+        if first and not self._is_being_written(tip, max(index, commit.index)):
+            if not clean:
+                raise CorruptionError(
+                    f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
+                    "before it names; opening the store for writing settles which of them count"
+                )
+            self._undecided = view
+            raise _Doubt
+        return view
+
+    def _is_being_written(self, tip: int, committed: int) -> bool:
+        """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
+
+        After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
+        begun to read can meet that; whoever has read before was alive all the time.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            if tip <= committed:
+                return True
+            self.env.sleep(COMMIT_PAUSE_S)
+            _, commit, _ = self._best_commit_record()
+            committed = commit.index if commit is not None else committed
+        return tip <= committed
+
+    def standings(self) -> dict[bytes, Standing]:
+        """Return, without a lock, what the metadata of each volume is like.
+
+        A volume that is being written while this looks may seem to be one entry behind; such a look is taken again.
+        """
+        result: dict[bytes, Standing] = {}
+        for _ in range(READ_ATTEMPTS):
+            view = self.view(0.0)
+            found = [self.found(one) for one in self.volumes()]
+            findings = examine(found, view.state.voters).findings
+            result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
+            if all(one.state != rules.BEHIND for one in result.values()):
+                break
+        return result
+
+    # --- turns
+
+    @contextmanager
+    def turn(self, lock_timeout_s: float, take_over: bool = False) -> Iterator[Turn]:
+        """Hold the store: everything read, everything that counts made durable.
+
+        Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
+        """
+        if self._read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only")
+        if not self._voters:
+            with self._reading, translated(self.label):
+                self._learn_voters()
+        deadline = time.monotonic() + lock_timeout_s
+        with translated(self.label):
+            while True:
+                at_hand = self.volumes()
+                lockable = sorted(
+                    (one for one in at_hand if one.problem not in (volumes.MISSING, volumes.FOREIGN)),
+                    key=lambda one: one.volume_id,
+                )
+                learners = sum(one.learner for one in self._voters)
+                needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
+                left_s = max(0.0, deadline - time.monotonic())
+                with locks.hold(self.env.files, [one.path for one in lockable], needed, left_s) as held:
+                    turn = Turn(self, at_hand, held)
+                    try:
+                        turn.begin(take_over)
+                    except Relock as relock:
+                        self._complete(relock.args[0])
+                        continue
+                    except Contended:
+                        if time.monotonic() >= deadline:
+                            raise StoreBusyError(
+                                f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s"
+                            ) from None
+                    else:
+                        if turn.state.voters != self._voters:
+                            self._complete(turn.state.voters)
+                        yield turn
+                        turn.end()
+                        return
+                self.env.sleep(CONTENDED_PAUSE_S)
+
+    def forget(self) -> None:
+        """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
+        self.leadership = None
+
+    def keep(self, view: View) -> None:
+        self.known_view = view
+
+
+def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:
+    """Return the log that ends with the snapshot at `index`."""
+    header = next(one.snapshot for one in evidences if one.snapshot is not None and one.snapshot.index == index)
+    return pool.lead_to((header.index, header.term, header.chain))
+
+
+@contextmanager
+def translated(label: object) -> Iterator[None]:
+    """Errors of the operating system become ours at this edge."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"{label}: {error.strerror}") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise ReadOnlyError(f"{label} cannot be written: {error.strerror} ({error.filename})") from error
+        raise VolumeFailedError(f"{label}: {error}") from error
