@@ -23,6 +23,8 @@ class ForeignSlice:
     time_first_ns: int | None = None  # messages from this time on
     time_end_ns: int | None = None  # and before this one
     subject_filters: tuple[str, ...] = ()  # empty: all
+    truncate_bad_eof: bool = False  # layout=stan: read past an unexpected end of the file
+    no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each told as damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,23 @@ class ForeignDamage:
     lost_count: int | None  # messages lost, if an index tells
     unclear: bool  # no message is known to be lost, but a removal may be, so that a removed message shows again
     reason: str
+    served: bool = False  # the messages [first, end) were read all the same: an option asked for it
+    allowed: bool = False  # an option says to read on past it
+    record: str = ""  # how the first bad record looks, in several lines, and which options there are
+
+    @property
+    def costs(self) -> bool:
+        """Return whether messages are lost, or may be wrong or lost."""
+        return self.unclear or (self.first is not None and not self.served)
 
     def describe(self) -> str:
         """Return it as a sentence that names stream, sequences, file and place."""
-        if self.first is None:
+        if self.served:
+            assert self.first is not None and self.end is not None, self
+            one = self.end == self.first + 1
+            which = f"with sequence {self.first} was" if one else f"{self.first} to {self.end - 1} were"
+            what = f"the message{'' if one else 's'} {which} read without a checksum that holds"
+        elif self.first is None:
             what = "a damaged record of a removal" if self.unclear else "damage that cost no message"
         elif self.end is None:
             what = f"messages from sequence {self.first} on are lost"

@@ -8,12 +8,16 @@ import pyarrow as pa
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.directory import holds_streams
-from storage_core.foreign.nats.reading import read_slice
+from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.stan.reading import read_slice as read_stan_slice
+from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
+from storage_core.foreign.stan.store import StanStore
 
-LAYOUTS = (NATS_LAYOUT,)
+LAYOUTS = (NATS_LAYOUT, STAN_LAYOUT)
+_READERS = {NATS_LAYOUT: read_nats_slice, STAN_LAYOUT: read_stan_slice}
 
 
 class ForeignStore(Protocol):
@@ -54,17 +58,28 @@ def open_foreign(
     layout: str = NATS_LAYOUT,
     account: str | None = None,
     files: Files = OS_FILES,
+    *,
+    truncate_bad_eof: bool = False,
+    no_crc: bool = False,
 ) -> ForeignStore:
     """Return the store of another server that lies at or below the paths.
 
-    `account` leaves only the streams of that account. Raises NotAStoreError, NotFoundError for an account that is
-    not there, ValueError for a layout that is not known.
+    For layout=nats `account` leaves only the streams of that account. For layout=stan `truncate_bad_eof` reads past
+    an unexpected end of a file, and `no_crc` serves messages whose checksum fails; both are told as damage. Raises
+    NotAStoreError, NotFoundError for an account that is not there, ValueError for a layout that is not known or has
+    not what is asked for.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r}: foreign stores are {', '.join(LAYOUTS)}")
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not listed:
         raise ValueError("path: at least one is needed")
+    if layout == STAN_LAYOUT:
+        if account is not None:
+            raise ValueError(f"account: layout={STAN_LAYOUT} has no accounts")
+        return StanStore(listed, truncate_bad_eof, no_crc, files)
+    if truncate_bad_eof or no_crc:
+        raise ValueError(f"truncate_bad_eof, no_crc: they are for layout={STAN_LAYOUT}, {layout} needs neither")
     return NatsStore(listed, account, files)
 
 
@@ -84,9 +99,9 @@ def read_foreign_slice(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a slice in schema.read_schema(columns), ascending by sequence, 3 MiB a batch.
 
-    Every message is checked by its checksum and never served if that fails. Damage goes to `on_damage`, and reading
-    goes on without it; without `on_damage`, damage that cost messages or may have raises DataLossError, which names
-    stream, file, offset and sequences, before the first batch.
+    Every message is checked by its checksum and never served if that fails, unless the part says `no_crc`. Damage
+    goes to `on_damage`, and reading goes on without it; without `on_damage`, damage that cost messages or may have
+    raises DataLossError, which names stream, file, offset and sequences, before the first batch (layout=stan: of the
+    16 MiB of the file that it is in).
     """
-    assert part.layout == NATS_LAYOUT, part.layout
-    return read_slice(part, columns, on_damage, files)
+    return _READERS[part.layout](part, columns, on_damage, files)

@@ -20,7 +20,7 @@ _BAD = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of many messages, as parallel arrays. Where it is absent the value is 0 and the start the message's end."""
+    """One field of many messages, as parallel arrays. Absent: the value is 0, the start is the end of the message."""
 
     values: np.ndarray  # uint64; of BYTES their count
     starts: np.ndarray  # int64, offset of the bytes; of a number meaningless

@@ -1,0 +1,164 @@
+"""Discovery of STAN channels below any directory: a store, a directory of stores, or one channel.
+
+    ROOT/server.dat, ROOT/clients.dat, ROOT/CHANNEL/subs.dat, ROOT/CHANNEL/msgs.N.dat, ROOT/CHANNEL/msgs.N.idx
+
+A directory with subs.dat or a slice is a channel, whatever lies beside it, so that a store without server.dat is
+read too. Other names, and slices with `.bak` behind (they were handed to an archive script), are not looked at.
+
+Source: nats-streaming-server, stores/filestore.go (`Recover`, `newFileMsgStore`, `recoverServerInfo`).
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.directory import DEPTH_MAX, DIRECTORY_COUNT_MAX
+from storage_core.foreign.stan.protobuf import decode_one
+from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
+
+SERVER_FILE, CLIENTS_FILE, SUBSCRIPTIONS_FILE = "server.dat", "clients.dat", "subs.dat"
+SERVER_SIZE_MAX = 64 << 10  # bytes
+_SLICE = re.compile(r"msgs\.([0-9]{1,18})\.(dat|idx)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFile:
+    """One slice of a channel. Its data file may be missing where only its index is left."""
+
+    number: int
+    path: str  # of the data file
+    size: int  # bytes of the data file, 0 if it is missing
+
+    @property
+    def index_path(self) -> str:
+        return str(Path(self.path).with_suffix(".idx"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDirectory:
+    """One channel as it lies on disk."""
+
+    path: str
+    name: str
+    slices: tuple[SliceFile, ...] = ()  # by number
+    problem: StorageError | None = None  # why it cannot be read
+
+    @property
+    def subscriptions_path(self) -> str:
+        return str(Path(self.path) / SUBSCRIPTIONS_FILE)
+
+    @property
+    def root(self) -> str:
+        """Return the directory of the store."""
+        return str(Path(self.path).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies below some paths."""
+
+    channels: tuple[ChannelDirectory, ...]  # by name and path
+    roots: tuple[str, ...]  # directories of stores, also of those without channels
+
+
+def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> Found:
+    """Return every channel at or below the paths.
+
+    Raises NotAStoreError if a path is no directory or has no store in or below it.
+    """
+    channels: dict[str, ChannelDirectory] = {}
+    roots: set[str] = set()
+    for path in paths:
+        top = Path(os.path.realpath(path))
+        if not files.is_directory(top):
+            what = "is a file; give the directory of its channel or store" if top.exists() else "does not exist"
+            raise NotAStoreError(f"{path} {what}")
+        found = False
+        for place, names in _directories(top, files):
+            if _is_channel(names):
+                channels[str(place)] = _load(place, names, files)
+                roots.add(str(place.parent))
+            elif SERVER_FILE in names or CLIENTS_FILE in names:
+                roots.add(str(place))
+            else:
+                continue
+            found = True
+        if not found:
+            raise NotAStoreError(
+                f"{path} is no store of NATS Streaming: no {SERVER_FILE} and no channel "
+                f"({SUBSCRIPTIONS_FILE}, msgs.N.dat) in it or below it"
+            )
+    listed = sorted(channels.values(), key=lambda channel: (channel.name, channel.path))
+    return Found(tuple(listed), tuple(sorted(roots)))
+
+
+def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
+    """Return the name of the cluster that a store belongs to.
+
+    Raises NotAStoreError if there is no server.dat, CorruptionError if it is not what it should be.
+    """
+    path = Path(root) / SERVER_FILE
+    try:
+        file = files.open(Path(os.path.realpath(path)))
+    except OSError as error:
+        raise NotAStoreError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        size, data = file.size(), file.read_at(0, SERVER_SIZE_MAX)
+    finally:
+        file.close()
+    payload = data[FILE_HEADER_SIZE + HEADER_SIZE :]
+    if int.from_bytes(data[:FILE_HEADER_SIZE], "little") != VERSION or not payload or len(data) < size:
+        raise CorruptionError(f"{path}: {size} bytes, expected version {VERSION} and one record")
+    declared, crc = HEADER.unpack_from(data, FILE_HEADER_SIZE)
+    if declared != len(payload) or checksum_name(memoryview(payload), crc) is None:
+        raise CorruptionError(f"{path}: a record of {declared} bytes with checksum {crc:#010x} is not what it has")
+    fields, readable = decode_one(payload)
+    cluster = fields.get(1, b"")
+    if not readable or not isinstance(cluster, bytes):
+        raise CorruptionError(f"{path}: the record is not that of a server")
+    return cluster.decode("utf-8", "backslashreplace")
+
+
+def _directories(top: Path, files: Files) -> Iterator[tuple[Path, list[str]]]:
+    """Yield directories with the names in them; nothing below a channel is one."""
+    waiting, seen = [(top, 0)], {str(top)}
+    while waiting:
+        place, depth = waiting.pop()
+        if len(seen) > DIRECTORY_COUNT_MAX:
+            raise NotAStoreError(f"{top}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the channels")
+        try:
+            names = files.list_directory(place.resolve())
+        except OSError as error:
+            raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
+        yield place, names
+        if _is_channel(names) or depth == DEPTH_MAX:
+            continue
+        for name in names:
+            below = place / name
+            true_path = os.path.realpath(below)  # links are followed, to each directory once
+            if true_path not in seen and files.is_directory(below):
+                seen.add(true_path)
+                waiting.append((below, depth + 1))
+
+
+def _is_channel(names: list[str]) -> bool:
+    return SUBSCRIPTIONS_FILE in names or any(_SLICE.fullmatch(name) for name in names)
+
+
+def _load(place: Path, names: list[str], files: Files) -> ChannelDirectory:
+    matches = [match for name in names if (match := _SLICE.fullmatch(name))]
+    numbers = sorted({(int(match[1]), match[1]) for match in matches})
+    present = set(names)
+    try:
+        slices = []
+        for number, text in numbers:
+            path = place / f"msgs.{text}.dat"
+            size = files.file_size(Path(os.path.realpath(path))) if path.name in present else 0
+            slices.append(SliceFile(number, str(path), size))
+    except OSError as error:
+        return ChannelDirectory(str(place), place.name, problem=CorruptionError(f"{place}: {error}"))
+    return ChannelDirectory(str(place), place.name, tuple(slices))

@@ -1,0 +1,143 @@
+"""Messages of a channel: their sequences where a checksum does not vouch for them, their columns, whether encrypted.
+
+Sequences of a channel rise by one, inside a slice and across slices: where one is missing on arrival the server
+writes a message without data in its place. So the place of a record between true ones tells its sequence.
+
+Encryption covers the data only: one byte for the cipher (1 AES-GCM, 2 ChaCha20-Poly1305), a nonce of 4 random bytes
+and a counter (u64, big-endian), the ciphertext, a tag of 16 bytes. The counter begins at the next sequence whenever
+the server starts and rises by one for each message with data, so it is never above the message's sequence.
+
+Source: nats-streaming-server, stores/filestore.go (`Store`, `fillGaps`), stores/cryptostore.go (`newEDStore`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.foreign.nats.headers import to_strings
+from storage_core.foreign.nats.record import gather
+from storage_core.foreign.stan.protobuf import elements
+from storage_core.foreign.stan.record import SEQUENCE_MAX, Records
+from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema
+
+ENCRYPTED_SIZE_MIN = 1 + 12 + 1 + 16  # bytes
+ENCRYPTED_RUN_MIN = 3  # messages after each other whose nonces count up
+SEQUENCE, SUBJECT, DATA, TIME = 1, 2, 4, 5  # numbers of fields
+
+
+def place_sequences(records: Records, last: int | None, apart: bool) -> np.ndarray:
+    """Return the sequence of each record, 0 for one that has none: its number is not above all before it, or cannot
+    be told.
+
+    `last` is the sequence of the record in front, None if these are the first of the file; `apart` says that bytes
+    which are no record lie between.
+    """
+    own = np.minimum(records.fields[SEQUENCE].values, SEQUENCE_MAX + 1).astype(np.int64)
+    own[own > SEQUENCE_MAX] = 0
+    placed = np.where(records.good, own, 0)
+    highest = np.maximum.accumulate(np.concatenate(([last or 0], placed)))
+    placed[placed <= highest[:-1]] = 0
+    if records.good.all():
+        return placed
+    gaps = np.ones(len(records), bool)
+    gaps[1:] = records.heads[1:] != records.ends[:-1]
+    gaps[:1] = apart or bool(records.heads[0])
+    for first, end in _runs(~records.good):
+        before = placed[:first][placed[:first] > 0]
+        low = int(before[-1]) if len(before) else last
+        high = int(placed[end]) if end < len(records) and placed[end] else None
+        # The gap in front of the record after the run counts too: it is one more message, or some.
+        places = np.flatnonzero(np.append(gaps[first:end], high is not None and gaps[end]))
+        placed[first:end] = _place(own[first:end], places, low, high)
+    return placed
+
+
+def _place(own: np.ndarray, gaps: np.ndarray, low: int | None, high: int | None) -> np.ndarray:
+    """Return the sequences of records between two of sequence `low` and `high`, 0 where they cannot be told.
+
+    `gaps` are the positions of records that do not follow the one in front of them at once.
+    """
+    count = len(own)
+    if low is not None and high is not None and high - low - 1 == count:
+        return np.arange(low + 1, high)
+    placed = own.copy()
+    if high is not None:
+        back = int(gaps[-1]) if len(gaps) else 0
+        placed[back:] = high - np.arange(count - back, 0, -1)
+    if low is not None:
+        front = int(gaps[0]) if len(gaps) else count
+        placed[:front] = low + 1 + np.arange(min(front, count))
+    highest = np.maximum.accumulate(np.concatenate(([low or 0], placed)))[:-1]
+    placed[(placed <= highest) | (placed >= (SEQUENCE_MAX + 1 if high is None else high))] = 0
+    return placed
+
+
+def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return [(first, end) for first, end in edges.reshape(-1, 2).tolist()]
+
+
+def times_of(records: Records) -> np.ndarray:
+    """Return the times, int64 ns since 1970 UTC."""
+    return records.fields[TIME].values.view(np.int64)
+
+
+def subjects_of(buffer: pa.Buffer, records: Records) -> pa.StringArray:
+    return to_strings(_bytes_of(buffer, records, SUBJECT))
+
+
+def build_batch(
+    stream: str, buffer: pa.Buffer, records: Records, sequences: np.ndarray, columns: Sequence[str]
+) -> pa.RecordBatch:
+    """Return the messages as a RecordBatch in schema.read_schema(columns). Only asked columns are gathered."""
+    schema = read_schema(tuple(columns))
+    arrays = [_column(name, stream, buffer, records, sequences) for name in schema.names]
+    if not arrays:  # a count needs rows without columns
+        return pa.RecordBatch.from_struct_array(pa.nulls(len(records), pa.struct([])).fill_null({}))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def encrypted_at(buffer: pa.Buffer, records: Records) -> int | None:
+    """Return the position of the first message whose data the server encrypted, None if there is none to be told.
+
+    One message alone may look so by chance: most with data have to, or some after each other with rising counters.
+    """
+    data = records.fields[DATA]
+    rows = np.flatnonzero(records.good & (data.values > 0))
+    starts = data.starts[rows]
+    view = np.frombuffer(buffer, np.uint8)
+    long_enough = data.values[rows] >= ENCRYPTED_SIZE_MIN
+    starts = np.where(long_enough, starts, 0)
+    counters = elements(view, ">u8")[starts + 5].astype(np.uint64)
+    prefixes = elements(view, "<u4")[starts + 1]
+    known_cipher = (view[starts] == 1) | (view[starts] == 2)
+    looks = long_enough & known_cipher & (counters >= 1) & (counters <= records.fields[SEQUENCE].values[rows])
+    if not looks.any():
+        return None
+    next_one = looks[1:] & looks[:-1] & (prefixes[1:] == prefixes[:-1]) & (counters[1:] == counters[:-1] + np.uint64(1))
+    longest = max((end - first + 1 for first, end in _runs(next_one)), default=1)
+    if longest < ENCRYPTED_RUN_MIN and int(looks.sum()) * 2 <= len(rows):
+        return None
+    return int(rows[np.flatnonzero(looks)[0]])
+
+
+def _column(name: str, stream: str, buffer: pa.Buffer, records: Records, sequences: np.ndarray) -> pa.Array:
+    if name == "stream":
+        return pa.repeat(pa.scalar(stream, pa.string()), len(records))
+    if name == "sequence":
+        return pa.array(sequences)
+    if name == "timestamp_ns":
+        return pa.array(times_of(records))
+    if name == "timestamp":
+        return pa.array(times_of(records) // 1000).view(TIMESTAMP_TYPE)
+    if name == "subject":
+        return subjects_of(buffer, records)
+    if name == "headers":
+        return pa.nulls(len(records), HEADERS_TYPE)
+    return _bytes_of(buffer, records, DATA)
+
+
+def _bytes_of(buffer: pa.Buffer, records: Records, number: int) -> pa.BinaryArray:
+    one = records.fields[number]
+    return gather(buffer, one.starts, one.values.astype(np.int64))

@@ -1,0 +1,241 @@
+"""Reading one slice of a channel, where the messages are wanted: on an executor.
+
+The contract is the server's own, with nothing removed from the source: by default the first bad record ends the
+reading; `truncate_bad_eof` reads past an unexpected end, `no_crc` past bad checksums, and each row that is read so is
+told as damage. Since sequences rise by one without holes, whatever is missing in a part is lost.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import DataLossError, UnsupportedVersionError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.nats.reading import BATCH_ROW_COUNT, BATCH_SIZE
+from storage_core.foreign.nats.record import runs_by_size
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.stan.messages import build_batch, encrypted_at, place_sequences, subjects_of, times_of
+from storage_core.foreign.stan.record import MESSAGES, Records
+from storage_core.foreign.stan.report import show
+from storage_core.foreign.stan.scan import Cause, Stretch, Window, join, scan_file
+from storage_core.schema import read_schema
+from storage_core.subjects import match_mask
+
+SEQUENCE_END = (1 << 63) - 1  # end of a part of which nobody knows how far it went
+
+
+def read_slice(
+    part: ForeignSlice,
+    columns: Sequence[str],
+    on_damage: Callable[[ForeignDamage], None] | None = None,
+    files: Files = OS_FILES,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a part in schema.read_schema(columns), ascending by sequence.
+
+    Damage goes to `on_damage`. Without it, damage that cost messages raises DataLossError, unless an option of the
+    part allows it; batches of earlier windows of the file (16 MiB each) were yielded by then. Raises
+    UnsupportedVersionError for encrypted messages.
+    """
+    read_schema(tuple(columns))
+    account = _Account(part, on_damage)
+    try:
+        for window in scan_file(part.path, MESSAGES, part.stream, part.file_size, files):
+            refuse_encrypted(part.stream, part.path, window)
+            rows, sequences = account.take(window)
+            rows, sequences = _filtered(part, window.buffer, rows, sequences)
+            sizes = np.maximum(rows.ends - rows.starts, BATCH_SIZE // BATCH_ROW_COUNT)
+            for first, end in runs_by_size(sizes, BATCH_SIZE):
+                run = slice(first, end)
+                yield build_batch(part.stream, window.buffer, rows.take(run), sequences[run], columns)
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        account.unreadable("the file is gone" if gone else f"the file cannot be read: {error.strerror}")
+    account.finish()
+
+
+def refuse_encrypted(stream: str, path: str, window: Window) -> None:
+    """Raise UnsupportedVersionError if the server encrypted messages in the window."""
+    at = encrypted_at(window.buffer, window.records)
+    if at is not None:
+        start = window.offset_bytes + int(window.records.heads[at])
+        raise UnsupportedVersionError(
+            f"channel {stream!r}: its messages are encrypted (first in {path} at offset_bytes {start}): encrypted "
+            "channels cannot be read"
+        )
+
+
+def _filtered(
+    part: ForeignSlice, buffer: pa.Buffer, rows: Records, sequences: np.ndarray
+) -> tuple[Records, np.ndarray]:
+    keep = np.ones(len(rows), bool)
+    if part.time_first_ns is not None:
+        keep &= times_of(rows) >= part.time_first_ns
+    if part.time_end_ns is not None:
+        keep &= times_of(rows) < part.time_end_ns
+    if part.subject_filters and len(rows):
+        keep &= match_mask(part.subject_filters, subjects_of(buffer, rows)).to_numpy(zero_copy_only=False)
+    return (rows, sequences) if keep.all() else (rows.take(keep), sequences[keep])
+
+
+class _Account:
+    """What of a part was read, what is missing, and which damage it is put down to."""
+
+    def __init__(self, part: ForeignSlice, on_damage: Callable[[ForeignDamage], None] | None) -> None:
+        self._part, self._on_damage = part, on_damage
+        self._placed: int | None = None  # sequence of the last record in the file that has one
+        self._apart = False  # bytes that are no record came after it
+        self._shown = part.first - 1  # highest sequence that was served, or lies before the part
+        self._pending: list[Stretch] = []  # stretches after the last served record
+
+    def take(self, window: Window) -> tuple[Records, np.ndarray]:
+        """Return the messages of the window to serve, with their sequences; tell the damage in front of them."""
+        records, part = window.records, self._part
+        sequences = place_sequences(records, self._placed, self._apart)
+        self._note_places(window, sequences)
+        shown = (sequences > 0) & (records.good | part.no_crc)
+        here = sorted([*window.stretches, *_hidden(window, shown)], key=lambda one: one.offset_bytes)
+        stretches = join([*self._pending, *here])
+        rows = np.flatnonzero(shown)
+        self._tell_all(window, stretches, rows, sequences[rows])
+        rows = rows[(sequences[rows] >= part.first) & (sequences[rows] < part.end)]
+        return records.take(rows), sequences[rows]
+
+    def unreadable(self, reason: str) -> None:
+        at = self._pending[-1].end_bytes if self._pending else 0
+        self._pending.append(Stretch(at, self._part.file_size, Cause.MISSING, reason, b""))
+
+    def finish(self) -> None:
+        """Tell the damage at the end of the file, and what is missing of the part."""
+        part, low = self._part, self._shown + 1
+        trouble = any(one.cause not in (Cause.PADDING, Cause.HARMLESS) for one in self._pending)
+        if part.end < SEQUENCE_END:
+            self._tell(self._pending, low, part.end, part.file_size, "the file ends here, later messages are expected")
+        elif trouble:
+            self._tell(self._pending, low, SEQUENCE_END, part.file_size, "")
+        else:
+            self._tell(self._pending, low, low, part.file_size, "")
+
+    def _note_places(self, window: Window, sequences: np.ndarray) -> None:
+        placed = np.flatnonzero(sequences)
+        if len(placed):
+            self._placed, self._apart = int(sequences[placed[-1]]), False
+            end = window.offset_bytes + int(window.records.ends[placed[-1]])
+        else:
+            end = window.offset_bytes
+        self._apart |= any(one.end_bytes > end for one in window.stretches) or bool(len(sequences) and not placed.size)
+
+    def _tell_all(self, window: Window, stretches: list[Stretch], rows: np.ndarray, sequences: np.ndarray) -> None:
+        """Tell what lies in front of each served row, and the suspects among the rows; keep the rest for later."""
+        heads = window.offset_bytes + window.records.heads[rows]
+        lows = np.concatenate(([self._shown], sequences[:-1])) + 1
+        lows, highs = np.maximum(lows, self._part.first), np.minimum(sequences, self._part.end)
+        groups: dict[int, list[Stretch]] = {row: [] for row in np.flatnonzero(lows < highs).tolist()}
+        places = np.searchsorted(heads, [one.offset_bytes for one in stretches], side="right").tolist()
+        for place, one in zip(places, stretches, strict=True):
+            groups.setdefault(place, []).append(one)
+        self._pending = groups.pop(len(rows), [])
+        suspects = _served(window, rows, sequences, self._part)
+        for row in sorted(groups):
+            while suspects and suspects[0][0].offset_bytes < heads[row]:
+                self._tell_served(*suspects.pop(0))
+            reason = f"the record has sequence {int(sequences[row])}, but none is in front of it"
+            self._tell(groups[row], int(lows[row]), int(highs[row]), int(heads[row]), reason, inside=True)
+        for served in suspects:
+            self._tell_served(*served)
+        if len(sequences):
+            self._shown = max(self._shown, int(sequences[-1]))
+
+    def _tell_served(self, stretch: Stretch, first: int, end: int) -> None:
+        self._report(stretch, first, end, end - first, served=True, allowed=True)
+
+    def _tell(self, stretches: list[Stretch], low: int, high: int, at: int, reason: str, inside: bool = False) -> None:
+        """Tell stretches without a served row between them; `[low, high)` is what is missing there.
+
+        Each of several stretches may have cost it, so each is told with all of it. `inside`: a row comes after them.
+        """
+        blamed = [one for one in stretches if one.cause is not Cause.HARMLESS] if low < high else []
+        if low < high and not blamed:
+            blamed = [Stretch(at, at, Cause.MISSING if inside else Cause.END, reason, b"")]
+        count = high - low if len(blamed) == 1 and high < SEQUENCE_END else None
+        for one in blamed:
+            goes_on = inside and one.cause in (Cause.END, Cause.PADDING)
+            told = replace(one, cause=Cause.BAD) if goes_on else one
+            self._report(told, low, high, count, served=False, allowed=self._allows(told.cause))
+        for one in stretches:
+            if one not in blamed and (inside or one.cause is not Cause.PADDING):
+                self._report(one, None, None, None, served=False, allowed=True)
+
+    def _allows(self, cause: Cause) -> bool:
+        if cause is Cause.BAD:
+            return self._part.no_crc
+        return self._part.truncate_bad_eof and cause is not Cause.MISSING
+
+    def _report(
+        self, stretch: Stretch, first: int | None, end: int | None, count: int | None, served: bool, allowed: bool
+    ) -> None:
+        part = self._part
+        damage = ForeignDamage(
+            layout=part.layout,
+            account=part.account,
+            stream=part.stream,
+            file=part.path,
+            offset_bytes=stretch.offset_bytes,
+            end_bytes=stretch.end_bytes,
+            first=first,
+            end=None if end == SEQUENCE_END else end,
+            lost_count=None if served else count,
+            unclear=False,
+            reason=stretch.reason,
+            served=served,
+            allowed=allowed,
+            record=show(MESSAGES, stretch),
+        )
+        if self._on_damage is not None:
+            self._on_damage(damage)
+        elif damage.costs and not allowed:
+            raise DataLossError(f"{damage.describe()}\n{damage.record}")
+
+
+def _hidden(window: Window, shown: np.ndarray) -> list[Stretch]:
+    """Return the records that are not served as stretches, those together that follow each other."""
+    hidden = np.flatnonzero(~shown)
+    if not len(hidden):
+        return []
+    records = window.records
+    follows = (hidden[1:] == hidden[:-1] + 1) & (records.heads[hidden[1:]] == records.ends[hidden[:-1]])
+    follows &= records.good[hidden[1:]] == records.good[hidden[:-1]]
+    cuts = np.flatnonzero(~follows) + 1
+    found = []
+    for run in np.split(hidden, cuts):
+        first, end = int(run[0]), int(run[-1]) + 1
+        one = window.suspect(first, end)
+        if records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
+            base = window.offset_bytes
+            reason = "the sequence is not above that of the record in front"
+            start, stop = base + int(records.heads[first]), base + int(records.ends[end - 1])
+            one = Stretch(start, stop, Cause.HARMLESS, reason, one.shown)
+        found.append(one)
+    return found
+
+
+def _served(
+    window: Window, rows: np.ndarray, sequences: np.ndarray, part: ForeignSlice
+) -> list[tuple[Stretch, int, int]]:
+    """Return the suspects among the served rows with their sequences `[first, end)`, neighbours together."""
+    records = window.records
+    which = np.flatnonzero(~records.good[rows] & (sequences >= part.first) & (sequences < part.end))
+    if not len(which):
+        return []
+    follows = (rows[which[1:]] == rows[which[:-1]] + 1) & (sequences[which[1:]] == sequences[which[:-1]] + 1)
+    follows &= records.heads[rows[which[1:]]] == records.ends[rows[which[:-1]]]
+    runs = np.split(which, np.flatnonzero(~follows) + 1)
+    return [
+        (
+            window.suspect(int(rows[run[0]]), int(rows[run[-1]]) + 1),
+            int(sequences[run[0]]),
+            int(sequences[run[-1]]) + 1,
+        )
+        for run in runs
+    ]

@@ -1,0 +1,371 @@
+"""Scan of a file of STAN: window by window, every record whose checksum holds and every stretch of bytes that is none.
+
+The chain of sizes is followed and all records on it are checked. Where that leaves a stretch without true records:
+
+1. Every byte of it is tried as the head of a record; what has a plausible head and a true checksum is a record again.
+2. What is then still left between two true records is tried as one record whose size is wrong: the checksum does not
+   cover the size, so a payload that it fits is whole.
+3. What is on the chain and can be read, but has a wrong checksum, is a suspect: told apart, served on request only.
+
+So a damaged record costs itself at most. Memory is bounded by the window, which grows from 16 to 80 MiB where a long
+record or damage asks for it, whatever a size declares; the search by a budget, and the damage says when it ran out.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.files import OS_FILES, File, Files
+from storage_core.foreign.stan.protobuf import PADDING, elements, read_uvarints
+from storage_core.foreign.stan.record import (
+    FILE_HEADER_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    PAYLOAD_SIZE_MIN,
+    POLYNOMIALS,
+    SEQUENCE_MAX,
+    VERSION,
+    Kind,
+    Records,
+    check,
+    checksum_name,
+    merge,
+    walk,
+)
+
+WINDOW_SIZE = 16 << 20  # bytes
+SEARCH_STEP = 1 << 20  # bytes whose every place is looked at in one go
+SEARCH_SIZE_MAX = 256 << 20  # bytes hashed in search of lost records, for each file
+SEARCH_FACTOR = 6  # and this much more a byte of the file
+CANDIDATE_COST = 128  # bytes added for each candidate
+SHOWN_SIZE = 8 + 64  # bytes of a bad record that are kept to be shown
+_SUBJECT_TAG = 0x12
+
+
+class Cause(Enum):
+    """What a stretch is; the options that read past it depend on it."""
+
+    BAD = "bad record"
+    END = "unexpected end"
+    PADDING = "zero bytes"
+    MISSING = "missing"  # no bytes at all
+    HARMLESS = "harmless"  # what is wrong is told, and cost nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes `[offset_bytes, end_bytes)` of a file that are no true record."""
+
+    offset_bytes: int
+    end_bytes: int
+    cause: Cause
+    reason: str
+    shown: bytes  # the first of them
+    continued: bool = False  # of the stretch in front of it, which ended with its window
+
+
+def join(stretches: list[Stretch]) -> list[Stretch]:
+    """Return the stretches, in the order of the file, with those that were cut by windows whole again."""
+    joined: list[Stretch] = []
+    for one in stretches:
+        if not one.continued or not joined:
+            joined.append(one)
+            continue
+        before = joined.pop()
+        said = one if before.cause is Cause.PADDING else before
+        joined.append(replace(said, offset_bytes=before.offset_bytes, end_bytes=one.end_bytes, continued=False))
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Part of a file. Offsets in `records` count from `offset_bytes` of the file, those of stretches from its start."""
+
+    offset_bytes: int
+    buffer: pa.Buffer
+    records: Records  # true ones (good), and suspects among them, in the order of the file
+    stretches: tuple[Stretch, ...]
+
+    def suspect(self, first: int, end: int) -> Stretch:
+        """Return the suspects `records[first:end]`, which follow each other, as a stretch."""
+        start = int(self.records.starts[first]) - HEADER_SIZE
+        stop = int(self.records.ends[end - 1])
+        shown = bytes(self.buffer[start : min(stop, start + SHOWN_SIZE)])
+        record = memoryview(self.buffer)[start : int(self.records.ends[first])]
+        reason = _checksum_reason(record)
+        if end - first > 1:
+            reason += f", and so on for {end - first} records"
+        base = self.offset_bytes
+        return Stretch(base + start, base + stop, Cause.BAD, reason, shown)
+
+
+def scan_file(
+    path: str | Path, kind: Kind, subject: str = "", size_max: int | None = None, files: Files = OS_FILES
+) -> Iterator[Window]:
+    """Yield the windows of a file, read up to `size_max` bytes. Never raises for what the file holds.
+
+    `subject` is the channel's: a message that is found by search has to carry it. Raises OSError.
+    """
+    file = files.open(Path(os.path.realpath(path)))
+    try:
+        end = file.size() if size_max is None else min(size_max, file.size())
+        yield from _Scan(file, kind, subject.encode(), end).windows()
+    finally:
+        file.close()
+
+
+class _Scan:
+    """One pass over a file, with what is carried from window to window."""
+
+    def __init__(self, file: File, kind: Kind, subject: bytes, end: int) -> None:
+        self._file, self._kind, self._subject, self._end = file, kind, subject, end
+        self._polynomial = "IEEE"
+        self._last_sequence = 0  # of the true messages so far
+        self._cut_at = -1  # where the window before ended inside a stretch, offset_bytes in the file
+        self._budget = SEARCH_SIZE_MAX + SEARCH_FACTOR * end
+        self._record_size_max = kind.payload_size_max + HEADER_SIZE
+
+    def windows(self) -> Iterator[Window]:
+        at, size_max = FILE_HEADER_SIZE, WINDOW_SIZE
+        version = self._version()
+        if version is not None:
+            yield Window(0, pa.py_buffer(b""), _none(self._kind), (version,))
+        while at < self._end:
+            size = min(size_max, self._end - at)
+            buffer = pa.allocate_buffer(size + PADDING)
+            view = np.frombuffer(buffer, np.uint8)
+            count = self._file.read_into(at, view.data[:size])
+            if count < size:  # the file was cut meanwhile
+                self._end, size = at + count, count
+            view[size:] = 0
+            window, done = self._scan(buffer, view, at, size)
+            if not done and at + size < self._end:
+                size_max = self._record_size_max + WINDOW_SIZE
+                continue
+            yield window
+            at, size_max = at + done, WINDOW_SIZE
+
+    def _version(self) -> Stretch | None:
+        if not self._end:
+            return None  # as the server makes it before it writes the version
+        head = self._file.read_at(0, FILE_HEADER_SIZE)
+        version = int.from_bytes(head, "little")
+        if len(head) < FILE_HEADER_SIZE or self._end < FILE_HEADER_SIZE:
+            reason = f"the file ends {min(len(head), self._end)} bytes into its version"
+            return Stretch(0, self._end, Cause.END, reason, head)
+        if version == VERSION:
+            return None
+        # There is no other version; what follows proves itself by its checksums.
+        return Stretch(0, FILE_HEADER_SIZE, Cause.HARMLESS, f"version {version} instead of {VERSION}", head)
+
+    def _scan(self, buffer: pa.Buffer, view: np.ndarray, base: int, size: int) -> tuple[Window, int]:
+        """Return the window, and how many bytes of it are done: the next one begins there."""
+        last = base + size == self._end
+        starts, ends, stop = walk(view.data, 0, size, self._kind)
+        records, self._polynomial = check(view, starts, ends, self._kind, self._polynomial)
+        true = records.good & records.readable
+        limit = size
+        # The chain goes on behind the window if it led up to a possible head.
+        if not last and bool(records.readable[-1:].all()) and self._may_go_on(view, stop, size, self._end - base):
+            limit = stop
+        if true.all() and stop == limit:
+            window = Window(base, buffer, records, ())
+        else:
+            window, limit = self._settle(buffer, view, base, limit, size, records, true)
+        if not self._kind.typed:
+            sequences = window.records.fields[1].values[window.records.good]
+            self._last_sequence = max(self._last_sequence, int(np.max(sequences, initial=0)))
+        return window, limit
+
+    def _may_go_on(self, view: np.ndarray, at: int, size: int, rest: int) -> bool:
+        if size - at < HEADER_SIZE:
+            return True
+        payload = HEADER.unpack_from(view.data, at)[0] & self._kind.size_mask
+        if not PAYLOAD_SIZE_MIN <= payload <= self._kind.payload_size_max:
+            return False
+        return bool(size < at + HEADER_SIZE + payload <= rest)
+
+    def _settle(
+        self, buffer: pa.Buffer, view: np.ndarray, base: int, limit: int, size: int, chain: Records, true: np.ndarray
+    ) -> tuple[Window, int]:
+        """Find in `[0, limit)` what the chain does not tell; return the window and where the next one begins."""
+        chained = chain.take(true)
+        found = [self._search(view, first, end, chained) for first, end in _gaps(chained, limit)]
+        known = merge([chained, *found])
+        end_of_file = limit if base + limit == self._end else None
+        if end_of_file is None and limit == size:
+            limit = self._cut(view, known, size)
+        repaired = [self._resize(view, first, end) for first, end in _gaps(known, limit)]
+        known = merge([known, *repaired])
+        told = [_resized(view, base, one) for one in repaired if len(one)]
+        suspects = chain.take(~true & chain.readable & (chain.ends <= limit))
+        known = merge([known, suspects.take(_apart(suspects, known))])
+        spans = [self._span(view, base, first, end, end_of_file or limit) for first, end in _gaps(known, limit)]
+        known = merge([known, *spans])
+        gaps = _gaps(known, limit)
+        told += [self._stretch(view, base, first, end) for first, end in gaps]
+        if limit:
+            self._cut_at = base + limit if end_of_file is None and gaps and gaps[-1][1] == limit else -1
+        return Window(base, buffer, known, tuple(sorted(told, key=lambda one: one.offset_bytes))), limit
+
+    def _cut(self, view: np.ndarray, known: Records, size: int) -> int:
+        """Return where the next window begins if the chain does not reach the end of this one.
+
+        A true record may begin in this window and end behind it, so what is undecided at the end is looked at again.
+        """
+        undecided = int(known.ends[-1]) if len(known) else 0
+        if size - undecided > HEADER_SIZE and not view[undecided:size].any():
+            return size - HEADER_SIZE  # no record begins with zero bytes only
+        return max(undecided, size - self._record_size_max)
+
+    # --- records that are not on the chain ---------------------------------------------------------------------------
+
+    def _search(self, view: np.ndarray, first: int, end: int, chained: Records) -> Records:
+        """Return the true records inside `[first, end)`; of two that overlap, the one that begins first."""
+        places: list[tuple[int, int]] = []
+        done = first
+        for step in range(first, end - HEADER_SIZE, SEARCH_STEP):
+            for start, stop in self._candidates(view, max(step, done), min(step + SEARCH_STEP, end), end):
+                if start < done or self._budget < 0:
+                    continue
+                self._budget -= stop - start + CANDIDATE_COST
+                payload = view.data[start + HEADER_SIZE : stop]
+                if checksum_name(payload, HEADER.unpack_from(view.data, start)[1]) is not None:
+                    places.append((start + HEADER_SIZE, stop))
+                    done = stop
+        found = self._check(view, places)
+        return found.take(self._belong(view, found, chained))
+
+    def _candidates(self, view: np.ndarray, first: int, stop: int, end: int) -> list[tuple[int, int]]:
+        """Return the places in `[first, stop)` with the head of a record that fits in front of `end`, and its end."""
+        kind = self._kind
+        tags = view[first + HEADER_SIZE : min(stop + HEADER_SIZE, end)]
+        starts = first + np.flatnonzero(tags == kind.first_tag).astype(np.int64)
+        heads = elements(view, "<u4")[starts]
+        ends = starts + HEADER_SIZE + (heads & np.uint32(kind.size_mask)).astype(np.int64)
+        sizes = ends - starts - HEADER_SIZE
+        fits = (sizes >= PAYLOAD_SIZE_MIN) & (sizes <= kind.payload_size_max) & (ends <= end)
+        if kind.typed:
+            fits &= np.isin(heads >> np.uint32(24), list(kind.types))
+        starts, ends = starts[fits], ends[fits]
+        if not kind.typed and len(starts):  # the sequence, then the subject
+            _, after = read_uvarints(view, starts + HEADER_SIZE + 1)
+            plausible = view[np.minimum(after, len(view) - 1)] == _SUBJECT_TAG
+            starts, ends = starts[plausible], ends[plausible]
+        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+    def _belong(self, view: np.ndarray, found: Records, chained: Records) -> np.ndarray:
+        """Return which found records are of this channel, and between their neighbours by sequence: the data of a
+        message may hold whole records, too."""
+        keep = found.readable.copy()
+        if self._kind.typed or not len(found):
+            return keep
+        sequences = chained.fields[1].values.astype(np.int64)
+        after = np.searchsorted(chained.starts, found.starts)
+        low = np.concatenate(([self._last_sequence], np.maximum.accumulate(sequences)))[after]
+        high = np.concatenate((sequences, [SEQUENCE_MAX + 1]))[after]
+        own = found.fields[1].values.astype(np.int64)
+        keep &= (own > low) & (own < high)
+        keep &= self._own_subject(view, found)
+        highest = np.maximum.accumulate(np.where(keep, own, 0))
+        return keep & (own > np.concatenate(([0], highest[:-1])))
+
+    def _own_subject(self, view: np.ndarray, found: Records) -> np.ndarray:
+        """Return which messages carry the channel's subject; of other records, all."""
+        if self._kind.typed:
+            return np.ones(len(found), bool)
+        subject = found.fields[2]
+        ends = subject.starts + subject.values.astype(np.int64)
+        places = zip(subject.starts.tolist(), ends.tolist(), strict=True)
+        return np.array([view[start:end].tobytes() == self._subject for start, end in places], bool)
+
+    def _resize(self, view: np.ndarray, first: int, end: int) -> Records:
+        """Return the record that `[first, end)` is, if its checksum holds for all of it, whatever size it declares."""
+        size = end - first - HEADER_SIZE
+        if PAYLOAD_SIZE_MIN <= size <= self._kind.payload_size_max:
+            found = self._check(view, [(first + HEADER_SIZE, end)])
+            return found.take(found.good & found.readable)
+        return _none(self._kind)
+
+    def _span(self, view: np.ndarray, base: int, first: int, end: int, limit: int) -> Records:
+        """Return `[first, end)` as a suspect, if it can be read as one; not what the file or a window cuts off."""
+        size = end - first - HEADER_SIZE
+        cut = end == limit or base + first == self._cut_at
+        if cut or not PAYLOAD_SIZE_MIN <= size <= self._kind.payload_size_max:
+            return _none(self._kind)
+        found = self._check(view, [(first + HEADER_SIZE, end)])
+        return found.take(found.readable & self._own_subject(view, found))
+
+    def _check(self, view: np.ndarray, places: list[tuple[int, int]]) -> Records:
+        edges = np.array(places, np.int64).reshape(-1, 2)
+        starts, ends = edges[:, 0].copy(), edges[:, 1].copy()
+        return check(view, starts, ends, self._kind, self._polynomial)[0]
+
+    # --- what is left ------------------------------------------------------------------------------------------------
+
+    def _stretch(self, view: np.ndarray, base: int, first: int, end: int) -> Stretch:
+        shown = view[first : min(end, first + SHOWN_SIZE)].tobytes()
+        cause, reason = self._reason(view, base, first, end)
+        if self._budget < 0:
+            reason += "; the search for records was given up, too much there looks like one"
+        return Stretch(base + first, base + end, cause, reason, shown, continued=base + first == self._cut_at)
+
+    def _reason(self, view: np.ndarray, base: int, first: int, end: int) -> tuple[Cause, str]:
+        left = self._end - base - first
+        if not view[first:end].any():
+            return Cause.PADDING, f"{end - first} zero bytes where a record should be"
+        if left < HEADER_SIZE:
+            return Cause.END, f"the file ends {left} bytes into the head of a record"
+        head, _ = HEADER.unpack_from(view.data, first)
+        size, code = head & self._kind.size_mask, head >> 24
+        if HEADER_SIZE + size > left:
+            # With true records behind it this is damage; who reads on will see.
+            return Cause.END, f"the record declares {size} bytes, the file has {left - HEADER_SIZE} left"
+        if not PAYLOAD_SIZE_MIN <= size <= self._kind.payload_size_max:
+            possible = f"possible are {PAYLOAD_SIZE_MIN} to {self._kind.payload_size_max}"
+            return Cause.BAD, f"the record declares {size} bytes, {possible}"
+        if self._kind.typed and code not in self._kind.types:
+            return Cause.BAD, f"the record has type {code}, known are {', '.join(map(str, self._kind.types))}"
+        if first + HEADER_SIZE + size > end:
+            return Cause.BAD, f"the record declares {size} bytes, {end - first - HEADER_SIZE} are in front of the next"
+        return Cause.BAD, _checksum_reason(view.data[first : first + HEADER_SIZE + size])
+
+
+def _checksum_reason(record: memoryview) -> str:
+    crc = HEADER.unpack_from(record)[1]
+    payload = record[HEADER_SIZE:]
+    if checksum_name(payload, crc) is not None:
+        return "the checksum holds, but the payload is no message that can be read"
+    actual = " and ".join(f"{checksum(payload):#010x} ({name})" for name, checksum in POLYNOMIALS.items())
+    return f"checksum mismatch: the record has {crc:#010x}, its {len(payload)} bytes give {actual}"
+
+
+def _resized(view: np.ndarray, base: int, one: Records) -> Stretch:
+    start, end = int(one.starts[0]) - HEADER_SIZE, int(one.ends[0])
+    size = HEADER.unpack_from(view.data, start)[0]
+    reason = f"the size in the head is {size:#x}, but the checksum holds for {end - start - HEADER_SIZE} bytes"
+    shown = view[start : min(end, start + SHOWN_SIZE)].tobytes()
+    return Stretch(base + start, base + end, Cause.HARMLESS, reason, shown)
+
+
+def _gaps(records: Records, end: int) -> list[tuple[int, int]]:
+    edges = np.concatenate(([0], np.stack((records.heads, records.ends), axis=1).ravel(), [end])).reshape(-1, 2)
+    return [(first, stop) for first, stop in edges[edges[:, 0] < edges[:, 1]].tolist()]
+
+
+def _apart(some: Records, known: Records) -> np.ndarray:
+    """Return which of `some` lie wholly between two of `known`."""
+    before = np.searchsorted(known.starts, some.starts)
+    ends = np.concatenate(([0], known.ends))[before]
+    heads = np.concatenate((known.heads, [np.iinfo(np.int64).max]))[before]
+    return np.asarray((some.heads >= ends) & (some.ends <= heads))
+
+
+def _none(kind: Kind) -> Records:
+    none = np.empty(0, np.int64)
+    return check(np.zeros(PADDING, np.uint8), none, none, kind, "IEEE")[0]

@@ -1,0 +1,219 @@
+"""What a channel holds: for each slice the sequences that it answers for.
+
+A slice answers for everything from its first message up to the first of the next slice, since sequences rise without
+holes; so the first record of each slice tells all but the end. The end is what the last index entry says if it fits
+the end of the file, else the last slice is read. Where the end of the file is damaged and no index tells how far the
+channel went, the last part has no end.
+
+Messages that the server's limits have removed stay in a slice until all of it is dropped, and nothing in the store
+marks them: they are read.
+
+Source: nats-streaming-server, stores/filestore.go (`recoverOneMsgFile`, `ensureLastMsgAndIndexMatch`).
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.stan.directory import ChannelDirectory, SliceFile
+from storage_core.foreign.stan.index import IndexEntry, first_and_last
+from storage_core.foreign.stan.messages import SEQUENCE, place_sequences
+from storage_core.foreign.stan.protobuf import decode_one
+from storage_core.foreign.stan.reading import SEQUENCE_END, refuse_encrypted
+from storage_core.foreign.stan.record import (
+    FILE_HEADER_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    MESSAGES,
+    PAYLOAD_SIZE_MIN,
+    SEQUENCE_MAX,
+    checksum_name,
+)
+from storage_core.foreign.stan.scan import Cause, scan_file
+
+SAMPLE_SIZE = 64 << 10  # bytes from the beginning of a slice that are looked at for encryption
+
+
+@dataclass(frozen=True, slots=True)
+class SliceState:
+    """The part of a channel that one slice answers for: the sequences in `[first, end)`."""
+
+    file: SliceFile
+    first: int
+    end: int  # SEQUENCE_END: not known
+    row_count: int
+
+    @property
+    def known(self) -> bool:
+        return self.end < SEQUENCE_END
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    first: int  # sequence of the first message; last + 1 if there is none
+    last: int  # highest sequence ever used, as far as it is known
+    slices: tuple[SliceState, ...]  # by sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """A slice that was read from end to end."""
+
+    first: int  # 0: no message was found
+    last: int
+    count: int
+    front_damaged: bool  # in front of the first message
+    tail_damaged: bool  # behind the last one
+
+
+def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelState:
+    """Return what the channel holds. Reads whole slices only where damage leaves no other way.
+
+    Raises the channel's problem, UnsupportedVersionError if it is encrypted.
+    """
+    if channel.problem is not None:
+        raise channel.problem
+    for file in {channel.slices[0], channel.slices[-1]} if channel.slices else ():
+        _refuse_encrypted(channel, file, files)
+    looks: list[_Look] = []
+    for file in channel.slices:
+        look = _Look(channel.name, file, files)
+        look.find_first(looks[-1] if looks else None)
+        if look.first:
+            looks.append(look)
+    looks.sort(key=lambda look: (look.first, look.file.number))
+    if not looks:
+        return ChannelState(1, 0, ())
+    firsts = [look.first for look in looks]
+    slices = [
+        SliceState(look.file, look.first, end, end - look.first)
+        for look, end in zip(looks[:-1], firsts[1:], strict=True)
+        if look.first < end
+    ]
+    end = looks[-1].end()
+    count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
+    slices.append(SliceState(looks[-1].file, firsts[-1], end, count))
+    # A damaged end held one more message at least.
+    last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
+    return ChannelState(firsts[0], last, tuple(slices))
+
+
+def _refuse_encrypted(channel: ChannelDirectory, file: SliceFile, files: Files) -> None:
+    try:
+        for window in scan_file(file.path, MESSAGES, channel.name, SAMPLE_SIZE, files):
+            refuse_encrypted(channel.name, file.path, window)
+    except OSError:
+        return  # told when the slice is read for its messages
+
+
+class _Look:
+    """What is learnt about one slice, with as little reading as its state allows."""
+
+    def __init__(self, channel: str, file: SliceFile, files: Files) -> None:
+        self.file, self.first = file, 0  # first: sequence it answers for from; 0: it holds nothing
+        self._channel, self._files = channel, files
+        self._summary: _Summary | None = None
+        self._entries: tuple[IndexEntry, IndexEntry] | None = None
+        self._entries_read = False
+
+    @property
+    def summary(self) -> _Summary:
+        if self._summary is None:
+            self._summary = _summarise(self._channel, self.file, self._files)
+        return self._summary
+
+    @property
+    def entries(self) -> tuple[IndexEntry, IndexEntry] | None:
+        if not self._entries_read:
+            self._entries, self._entries_read = first_and_last(self.file.index_path, self._files), True
+        return self._entries
+
+    def find_first(self, before: "_Look | None") -> None:
+        self.first = self._sequence_at(FILE_HEADER_SIZE)
+        if self.first:
+            return
+        if self.entries is not None and self.entries[0].offset_bytes == FILE_HEADER_SIZE:
+            self.first = self.entries[0].sequence
+        elif self.summary.first and not self.summary.front_damaged:
+            self.first = self.summary.first
+        elif self.summary.first or self.summary.tail_damaged:
+            # The damage at its beginning goes back to where the slice in front ends.
+            missing = max(1, self.summary.first - 1)
+            self.first = before.last + 1 if before else 1 if self.file.number == 1 else missing
+            self.first = min(self.first, self.summary.first or self.first)
+
+    @property
+    def last(self) -> int:
+        """Return the highest sequence that the slice holds, or that its index lists."""
+        listed = self.entries[1].sequence if self.entries is not None else 0
+        return listed if listed and self._ends_with(self.entries) else max(listed, self.summary.last, self.first - 1)
+
+    def end(self) -> int:
+        """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""
+        last, summary = self.last, self._summary
+        if summary is not None and summary.tail_damaged and last == max(summary.last, self.first - 1):
+            return SEQUENCE_END
+        return last + 1
+
+    def _ends_with(self, entries: tuple[IndexEntry, IndexEntry] | None) -> bool:
+        """Return whether the last entry of the index is the last record of the data file."""
+        if entries is None:
+            return False
+        entry = entries[1]
+        ends = entry.offset_bytes + HEADER_SIZE + entry.payload_size
+        return ends == self.file.size and self._sequence_at(entry.offset_bytes) == entry.sequence
+
+    def _sequence_at(self, offset_bytes: int) -> int:
+        """Return the sequence of the record that begins there, 0 if none does whose checksum holds."""
+        try:
+            file = self._files.open(Path(os.path.realpath(self.file.path)))
+        except OSError:
+            return 0
+        try:
+            head = file.read_at(offset_bytes, HEADER_SIZE)
+            if len(head) < HEADER_SIZE:
+                return 0
+            size, crc = HEADER.unpack(head)
+            left = self.file.size - offset_bytes - HEADER_SIZE
+            if not PAYLOAD_SIZE_MIN <= size <= min(MESSAGES.payload_size_max, left):
+                return 0
+            payload = file.read_at(offset_bytes + HEADER_SIZE, size)
+        except OSError:
+            return 0
+        finally:
+            file.close()
+        if checksum_name(memoryview(payload), crc) is None:
+            return 0
+        fields, readable = decode_one(payload)
+        sequence = fields.get(SEQUENCE, 0)
+        return sequence if readable and isinstance(sequence, int) and sequence <= SEQUENCE_MAX else 0
+
+
+def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
+    first, last, count = 0, 0, 0
+    front = tail = False
+    try:
+        for window in scan_file(file.path, MESSAGES, channel, file.size, files):
+            sequences = place_sequences(window.records, last or None, tail)
+            placed = np.flatnonzero(sequences)
+            places: Sequence[int] = [one.offset_bytes for one in window.stretches if _matters(one.cause)]
+            if len(placed):
+                begin = window.offset_bytes + int(window.records.heads[placed[0]])
+                end = window.offset_bytes + int(window.records.ends[placed[-1]])
+                front |= not first and (tail or placed[0] > 0 or any(at < begin for at in places))
+                first, last = first or int(sequences[placed[0]]), int(sequences[placed[-1]])
+                count += len(placed)
+                tail = placed[-1] + 1 < len(sequences) or any(at >= end for at in places)
+            else:
+                tail = tail or bool(len(sequences)) or bool(places)
+    except OSError:
+        tail = True
+    return _Summary(first, last, count, bool(front), bool(tail))
+
+
+def _matters(cause: Cause) -> bool:
+    return cause not in (Cause.HARMLESS, Cause.PADDING)

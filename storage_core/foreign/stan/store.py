@@ -1,0 +1,172 @@
+"""A store of NATS Streaming: its channels by name, and plans over them."""
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from storage_core.errors import NotFoundError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
+from storage_core.foreign.stan.reading import SEQUENCE_END
+from storage_core.foreign.stan.state import ChannelState, SliceState, load_channel
+from storage_core.foreign.stan.subscriptions import (
+    Client,
+    ReplayOptions,
+    Subscription,
+    replay_clients,
+    replay_subscriptions,
+)
+from storage_core.schema import read_schema
+from storage_core.sequences import SequenceSet
+from storage_core.subjects import is_filter
+
+LAYOUT = "stan"
+_GLOB_CHARACTERS = frozenset("*?[")
+
+
+class StanStore:
+    """Channels that STAN servers left at or below some paths. What one holds is found out when it is asked for."""
+
+    layout = LAYOUT
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        truncate_bad_eof: bool = False,
+        no_crc: bool = False,
+        files: Files = OS_FILES,
+    ) -> None:
+        self._files, self._truncate_bad_eof, self._no_crc = files, truncate_bad_eof, no_crc
+        self._paths = ", ".join(str(path) for path in paths)
+        found = find_channels(paths, files)
+        self.roots = found.roots  # directories of stores, absolute
+        self._directories: dict[str, list[ChannelDirectory]] = {}
+        for channel in found.channels:
+            self._directories.setdefault(channel.name, []).append(channel)
+        self._states: dict[str, ChannelState] = {}
+
+    def streams(self) -> list[str]:
+        """Return the names of all channels, sorted, also of those that cannot be read."""
+        return sorted(self._directories)
+
+    def directory(self, stream: str) -> ChannelDirectory:
+        """Return where a channel lies. Raises NotFoundError, or ValueError if the name is there twice."""
+        found = self._directories.get(stream)
+        if found is None:
+            near = difflib.get_close_matches(stream, self._directories, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(self.streams()[:10])}"
+            raise NotFoundError(f"channel {stream!r} is not in {self._paths}{hint}")
+        if len(found) > 1:
+            places = ", ".join(one.path for one in found)
+            raise ValueError(f"path: {len(found)} copies of channel {stream!r}, give the path of one: {places}")
+        return found[0]
+
+    def cluster_id(self, root: str) -> str:
+        """Return the name of the cluster of one of the `roots`.
+
+        Raises NotAStoreError if its server.dat is missing, CorruptionError if it is damaged.
+        """
+        return read_cluster_id(root, self._files)
+
+    def state(self, stream: str) -> ChannelState:
+        """Return what a channel holds; reads a slice if damage or a missing index leaves no other way."""
+        if stream not in self._states:
+            self._states[stream] = load_channel(self.directory(stream), self._files)
+        return self._states[stream]
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
+        state = self.state(stream)
+        return state.first, max(state.first, state.last + 1)
+
+    def subscriptions(
+        self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None
+    ) -> list[Subscription]:
+        """Return the subscriptions of a channel by id; see replay_subscriptions for what damage does."""
+        directory = self.directory(stream)
+        return replay_subscriptions(directory.subscriptions_path, stream, self._replay(), on_damage, self._files)
+
+    def clients(self, root: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[Client]:
+        """Return the clients registered at the server of one of the `roots`, by id."""
+        return replay_clients(str(Path(root) / CLIENTS_FILE), self._replay(), on_damage, self._files)
+
+    def plan(
+        self,
+        streams: str | Sequence[str] = "*",
+        columns: Sequence[str] | None = None,
+        *,
+        first: int | None = None,
+        end: int | None = None,
+        time_first_ns: int | None = None,
+        time_end_ns: int | None = None,
+        subject_filters: Sequence[str] = (),
+    ) -> list[ForeignSlice]:
+        """Return the slices to read; see ForeignStore.plan."""
+        read_schema(None if columns is None else tuple(columns))
+        _check_range("sequences", first, end)
+        _check_range("times", time_first_ns, time_end_ns)
+        for one in subject_filters:
+            if not is_filter(one):
+                raise ValueError(f"subject: {one!r} is no subject filter")
+        slices = []
+        for name in self._match([streams] if isinstance(streams, str) else streams):
+            for state in self.state(name).slices:
+                low = state.first if first is None else max(state.first, first)
+                high = state.end if end is None else min(state.end, end)
+                if low < high:
+                    times = (time_first_ns, time_end_ns)
+                    slices.append(self._slice(name, state, low, high, times, tuple(subject_filters)))
+        return slices
+
+    def _slice(
+        self,
+        stream: str,
+        state: SliceState,
+        first: int,
+        end: int,
+        times: tuple[int | None, int | None],
+        subject_filters: tuple[str, ...],
+    ) -> ForeignSlice:
+        row_count = min(end - first, state.row_count)
+        return ForeignSlice(
+            layout=LAYOUT,
+            account="",
+            stream=stream,
+            path=state.file.path,
+            block_index=state.file.number,
+            file_size=state.file.size,
+            first=first,
+            end=end,
+            removed=SequenceSet.empty().encode(),
+            known=end < SEQUENCE_END,
+            row_count=row_count,
+            byte_size=state.file.size * row_count // max(1, state.row_count),
+            time_first_ns=times[0],
+            time_end_ns=times[1],
+            subject_filters=subject_filters,
+            truncate_bad_eof=self._truncate_bad_eof,
+            no_crc=self._no_crc,
+        )
+
+    def _replay(self) -> ReplayOptions:
+        return ReplayOptions(self._truncate_bad_eof, self._no_crc)
+
+    def _match(self, patterns: Sequence[str]) -> list[str]:
+        names: list[str] = []
+        for pattern in patterns:
+            if pattern in self._directories or not _GLOB_CHARACTERS & set(pattern):
+                names.append(self.directory(pattern).name)
+                continue
+            hits = [name for name in self.streams() if fnmatchcase(name, pattern)]
+            if not hits and pattern != "*":
+                raise NotFoundError(f"stream: nothing in {self._paths} matches {pattern!r}")
+            names += hits
+        return sorted(set(names))
+
+
+def _check_range(what: str, first: int | None, end: int | None) -> None:
+    if first is not None and end is not None and first > end:
+        raise ValueError(f"range of {what}: {first} to {end} ends before it begins")

@@ -1,0 +1,278 @@
+"""Consumers of a channel and clients of a store: subs.dat and clients.dat replayed in order.
+
+A subscription is made by type 1, replaced by 2 (what is pending stays), removed by 3; type 5 says that a message was
+sent to it and is pending, 4 that it was acknowledged. The type is not covered by the checksum, so that damage may turn
+an acknowledgement (4) into a delivery (5) unseen.
+
+Source: nats-streaming-server, stores/filestore.go (`recoverSubscriptions`, `recoverClients`), spb/protocol.proto.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.errors import CorruptRecordError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.slices import ForeignDamage
+from storage_core.foreign.stan.protobuf import decode_one
+from storage_core.foreign.stan.record import CLIENTS, SUBSCRIPTIONS, Kind, Records
+from storage_core.foreign.stan.report import show
+from storage_core.foreign.stan.scan import Cause, Stretch, Window, scan_file
+
+_NEW, _REPLACED, _REMOVED, _ACKED, _SENT = 1, 2, 3, 4, 5
+_CLIENT_NEW, _CLIENT_REMOVED = 1, 2
+OnDamage = Callable[[ForeignDamage], None]
+
+CONSUMERS_SCHEMA = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("consumer", pa.string()),
+        pa.field("id", pa.uint64()),
+        pa.field("client_id", pa.string()),
+        pa.field("durable_name", pa.string()),
+        pa.field("queue_group", pa.string()),
+        pa.field("is_durable", pa.bool_()),
+        pa.field("is_offline", pa.bool_()),
+        pa.field("max_in_flight", pa.int32()),
+        pa.field("ack_wait_s", pa.int32()),
+        pa.field("inbox", pa.string()),
+        pa.field("ack_inbox", pa.string()),
+        pa.field("last_sent", pa.int64()),
+        pa.field("ack_floor", pa.int64()),
+        pa.field("pending", pa.list_(pa.int64())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One subscription of a channel, as the server would recover it."""
+
+    stream: str
+    id: int
+    client_id: str
+    queue_group: str  # of a durable queue group `DURABLE:GROUP`
+    inbox: str
+    ack_inbox: str
+    max_in_flight: int
+    ack_wait_s: int
+    durable_name: str
+    is_durable: bool
+    is_offline: bool  # its client has left
+    last_sent: int  # highest sequence that was ever sent to it
+    pending: tuple[int, ...]  # sequences sent and not acknowledged, ascending
+
+    @property
+    def name(self) -> str:
+        """Return how people call it: queue group, durable name, or the inbox of one that lives with its client."""
+        return self.queue_group or self.durable_name or self.inbox
+
+    @property
+    def ack_floor(self) -> int:
+        """Return the sequence up to which everything sent was acknowledged."""
+        return self.pending[0] - 1 if self.pending else self.last_sent
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    id: str
+    heartbeat_inbox: str
+    connection_id: bytes
+    protocol: int
+    ping_interval_s: int
+    ping_max_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What damage is passed over: an unexpected end, and bad checksums."""
+
+    truncate_bad_eof: bool = False
+    no_crc: bool = False
+
+
+@dataclass(slots=True)
+class _Live:
+    state: Subscription
+    last_sent: int
+    pending: set[int] = field(default_factory=set)
+
+
+def replay_subscriptions(
+    path: str,
+    stream: str,
+    options: ReplayOptions = ReplayOptions(),  # noqa: B008 - a frozen value
+    on_damage: OnDamage | None = None,
+    files: Files = OS_FILES,
+) -> list[Subscription]:
+    """Return the subscriptions in a subs.dat by id; none if there is no such file.
+
+    A record whose checksum fails is left out, with `no_crc` applied if it can be read. Damage goes to `on_damage`;
+    without it, what `options` do not allow raises CorruptRecordError, which shows the record.
+    """
+    live: dict[int, _Live] = {}
+    for window, records in _replayed(path, stream, SUBSCRIPTIONS, options, on_damage, files):
+        ids, numbers = records.fields[1].values.tolist(), records.fields[2].values.tolist()
+        for row, (code, own, number) in enumerate(zip(records.types.tolist(), ids, numbers, strict=True)):
+            one = live.get(own)
+            if code in (_NEW, _REPLACED):
+                state = _subscription(_payload(window, records, row), stream)
+                if one is not None and code == _REPLACED:
+                    one.state, one.last_sent = state, max(one.last_sent, state.last_sent)
+                else:
+                    live[own] = _Live(state, state.last_sent)
+            elif one is None:
+                continue  # acknowledged after it was removed
+            elif code == _REMOVED:
+                del live[own]
+            elif code == _ACKED:
+                one.pending.discard(number)
+            else:
+                one.pending.add(number)
+                one.last_sent = max(one.last_sent, number)
+    return [
+        replace(one.state, last_sent=one.last_sent, pending=tuple(sorted(one.pending)))
+        for _, one in sorted(live.items())
+    ]
+
+
+def replay_clients(
+    path: str,
+    options: ReplayOptions = ReplayOptions(),  # noqa: B008 - a frozen value
+    on_damage: OnDamage | None = None,
+    files: Files = OS_FILES,
+) -> list[Client]:
+    """Return the clients in a clients.dat by id; damage as in replay_subscriptions."""
+    live: dict[str, Client] = {}
+    for window, records in _replayed(path, "", CLIENTS, options, on_damage, files):
+        for row, code in enumerate(records.types.tolist()):
+            client = _client(_payload(window, records, row))
+            if code == _CLIENT_NEW:
+                live[client.id] = client
+            else:
+                live.pop(client.id, None)
+    return [one for _, one in sorted(live.items())]
+
+
+def consumers_table(subscriptions: Iterable[Subscription]) -> pa.Table:
+    """Return the state of consumers as a table in CONSUMERS_SCHEMA, a row a subscription."""
+    rows = [
+        {
+            **{name: getattr(one, name) for name in CONSUMERS_SCHEMA.names if name != "consumer"},
+            "consumer": one.name,
+        }
+        for one in subscriptions
+    ]
+    return pa.Table.from_pylist(rows, CONSUMERS_SCHEMA)
+
+
+def _replayed(
+    path: str, stream: str, kind: Kind, options: ReplayOptions, on_damage: OnDamage | None, files: Files
+) -> Iterator[tuple[Window, Records]]:
+    """Yield the records to apply, window by window; tell or raise the damage first."""
+    zeros: list[Stretch] = []  # padding if nothing comes after them
+    try:
+        for window in scan_file(path, kind, files=files):
+            records = window.records
+            applied = records.good | options.no_crc
+            stretches = [*zeros, *window.stretches] if len(records) else list(window.stretches)
+            zeros = [] if len(records) else zeros
+            end = window.offset_bytes + int(records.ends[-1]) if len(records) else window.offset_bytes
+            zeros += [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end]
+            for one in stretches:
+                if one not in zeros:
+                    _tell(_damage(path, stream, kind, one, options), on_damage)
+            for row in np.flatnonzero(~records.good).tolist():
+                one = window.suspect(row, row + 1)
+                _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)
+            yield window, records.take(applied)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        lost = Stretch(0, 0, Cause.MISSING, f"the file cannot be read: {error.strerror}", b"")
+        _tell(_damage(path, stream, kind, lost, options), on_damage)
+
+
+def _damage(
+    path: str, stream: str, kind: Kind, stretch: Stretch, options: ReplayOptions, applied: bool = False
+) -> ForeignDamage:
+    harmless = stretch.cause is Cause.HARMLESS
+    allowed = options.truncate_bad_eof if stretch.cause is Cause.END else options.no_crc
+    effect = ", applied all the same" if applied else "" if harmless else ", left out"
+    return ForeignDamage(
+        layout="stan",
+        account="",
+        stream=stream,
+        file=path,
+        offset_bytes=stretch.offset_bytes,
+        end_bytes=stretch.end_bytes,
+        first=None,
+        end=None,
+        lost_count=None,
+        unclear=False,
+        reason=f"record of a {kind.name}{effect}: {stretch.reason}",
+        allowed=harmless or (allowed and stretch.cause is not Cause.MISSING),
+        record=show(kind, stretch),
+    )
+
+
+def _tell(damage: ForeignDamage, on_damage: OnDamage | None) -> None:
+    if on_damage is not None:
+        on_damage(damage)
+    elif not damage.allowed:
+        raise CorruptRecordError(
+            f"{damage.file} at offset_bytes {damage.offset_bytes}: {damage.reason}\n{damage.record}"
+        )
+
+
+def _payload(window: Window, records: Records, row: int) -> bytes:
+    return bytes(window.buffer[int(records.starts[row]) : int(records.ends[row])])
+
+
+def _subscription(payload: bytes, stream: str) -> Subscription:
+    fields, _ = decode_one(payload)
+    return Subscription(
+        stream=stream,
+        id=_number(fields, 1),
+        client_id=_text(fields, 2),
+        queue_group=_text(fields, 3),
+        inbox=_text(fields, 4),
+        ack_inbox=_text(fields, 5),
+        max_in_flight=_int32(fields, 6),
+        ack_wait_s=_int32(fields, 7),
+        durable_name=_text(fields, 8),
+        last_sent=_number(fields, 9),
+        is_durable=bool(_number(fields, 10)),
+        is_offline=bool(_number(fields, 11)),
+        pending=(),
+    )
+
+
+def _client(payload: bytes) -> Client:
+    fields, _ = decode_one(payload)
+    connection = fields.get(3, b"")
+    return Client(
+        id=_text(fields, 1),
+        heartbeat_inbox=_text(fields, 2),
+        connection_id=connection if isinstance(connection, bytes) else b"",
+        protocol=_int32(fields, 4),
+        ping_interval_s=_int32(fields, 5),
+        ping_max_out=_int32(fields, 6),
+    )
+
+
+def _number(fields: dict[int, int | bytes], number: int) -> int:
+    value = fields.get(number, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _int32(fields: dict[int, int | bytes], number: int) -> int:
+    value = _number(fields, number) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _text(fields: dict[int, int | bytes], number: int) -> str:
+    value = fields.get(number, b"")
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else ""
