@@ -83,10 +83,12 @@ class Machine:
         outcomes = one_after_another([calls[at] for at in order])
         return [outcomes[order.index(at)] for at in range(len(calls))]
 
-    def open(self, files: FaultyFiles | None = None, read_only: bool = False) -> Store:
-        """Open the store in a new process, or in that of `files`."""
-        paths = list(self.paths)
-        return Store.open(paths, read_only=read_only, lock_timeout_s=0.0, env=self.environment(files))
+    def open(
+        self, files: FaultyFiles | None = None, read_only: bool = False, paths: Sequence[Path] | None = None
+    ) -> Store:
+        """Open the store, by all its volumes or those that are named, in a new process or in that of `files`."""
+        named = list(self.paths if paths is None else paths)
+        return Store.open(named, read_only=read_only, lock_timeout_s=0.0, env=self.environment(files))
 
     def create(self, **settings: Any) -> Store:
         """Make a store on all volumes."""

@@ -151,7 +151,8 @@ class SimulatedDisk:
         """Turn one bit of a file over, on the platter and in the cache."""
         inode = self.inode(path)
         for bytes_ in (inode.content, inode.platter):
-            bytes_[bit // 8] ^= 1 << bit % 8
+            if bit // 8 < len(bytes_):  # what was not synced may not be on the platter
+                bytes_[bit // 8] ^= 1 << bit % 8
 
     def cut(self, path: Path, size: int) -> None:
         """Shorten a file to `size` bytes, on the platter and in the cache."""

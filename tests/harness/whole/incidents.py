@@ -31,6 +31,8 @@ class Incident:
             return call.operation in ("sync", "sync_directory")
         if self.kind == "kill_halfway":
             return call.operation == "write"
+        if self.kind == "other_process":  # also while some of the locks are held, and others not yet
+            return call.operation in CHANGING or call.operation == "acquire"
         return call.operation in CHANGING
 
     def meet(self, world: "World", process: "Process", call: Call) -> int:

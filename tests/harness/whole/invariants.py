@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from harness.model import seen_in_store
 from harness.processes import Machine
-from harness.simulated_disk import NOTHING_KEPT
+from harness.simulated_disk import NOTHING_KEPT, SimulatedDirectory, SimulatedDisk
 from harness.whole.expectation import Violation
 
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.store.identity import read_identity
-from storage_core.store.log import VolumeLog
+from storage_core.store.identity import VolumeIdentity, read_identity
+from storage_core.store.log import DIRECTORY, Evidence, VolumeLog
 from storage_core.store.placement import block_directory, holders
 from storage_core.store.staging import block_path
 from storage_core.store.store import Store
@@ -52,7 +52,9 @@ class Invariants:
         if looking and len(world.expectation.models) == 1:
             self._blocks_are_there(self._newest[1])
             self._staged_blocks_are_there()
-        if not world.volumes.blacked_out and world.random.random() < world.plan.probe_share:
+        happened = world.incident is not None and world.incident.happened
+        share = max(world.plan.probe_share, 0.5) if happened else world.plan.probe_share
+        if not world.volumes.blacked_out and world.random.random() < share:
             self.probe()
 
     def _one_history(self, name: str, store: Store) -> None:
@@ -86,13 +88,26 @@ class Invariants:
                 raise Violation(f"{stream.name}: the last sequence fell from {before.next_sequence - 1} to {last}")
 
     def _commit_records(self) -> None:
-        """Every commit record of a volume that is not bad is on the one chain."""
-        files = self._world.machine.disk.process()
-        for position in self._world.volumes.good:
-            path = self._world.volumes.paths[position]
-            record, _ = VolumeLog(files, path, read_identity(files, path)).read_commit_record()
-            if record is not None:
-                self._chain(record.index, record.chain, f"the commit record of {path.name}")
+        """Every commit record is on the one chain, and of what is durable on its own volume."""
+        world, files = self._world, self._world.machine.disk.process()
+        durable: list[int] = []
+        for position in world.volumes.undamaged:
+            path = world.volumes.paths[position]
+            identity = read_identity(files, path)
+            record, _ = VolumeLog(files, path, identity).read_commit_record()
+            evidence = durable_log(world.machine.disk, path, identity)
+            durable.append(evidence.tip[0])
+            if record is None:
+                continue
+            self._chain(record.index, record.chain, f"the commit record of {path.name}")
+            if record.index > evidence.tip[0]:
+                raise Violation(f"{path.name} has a commit record of {record.index}, and {evidence.tip[0]} are durable")
+        count = len(world.volumes.paths)
+        holding = sum(index >= self._newest[0] for index in durable) + count - len(durable)
+        if holding < count // 2 + 1:
+            raise Violation(
+                f"entry {self._newest[0]} was shown, and is durable on {holding} of {count} volumes: {durable}"
+            )
 
     def _blocks_are_there(self, state: StoreState) -> None:
         """What the manifest names is on the good volumes that took it."""
@@ -146,7 +161,7 @@ class Invariants:
         machine.disk.lose_power(NOTHING_KEPT)
         if world.plan.volume_count == 1 and world.volumes.full:
             return
-        store = machine.open()
+        store = machine.open(paths=world.volumes.ways_in())
         with store.turn():
             pass
         shown = seen_in_store(store)
@@ -197,12 +212,21 @@ class Invariants:
         everyone = range(world.plan.volume_count)
         for gone in combinations(everyone, world.plan.tolerated):
             machine = self._copy_without(gone)
-            reader = machine.open()
+            reader = machine.open(paths=world.volumes.ways_in())
             shown = seen_in_store(reader)
             if not world.expectation.allows(shown):
                 world.expectation.look(shown, None, is_final=True)
 
 
+def durable_log(disk: SimulatedDisk, path: Path, identity: VolumeIdentity) -> Evidence:
+    """Return what the log of a volume would say if power were lost now, and nothing un-synced were kept."""
+    alone = SimulatedDisk()
+    volume = Path("/disk/volume")
+    alone.put_back(volume, SimulatedDirectory())
+    alone.put_back(volume / DIRECTORY, disk.image_below(path / DIRECTORY))
+    return VolumeLog(alone.process(), volume, identity).read()
+
+
 def view_of(store: Store) -> Any:
     """Return the committed view of a store: state, index, term, chain."""
-    return store._metadata.view(0.0)
+    return store.metadata.view(0.0)

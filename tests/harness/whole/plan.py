@@ -9,7 +9,7 @@ STEPS_MIN, STEPS_MAX = 12, 36
 OPERATIONS: Mapping[str, int] = {
     "append": 14, "publish": 5, "append_as_writer": 5, "stage": 6, "commit": 7, "abort": 2, "remove": 5, "purge": 4,
     "delete_stream": 2, "add_stream": 4, "edit_stream": 1, "read": 5, "maintain": 5, "snapshot": 3, "verify": 2,
-    "scrub": 3, "reopen": 3, "jump_clock": 2, "lose_power": 3, "kill": 2, "hurt": 6, "repair": 4, "black_out": 1,
+    "scrub": 3, "reopen": 3, "jump_clock": 4, "lose_power": 3, "kill": 2, "hurt": 9, "repair": 5, "black_out": 2,
     "save_images": 3, "swap_places": 1,
 }  # fmt: skip
 INCIDENTS: Mapping[str, int] = {

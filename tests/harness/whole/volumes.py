@@ -27,12 +27,22 @@ class Volumes:
         self.paths = list(machine.paths)  # position: where the volume is now
         self.tolerated = tolerated
         self.bad: dict[int, str] = {}
+        self.damaged: set[int] = set()  # those of them whose content was changed
         self.outages: dict[int, int] = {}  # position: the errno of every call
         self.full: set[int] = set()
         self.blacked_out: set[int] = set()
         self._away: dict[int, SimulatedDirectory] = {}
         self._images: dict[int, list[SimulatedDirectory]] = {}
-        self._strangers: set[int] = set()
+        self._strangers: set[int] = set()  # positions at which there is a volume of another store
+        self._was_moved = False  # some volume is not where the store last saw it
+
+    def ways_in(self) -> list[Path]:
+        """Return paths to open the store by: all that do not hold another store, or any good one of them."""
+        if not self._was_moved and self._random.random() < 0.2:
+            return [self.paths[self._random.choice(self.good)]]
+        named = [path for position, path in enumerate(self.paths) if position not in self._strangers]
+        self._random.shuffle(named)
+        return named
 
     # --- calls
 
@@ -74,6 +84,11 @@ class Volumes:
     def good(self) -> list[int]:
         return [one for one in range(len(self.paths)) if one not in self.bad]
 
+    @property
+    def undamaged(self) -> list[int]:
+        """Return the volumes whose files are as the store wrote them, though calls on them may fail."""
+        return [one for one in range(len(self.paths)) if one not in self.damaged and one not in self._away]
+
     # --- what is done to them
 
     def save_images(self) -> None:
@@ -93,6 +108,8 @@ class Volumes:
         done = getattr(self, f"_{kind}")(position)
         if done:
             self.blame(position, done if isinstance(done, str) else kind)
+            if kind not in ("unreachable", "missing", "full"):
+                self.damaged.add(position)
         return bool(done)
 
     def _unreachable(self, position: int) -> bool:
@@ -132,6 +149,8 @@ class Volumes:
 
     def _flipped(self, position: int) -> str:
         files = self._files(position)
+        blocks = [path for path in files if path.suffix == ".blk"]
+        files = blocks if blocks and self._random.random() < 0.5 else files
         chosen = self._random.sample(files, min(len(files), self._random.choice((1, 1, 3))))
         for path in chosen:
             size = len(self._machine.disk.inode(path).content)
@@ -176,6 +195,7 @@ class Volumes:
     def lose_power_of(self, position: int) -> None:
         """Let one volume's host lose power while the processes go on."""
         self.blame(position, "lost power alone")
+        self.damaged.add(position)
         if position not in self._away:
             self._machine.disk.lose_power_below(self.paths[position], Fate.draw(self._random))
 
@@ -194,6 +214,7 @@ class Volumes:
         if len(here) < 2:
             return False
         first, second = self._random.sample(here, 2)
+        self._was_moved = True
         disk = self._machine.disk
         taken = disk.take_away(self.paths[first])
         disk.put_back(self.paths[first], disk.take_away(self.paths[second]))
@@ -232,6 +253,7 @@ class Volumes:
 
     def repaired(self) -> None:
         self.bad.clear()
+        self.damaged.clear()
 
     def describe(self) -> str:
         return "; ".join(f"{self.paths[one].name}: {why}" for one, why in sorted(self.bad.items())) or "none"

@@ -9,9 +9,11 @@ invariants     what must hold after every step
 """
 
 import logging
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from unittest.mock import patch
 
 from harness.faults import CHANGING, LOCKING, READING, Call, FaultyFiles
 from harness.model import seen_in_store
@@ -25,6 +27,7 @@ from harness.whole.plan import Plan, chosen
 from harness.whole.volumes import Volumes
 
 from storage_core.errors import StorageError, StoreBusyError
+from storage_core.store import locks
 from storage_core.store.store import Store
 
 ATTEMPTS = 3  # to settle what is not known, after which only a mended store will do
@@ -37,6 +40,7 @@ class Process:
     name: str
     files: FaultyFiles
     store: Store | None = None
+    mutexes: dict[str, threading.Lock] = field(default_factory=dict)  # what a process has of its own of the locks
 
 
 class World:
@@ -82,6 +86,7 @@ class World:
             self.step_count += 1
             self._step(number)
             self.invariants.after_step()
+            self.incident = None
         self._end()
 
     def _step(self, number: int) -> None:
@@ -100,7 +105,8 @@ class World:
             kind = chosen(self.random, self.plan.incidents)
             self.incident = Incident(kind, int(self.random.expovariate(1 / self.plan.call_mean)))
         self.carry_out(process, made)
-        self.incident = None
+        if self.plan.volume_count == 1 and self.incident is not None and self.incident.kind in FAILED_CALLS:
+            self.restart_all()  # whoever met the failed call writes no more; others go on
         if len(self.expectation.models) > 1 and (
             self.random.random() < self.plan.settle_share or len(self.expectation.models) > CANDIDATES_MAX
         ):
@@ -113,7 +119,8 @@ class World:
             self._running, self._in_it = operation, process
         try:
             try:
-                result = operation.act(self.open(process))
+                with patch.object(locks, "_mutexes", process.mutexes):
+                    result = operation.act(self.open(process))
             finally:
                 if not nested:
                     self._running = self._in_it = None
@@ -141,8 +148,6 @@ class World:
             self._replace(process)
             if incident is not None and incident.power_lost:
                 self.lose_power()
-        elif self.plan.volume_count == 1 and incident is not None and incident.kind in FAILED_CALLS:
-            self._replace(process)  # it says that it writes no more; another one goes on
 
     def _is_excused(self, error: BaseException, incident: Incident | None, nested: bool) -> bool:
         """Return whether the operation may fail. One bad volume of several is no excuse: the quorum goes on."""
@@ -157,7 +162,7 @@ class World:
 
     def open(self, process: Process) -> Store:
         if process.store is None:
-            process.store = self.machine.open(process.files)
+            process.store = self.machine.open(process.files, paths=self.volumes.ways_in())
         return process.store
 
     def _new_process(self) -> Process:

@@ -1,0 +1,323 @@
+"""Known mistakes of whole stores, each put into the real code for the time of a `with` block.
+
+The simulation must find every one of them by its invariants alone: if it does not, it would not find the same mistake
+made by accident. Where an implementation known to the public had the mistake, the line says so.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from storage_core.block.reader import BlockReader
+from storage_core.files import File
+from storage_core.metadata import machine
+from storage_core.metadata.commands import encode_envelope
+from storage_core.metadata.state import StreamState, WriterState
+from storage_core.raft.entry import CommitRecord, make_entry
+from storage_core.store import decision, ensemble, log, orphans, staging, turn
+from storage_core.store.decision import Decision, Finding, Found
+from storage_core.store.ensemble import Metadata
+from storage_core.store.log import VolumeLog
+from storage_core.store.mirrored_file import MirroredFile
+from storage_core.store.turn import Turn
+
+Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def acks_before_the_log_is_fsynced() -> list[Replacement]:
+    """NATS #7564 flushes every two minutes."""
+    return [(log, "_sync", lambda file: None)]
+
+
+def swallows_a_failed_fsync_of_the_log() -> list[Replacement]:
+    """NATS #7788: the error was logged, and the write counted."""
+
+    def sync(file: File) -> None:
+        try:
+            file.sync()
+        except OSError:
+            return
+
+    return [(log, "_sync", sync)]
+
+
+def tries_a_failed_fsync_again() -> list[Replacement]:
+    """The second one passes over the pages that the first one gave up, and says that all is well."""
+
+    def sync(file: File) -> None:
+        try:
+            file.sync()
+        except OSError:
+            file.sync()
+
+    return [(log, "_sync", sync)]
+
+
+def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement]:
+    def write(self: Turn, change: Any) -> None:
+        leadership, before = self._metadata.leadership, self.view
+        assert leadership is not None
+        payload = encode_envelope(change.envelope)
+        entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
+        generation = before.commit.generation + 1 if before.commit is not None else 1
+        for volume_id, position in before.positions.items():
+            record = CommitRecord(generation, entry.term, entry.index, entry.chain)
+            self._logs[volume_id].write_commit_record(position.segment, record)
+        plain(self, change)
+
+    plain = Turn._write
+    return [(Turn, "_write", write)]
+
+
+def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replacement]:
+    """A volume whose fsync failed gets the record of the others, which its own log does not lead to."""
+
+    def write(self: Turn, change: Any) -> None:
+        before = self.view
+        plain(self, change)
+        for volume_id, position in before.positions.items():
+            if volume_id not in self.view.positions and self.view.commit is not None:
+                try:
+                    self._logs[volume_id].write_commit_record(position.segment, self.view.commit)
+                except OSError:
+                    continue
+
+    plain = Turn._write
+    return [(Turn, "_write", write)]
+
+
+def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
+    """Visible is taken for durable: what stands above the commit record is gone on with as it is."""
+
+    def finding(one: Any, lead: Any, strays: Mapping[bytes, str]) -> Finding:
+        made = plain(one, lead, strays)
+        if one.evidence.tip == lead.tip and one.evidence.tail_is_clean and not one.bad:
+            return replace(made, in_step=True)
+        return made
+
+    plain = decision._finding
+    return [(decision, "_finding", finding)]
+
+
+def writes_entries_of_a_term_before_its_vote_is_stored() -> list[Replacement]:
+    """Two processes may lead in one term, and write two entries with one number."""
+
+    def campaign(self: Turn, leadership: Any) -> None:
+        self._metadata.leadership = replace(leadership, term=self.view.term)
+
+    return [(Turn, "_campaign", campaign)]
+
+
+def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
+    fewer = lambda count: max(1, count // 2)  # noqa: E731
+    return [(module, "majority", fewer) for module in (decision, ensemble, turn)]
+
+
+def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
+    """The decision rests on the first volumes that make a majority, whatever the others say."""
+
+    def decide(found: Sequence[Found], voters: Any) -> Decision:
+        enough = len(found) // 2 + 1
+        rest = [Found(one.volume_id, one.name, one.instance_id) for one in found[enough:]]
+        return plain([*found[:enough], *rest], voters)
+
+    plain = decision.decide
+    return [(turn, "decide", decide)]
+
+
+def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
+    """NATS #6153: the state of now under the applied index of a moment ago, so that replay shifts everything."""
+
+    def write(self: VolumeLog, tip: tuple[int, int, bytes], history: bytes, body: Any) -> None:
+        evidence = self.read()
+        entries = [one for one in evidence.entries if one.index == tip[0] - 1]
+        plain(self, (entries[0].index, entries[0].term, entries[0].chain) if entries else tip, history, body)
+
+    plain = VolumeLog.write_snapshot
+    return [(VolumeLog, "write_snapshot", write)]
+
+
+def drops_the_old_log_before_the_snapshot_is_durable() -> list[Replacement]:
+    """NATS #7690: old removed before new is durable."""
+
+    def write(self: VolumeLog, *arguments: Any) -> None:
+        files, self._files = self._files, _Passing(self._files, sync_directory=lambda path: None, unsynced=True)
+        try:
+            plain(self, *arguments)
+        finally:
+            self._files = files
+
+    plain = VolumeLog.write_snapshot
+    return [(VolumeLog, "write_snapshot", write)]
+
+
+def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
+    """NATS #7549, in the metadata: what follows a bad record is given up, whatever was committed."""
+
+    def read(self: VolumeLog) -> Any:
+        evidence = plain(self)
+        if evidence.bad is not None:
+            evidence.bad = None
+            evidence.commit = None
+        return evidence
+
+    plain = VolumeLog.read
+    return [(VolumeLog, "read", read)]
+
+
+def a_blank_volume_votes() -> list[Replacement]:
+    """NATS #7038: a disk that came back blank counts as one that agrees."""
+
+    def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
+        blank = sum(one.evidence is None for one in found)
+        if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
+            plain(decided, voting_ids, found)
+
+    plain = decision._check_votes
+    return [(decision, "_check_votes", check), (turn, "majority", lambda count: 1)]
+
+
+def does_not_hear_what_was_said_of_a_volume() -> list[Replacement]:
+    """A disk that was rolled back is taken for one that is a little behind."""
+    return [(decision.Pool, "_hear", lambda self, durable: None)]
+
+
+def a_reader_believes_the_first_commit_record() -> list[Replacement]:
+    def best(self: Metadata) -> Any:
+        for one in self._volumes:
+            try:
+                commit, clean = self.log_of(one).read_commit_record()
+            except Exception:
+                continue
+            if commit is not None:
+                return one, commit, clean
+        return plain(self)
+
+    plain = Metadata._best_commit_record
+    return [(Metadata, "_best_commit_record", best)]
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------
+
+
+def acks_before_blocks_are_fsynced() -> list[Replacement]:
+    def sync(self: MirroredFile) -> None:
+        start, gathered = self._start, bytes(self._gathered)
+        self._everywhere(lambda file: file.write_at(start, gathered))
+        self._start += len(gathered)
+        self._gathered.clear()
+
+    return [(MirroredFile, "sync", sync)]
+
+
+def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
+    return [(staging.Stager, "_with_durable_names", lambda self, staged: staged)]
+
+
+def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
+    """Half an hour is long enough, it is thought, and no entry says that the transaction is over."""
+
+    def is_orphan(turn: Turn, path: Path, env: Any) -> bool:
+        transaction = orphans.transaction_of(path, env.files)
+        old = transaction is not None and int.from_bytes(transaction[:8], "big") < env.now_ns() - 1_200 * 10**9
+        return old or plain(turn, path, env)
+
+    plain = orphans._is_orphan
+    return [(orphans, "_is_orphan", is_orphan)]
+
+
+def serves_frames_without_looking_at_their_checksums() -> list[Replacement]:
+    def load(self: BlockReader, position: int, verify: bool) -> Any:
+        return plain(self, position, False)
+
+    plain = BlockReader._load
+    return [(BlockReader, "_load", load)]
+
+
+# --- numbers and batches ------------------------------------------------------------------------------------------
+
+
+def uses_the_numbers_of_removed_messages_again() -> list[Replacement]:
+    """NATS #7693: after what was last is gone, numbering goes on from what is left."""
+
+    def drop(state: Any, stream: StreamState, *arguments: Any) -> Any:
+        state, stream = plain(state, stream, *arguments)
+        rows = stream.blocks.rows
+        end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else stream.floor
+        removed = stream.removed.clip(stream.floor, end)
+        return state, replace(stream, next_sequence=max(end, stream.floor), removed=removed)
+
+    plain = machine._drop_below
+    return [(machine, "_drop_below", drop)]
+
+
+def stores_a_batch_that_came_again() -> list[Replacement]:
+    return [(WriterState, "find", lambda self, batch: None)]
+
+
+def forgets_duplicates_among_messages_of_earlier_appends() -> list[Replacement]:
+    from storage_core.store.duplicates import MsgIdWindow
+
+    return [(MsgIdWindow, "hashes", lambda self, *arguments: np.empty((0, 2), np.uint64))]
+
+
+class _Passing:
+    """The files of a process, some calls replaced; new files are never synced."""
+
+    def __init__(self, inner: Any, unsynced: bool = False, **replaced: Any) -> None:
+        self.inner, self._replaced, self._unsynced = inner, replaced, unsynced
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replaced.get(name) or getattr(self.inner, name)
+
+    def create(self, path: Path) -> Any:
+        file = self.inner.create(path)
+        if self._unsynced:
+            file.sync = lambda: None
+        return file
+
+
+MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        acks_before_the_log_is_fsynced,
+        swallows_a_failed_fsync_of_the_log,
+        tries_a_failed_fsync_again,
+        moves_the_commit_record_before_the_fsync_of_the_quorum,
+        moves_the_commit_record_of_volumes_that_were_not_fsynced,
+        counts_what_another_process_left_in_the_page_cache,
+        writes_entries_of_a_term_before_its_vote_is_stored,
+        goes_on_with_fewer_than_a_majority,
+        locks_a_majority_and_does_not_look_at_the_rest,
+        takes_the_snapshot_beside_the_applier,
+        drops_the_old_log_before_the_snapshot_is_durable,
+        cuts_the_log_at_its_first_bad_record,
+        a_blank_volume_votes,
+        does_not_hear_what_was_said_of_a_volume,
+        a_reader_believes_the_first_commit_record,
+        acks_before_blocks_are_fsynced,
+        acks_before_the_names_of_blocks_are_durable,
+        sweeps_staged_blocks_by_their_age,
+        serves_frames_without_looking_at_their_checksums,
+        uses_the_numbers_of_removed_messages_again,
+        stores_a_batch_that_came_again,
+        forgets_duplicates_among_messages_of_earlier_appends,
+    )
+}
+
+
+@contextmanager
+def made(name: str) -> Iterator[None]:
+    """Make this mistake in the store while the block runs."""
+    with ExitStack() as stack:
+        for owner, attribute, replacement in MUTANTS[name]():
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
