@@ -42,6 +42,7 @@ class Checker:
     installed: dict[NodeId, int] = field(default_factory=dict)  # index of the newest snapshot it installed durably
     changes: dict[NodeId, list[int]] = field(default_factory=dict)  # indexes in its log
     acked: int = 0  # index that a completed write or read has shown to somebody
+    read_count: int = 0
     seen_commit: dict[NodeId, int] = field(default_factory=dict)
 
     def require(self, condition: bool, *what: object) -> None:
@@ -137,4 +138,5 @@ class Checker:
 
     def read(self, node: NodeId, shown: int, required: int) -> None:
         self.require(shown >= required, "linearizable reads:", node, "shows", shown, "but", required, "had been shown")
+        self.read_count += 1
         self.acknowledged(shown)

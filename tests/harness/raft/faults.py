@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.raft.world import World
 
 Undo = Callable[[], None]
+SPEECH: tuple[type[Message], ...] = (VoteRequest, VoteResponse, AppendRequest, AppendResponse)
 
 
 class Faults:
@@ -25,12 +26,16 @@ class Faults:
         self._world, self._random = world, world.random
         self._undo: list[Undo] = []  # of the faults that last
         self._healed = False
-        self._trap: type[Message] | None = None  # who sends such a message crashes
+        self._traps: set[type[Message]] = set()  # who sends such a message next crashes
+        self._trap_for_winner = False
+        self._end_split: Undo | None = None  # joins the group again that fell apart over a change of members
         kinds: dict[str, Callable[[], None]] = {
             "crash": lambda: self._crash(self._some(1)),
             "crash together": lambda: self._crash(self._some(len(self._world.members))),
             "flap": lambda: self._crash(self._some(2), TICK // 2),
-            "crash speaker": self._set_trap,
+            "crash speaker": lambda: self._traps.add(self._random.choice(SPEECH)),
+            "crash voter": lambda: self._traps.add(self._random.choice(SPEECH[:2])),
+            "crash winner": lambda: setattr(self, "_trap_for_winner", True),
             "crash leader": lambda: self._crash(self._leader()),
             "partition": self._partition,
             "isolate leader": lambda: self._cut_off(self._leader(), both_ways=True),
@@ -40,7 +45,7 @@ class Faults:
             "fail": self._fail,
             "blank": self._blank,
         }
-        self._kinds = [(kinds[kind], weight) for kind, weight in world.plan.faults.items() if weight]
+        self._kinds = {kind: act for kind, act in kinds.items() if world.plan.faults.get(kind)}
 
     def start(self) -> None:
         if self._kinds:
@@ -55,12 +60,13 @@ class Faults:
     def _next(self) -> None:
         if self._healed:
             return
-        faults, weights = zip(*self._kinds, strict=True)
-        self._random.choices(faults, weights)[0]()
+        (kind,) = self._random.choices(list(self._kinds), [self._world.plan.faults[kind] for kind in self._kinds])
+        self._kinds[kind]()
+        self._world.covered[kind] += 1
         self._world.soon(self._world.plan.fault_pause, self._next)
 
-    def _last(self, undo: Undo, units_max: int | None = None) -> None:
-        """Let a fault last a while."""
+    def _last(self, undo: Undo, units_max: int | None = None) -> Undo:
+        """Let a fault last a while; return what ends it before that."""
 
         def once() -> None:
             if once in self._undo:
@@ -69,6 +75,7 @@ class Faults:
 
         self._undo.append(once)
         self._world.after(self._random.randint(1, units_max or self._world.plan.fault_max * TICK), once)
+        return once
 
     # --- whom
 
@@ -92,20 +99,26 @@ class Faults:
                 member.crash()
                 self._last(lambda member=member: self._restart(member), units_max)  # type: ignore[misc]
 
-    def _set_trap(self) -> None:
-        self._trap = self._random.choice((VoteRequest, VoteResponse, AppendRequest, AppendResponse))
-
     def on_message(self, message: Message) -> None:
         """Spring the trap: the message is on its way, and its sender gone before, or soon after, it has persisted."""
-        if self._trap is not None and isinstance(message, self._trap) and promises(message) and not self._healed:
-            self._trap = None
-            sender = self._world.members[message.sender]
-            life = sender.life
-            self._world.after(self._random.randint(1, 20), lambda: self._crash_same(sender, life))
+        if type(message) in self._traps and promises(message) and not self._healed:
+            self._traps.remove(type(message))
+            soon = self._random.choice((20, self._world.plan.persist_max, 2 * self._world.plan.delay_max))
+            self._crash_soon(self._world.members[message.sender], soon)
 
-    def _crash_same(self, member: Member, life: int) -> None:
-        if member.life == life and member.node is not None:
-            self._crash([member], TICK // 2)
+    def on_elected(self, winner: Member) -> None:
+        if self._trap_for_winner and not self._healed:
+            self._trap_for_winner = False
+            self._crash_soon(winner, 20)
+
+    def _crash_soon(self, member: Member, units_max: int) -> None:
+        life = member.life
+
+        def crash() -> None:
+            if member.life == life and member.node is not None:
+                self._crash([member], TICK // 2)
+
+        self._world.after(self._random.randint(1, units_max), crash)
 
     def _restart(self, member: Member) -> None:
         member.verified = self._healed or self._random.random() >= self._world.plan.unverified_share
@@ -132,11 +145,11 @@ class Faults:
         half = len(ids) // 2
         self._block([(a, b) for a in ids[:half] for b in ids[half + 1 :]], "bridge")
 
-    def _block(self, pairs: list[tuple[NodeId, NodeId]], what: str) -> None:
+    def _block(self, pairs: list[tuple[NodeId, NodeId]], what: str) -> Undo:
         links = pairs + [(b, a) for a, b in pairs]
         self._world.note(f"{what}: {b' '.join(sorted({a for a, _ in pairs})).decode()} from the others")
         self._world.network.block(links)
-        self._last(lambda: self._world.network.unblock(links))
+        return self._last(lambda: self._world.network.unblock(links))
 
     def _cut_off(self, members: list[Member], both_ways: bool) -> None:
         for member in members:
@@ -147,6 +160,27 @@ class Faults:
             self._world.note(f"{member.id.decode()} is cut off, {len(links)} links of {2 * len(others)}")
             self._world.network.block(links)
             self._last(lambda links=links: self._world.network.unblock(links))  # type: ignore[misc]
+
+    def on_change(self, proposer: Member) -> None:
+        """Let the group fall apart before anybody hears of a change of members; soon somebody else will lead."""
+        if self._healed or self._random.random() >= self._world.plan.split_share:
+            return
+        others = [other for other in self._ids() if other != proposer.id]
+        self._random.shuffle(others)
+        cut = self._random.choice((0, len(others) // 2, self._random.randint(0, len(others))))
+        here, there = [proposer.id, *others[:cut]], others[cut:]
+        self._world.covered["split over a change"] += 1
+        if self._end_split is not None:
+            self._end_split()
+        self._end_split = self._block([(a, b) for a in here for b in there], "split over a change")
+        for node in there * 2:
+            self._world.soon(2 * TICK, lambda node=node: self._campaign(node))  # type: ignore[misc]
+
+    def _campaign(self, node: NodeId) -> None:
+        member = self._world.members[node]
+        if member.node is not None and member.paused_until <= self._world.now and not self._healed:
+            member.node.campaign(forced=True)
+            member.pump()
 
     def _pause(self) -> None:
         for member in self._some(1):

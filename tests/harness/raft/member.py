@@ -29,6 +29,7 @@ class World(Protocol):
     def carry(self, message: Message) -> None: ...
     def persist_later(self, member: "Member", ready: Ready) -> None: ...
     def acked(self, entry: Entry) -> None: ...
+    def elected(self, member: "Member") -> None: ...
     def note(self, text: str) -> None: ...
 
 
@@ -48,6 +49,7 @@ class Member:
     waiting_reads: dict[bytes, int] = field(default_factory=dict)  # request: what it must show at least
     confirmed_reads: list[tuple[int, int]] = field(default_factory=list)  # (index, what it must show at least)
     _handed: bool = False
+    _led: int = 0  # the last term it led
     _last_snapshot: int = 0
 
     def start(self) -> None:
@@ -115,6 +117,9 @@ class Member:
         """Do what the node has ready, until something takes time or nothing is left."""
         while self.node is not None:
             self.world.checker.check(self.node)
+            if self.leads and self._led != self.node.term:
+                self._led = self.node.term
+                self.world.elected(self)
             if self.node.failure is not None and not self.retired:
                 raise Violation(f"{self.id!r} found fault with a log that nobody has harmed: {self.node.failure}")
             if self._handed:

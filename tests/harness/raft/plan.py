@@ -8,25 +8,32 @@ from storage_core.raft.state import Settings
 
 TICK = 100  # units of virtual time
 SLOW_MAX = 30 * TICK  # units that a message takes at most
+SLOW_DISK_MAX = 10 * TICK  # units that persisting takes at most
 HEAL_TICKS = 600  # within which a healed group must have agreed
 
 
 @dataclass(frozen=True)
 class Plan:
     voter_count: int
+    voters_min: int  # with fewer, changes of members add some
+    voters_max: int
     chaos_ticks: int  # how long faults go on
     loss: float  # probability that a message is lost
     duplication: float
     delay_max: int  # units that most messages take at most, so that later ones overtake earlier ones
     slow_share: float  # probability that a message takes up to SLOW_MAX instead
-    persist_max: int  # units that persisting takes at most
+    persist_max: int  # units that persisting mostly takes at most
+    slow_disk_share: float  # probability that it takes up to SLOW_DISK_MAX instead
     write_pause: int  # mean units between two proposals, and so on
     read_pause: int
     fault_pause: int
     fault_max: int  # ticks that a fault lasts at most
     change_pause: int  # of members; 0: never
+    eager_share: float  # probability that a new leader is asked at once to change members
+    split_share: float  # probability that the group falls apart in the moment in which such a change is proposed
     transfer_pause: int
-    campaign_pause: int  # somebody, or several at once, are told to campaign; 0: never
+    campaign_pause: int  # somebody is told to campaign; 0: never
+    duel_share: float  # probability that two are told at once, and ask nobody whether they could win
     snapshot_every: int  # applied entries; 0: never
     keep_count: int  # entries that stay in the log below a snapshot
     keeps_commit: bool  # whether the commit index survives a restart
@@ -39,28 +46,32 @@ class Plan:
     def of(cls, random: Random) -> "Plan":
         """Return a plan of everything at random, or one of those that press on what everything seldom meets."""
         plan = cls._of_everything(random)
-        press = random.choice(
-            (None, None, _press_on_elections, _press_on_elections, _press_on_members, _press_on_delays)
-        )
+        press = random.choice(PRESSES)
         return press(plan, random) if press else plan
 
     @classmethod
     def _of_everything(cls, random: Random) -> "Plan":
         return cls(
             voter_count=random.choice((1, 3, 3, 3, 3, 4, 5, 5)),
+            voters_min=3,
+            voters_max=5,
             chaos_ticks=random.choice((80, 150, 250)),
             loss=random.choice((0, 0, 0.02, 0.1, 0.2)),
             duplication=random.choice((0, 0, 0.05, 0.3)),
             delay_max=random.choice((5, 40, 150)),
             slow_share=random.choice((0, 0, 0.02, 0.1)),
             persist_max=random.choice((1, 30, 150)),
+            slow_disk_share=random.choice((0, 0, 0.1)),
             write_pause=random.choice((50, 150, 500)),
             read_pause=random.choice((100, 400)),
             fault_pause=random.choice((400, 1000, 2500)),
             fault_max=random.choice((10, 40)),
             change_pause=random.choice((0, 200, 600, 2000)),
+            eager_share=random.choice((0, 0.3)),
+            split_share=random.choice((0, 0, 0.2)),
             transfer_pause=random.choice((0, 0, 1500)),
             campaign_pause=random.choice((0, 0, 250, 1500)),
+            duel_share=random.choice((0, 0.3)),
             snapshot_every=random.choice((0, 4, 12)),
             keep_count=random.choice((0, 0, 3)),
             keeps_commit=random.random() < 0.5,
@@ -79,8 +90,8 @@ class Plan:
         )
 
 
-def _press_on_elections(plan: Plan, random: Random) -> Plan:
-    """Leaders follow each other so fast that most entries are left half replicated, and votes half persisted."""
+def _press_on_entries(plan: Plan, random: Random) -> Plan:
+    """Leaders follow each other so fast that most entries are left half replicated."""
     return replace(
         plan,
         voter_count=random.choice((3, 3, 5)),
@@ -97,6 +108,59 @@ def _press_on_elections(plan: Plan, random: Random) -> Plan:
         unverified_share=0,
         faults={"crash speaker": 6, "flap": 2, "bridge": 3, "crash leader": 1, "isolate leader": 1},
         settings=replace(plan.settings, append_size_max=1, inflight_count_max=1),
+    )
+
+
+def _press_on_votes(plan: Plan, random: Random) -> Plan:
+    """Two candidates ask at once in one term, and voters go and come back between their promise and the other request.
+
+    Messages take their time, so that one request comes before a crash and the other one after it. Most promises are on
+    disk by then, and some are not.
+    """
+    return replace(
+        plan,
+        voter_count=3,
+        chaos_ticks=250,
+        loss=0,
+        duplication=random.choice((0, 0.3)),
+        delay_max=random.choice((150, 300)),
+        slow_share=0,
+        persist_max=30,
+        slow_disk_share=random.choice((0.1, 0.3)),
+        write_pause=500,
+        change_pause=0,
+        campaign_pause=random.choice((300, 600)),
+        duel_share=1,
+        fault_pause=random.choice((100, 500)),
+        fault_max=5,
+        unverified_share=0,
+        faults={"crash voter": 1, "crash winner": 1},
+    )
+
+
+def _press_on_changes(plan: Plan, random: Random) -> Plan:
+    """Every change of members parts the group, and somebody on the other side leads next, to change them otherwise.
+
+    Four voters: two majorities that know of different changes can then be without a node in common.
+    """
+    return replace(
+        plan,
+        voter_count=4,
+        voters_min=4,
+        voters_max=4,
+        chaos_ticks=250,
+        loss=0,
+        delay_max=random.choice((10, 40)),
+        slow_share=0,
+        persist_max=5,
+        write_pause=500,
+        change_pause=random.choice((100, 100, 300)),
+        eager_share=1,
+        split_share=0.9,
+        campaign_pause=0,
+        fault_pause=1000,
+        fault_max=15,
+        faults={"crash": 1, "partition": 1},
     )
 
 
@@ -135,12 +199,44 @@ def _press_on_delays(plan: Plan, random: Random) -> Plan:
     )
 
 
+def _press_on_disks(plan: Plan, random: Random) -> Plan:
+    """Disks stall, fail and come back blank as often as new members can take their places."""
+    return replace(
+        plan,
+        voter_count=random.choice((3, 5)),
+        loss=0,
+        slow_disk_share=0.2,
+        write_pause=50,
+        change_pause=random.choice((100, 300)),
+        campaign_pause=random.choice((0, 600)),
+        fault_pause=random.choice((200, 600)),
+        fault_max=10,
+        faults={"fail": 3, "blank": 1, "crash": 2, "crash leader": 1},
+    )
+
+
+PRESSES = (
+    None,
+    None,
+    _press_on_entries,
+    _press_on_entries,
+    _press_on_votes,
+    _press_on_votes,
+    _press_on_members,
+    _press_on_changes,
+    _press_on_changes,
+    _press_on_delays,
+    _press_on_disks,
+)
+
 FAULTS = (
     "crash",  # and a restart later; what was not synced is lost in part
     "crash together",
     "flap",  # several crash and are back at once
     "crash leader",
     "crash speaker",  # the next one that promises or asks for something crashes right after it, and is back soon
+    "crash voter",  # the same, for votes
+    "crash winner",  # the next one that begins to lead, likewise
     "partition",  # the group falls into two halves for a while
     "isolate leader",
     "one way",  # one node hears the others but is not heard, or the reverse

@@ -15,7 +15,6 @@ from storage_core.raft.outcomes import Proposed
 if TYPE_CHECKING:
     from harness.raft.world import World
 
-VOTERS_MAX = 5
 LEARNERS_MAX = 2
 LAST_WRITE = b"set last"
 
@@ -81,9 +80,11 @@ class Requests:
         member.node.transfer_leadership(self._random.choice(list(self._world.members)))
 
     def _campaign(self, member: Member) -> None:
-        """Let one node, or two that do not know of each other, try to lead, some without asking first."""
-        running, forced = self._world.running(), self._random.random() < 0.5
-        for each in self._random.sample(running, min(len(running), self._random.randint(1, 2))):
+        """Let one node, or two that do not know of each other, try to lead."""
+        duel = self._random.random() < self._world.plan.duel_share
+        forced = duel or self._random.random() < 0.5
+        running = [each for each in self._world.running() if not each.leads]
+        for each in self._random.sample(running, min(len(running), 2 if duel else 1)):
             if each.node is not None and each.paused_until <= self._world.now:
                 each.node.campaign(forced)
                 each.pump()
@@ -95,8 +96,17 @@ class Requests:
             return
         answer = member.node.propose_membership(encode_change(change))
         self._world.note(f"{member.id.decode()} is asked to {change.kind.value} {change.node.decode()}: {answer}")
-        if isinstance(answer, Proposed) and change.node not in self._world.members:
-            self._world.add(change.node, self._world.origin)
+        if isinstance(answer, Proposed):
+            self._world.covered["changes of members"] += 1
+            self._world.faults.on_change(member)
+            if change.node not in self._world.members:
+                self._world.add(change.node, self._world.origin)
+
+    def on_elected(self, member: Member) -> None:
+        """Ask a leader to change members before it has said a word."""
+        plan = self._world.plan
+        if not self.healed and plan.change_pause and self._random.random() < plan.eager_share:
+            self._change(member)
 
     def _choose_change(self, member: Member) -> MembershipChange | None:
         """Choose a change that leaves the group alive: lost members go first."""
@@ -107,9 +117,11 @@ class Requests:
         learners = [node for node in membership.learners if node not in lost]
         if lost_here:
             change = MembershipChange(ChangeKind.REMOVE, self._random.choice(lost_here))
-        elif learners and len(membership.voters) < VOTERS_MAX and self._random.random() < 0.7:
+        elif learners and len(membership.voters) < world.plan.voters_max and self._random.random() < 0.7:
             change = MembershipChange(ChangeKind.PROMOTE, self._random.choice(learners))
-        elif len(membership.voters) < 3 or (len(membership.learners) < LEARNERS_MAX and self._random.random() < 0.3):
+        elif len(membership.voters) < world.plan.voters_min or (
+            len(membership.learners) < LEARNERS_MAX and self._random.random() < 0.3
+        ):
             change = MembershipChange(ChangeKind.ADD_LEARNER, self._new_node(membership.members))
         else:
             kind = self._random.choice((ChangeKind.DEMOTE, ChangeKind.REMOVE))

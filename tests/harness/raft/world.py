@@ -5,6 +5,7 @@ healed, and the group must agree: one leader, a write committed, all members in 
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
@@ -14,7 +15,7 @@ from harness.raft.faults import Faults
 from harness.raft.machine import MachineState
 from harness.raft.member import Member
 from harness.raft.network import Network
-from harness.raft.plan import HEAL_TICKS, TICK, Plan
+from harness.raft.plan import HEAL_TICKS, SLOW_DISK_MAX, TICK, Plan
 from harness.raft.requests import Requests
 
 from storage_core.raft.entry import Entry
@@ -33,6 +34,7 @@ class World:
         self.checker = Checker()
         self.network = Network(self.plan, self.random)
         self.now, self.event_count = 0, 0
+        self.covered: Counter[str] = Counter()  # what happened how often
         self.members: dict[NodeId, Member] = {}
         self._events: list[tuple[int, int, Event]] = []
         self._scheduled = 0
@@ -68,6 +70,7 @@ class World:
         self._run_until(end, self.requests.is_settled)
         if not self.requests.is_settled():
             raise Violation(f"the healed group did not agree within {HEAL_TICKS} ticks: {self.requests.describe()}")
+        self.covered["reads shown"] = self.checker.read_count
 
     def _start(self) -> None:
         voters = tuple(f"n{number}".encode() for number in range(self.plan.voter_count))
@@ -111,6 +114,7 @@ class World:
         for delay in delays:
             self.after(delay, lambda: self._deliver(message))
         if isinstance(message, SnapshotRequest):
+            self.covered["snapshots sent"] += 1
             self._report_snapshot(message, bool(delays))
 
     def _deliver(self, message: Message) -> None:
@@ -146,11 +150,19 @@ class World:
             else:
                 member.persisted(ready)
 
-        self.after(self.random.randint(1, self.plan.persist_max), finish)
+        slow = self.random.random() < self.plan.slow_disk_share
+        self.after(self.random.randint(1, SLOW_DISK_MAX if slow else self.plan.persist_max), finish)
 
     def acked(self, entry: Entry) -> None:
+        self.covered["writes acked"] += 1
         self.checker.acknowledged(entry.index)
         self.requests.acked(entry)
+
+    def elected(self, member: Member) -> None:
+        self.covered["leaders"] += 1
+        self.note(f"{member.id.decode()} leads")
+        self.faults.on_elected(member)
+        self.requests.on_elected(member)
 
     # --- what there is to know
 
