@@ -42,6 +42,7 @@ class Found:
     state: str = MISSING  # why there is no evidence: MISSING, DAMAGED, FOREIGN
     reason: str = ""
     locked: bool = True  # by this turn; else it was only looked at
+    busy: bool = False  # another process has its lock
     error: StorageError | None = None  # what reading its log ended in
 
 
@@ -292,7 +293,11 @@ class _Rules:
         elif evidence.tip[0] < max(1, own.index if own is not None else 0):
             one.bad = evidence.tip[0] + 1
             what = f"the metadata log ends at entry {evidence.tip[0]}: it was cut or rolled back"
-        if not one.bad or self._has_copy(found.volume_id, one.bad):
+        if not one.bad:
+            return one
+        if self._has_copy(found.volume_id, one.bad):
+            if one.bad <= marks or followed:
+                one.state, one.reason = DAMAGED, f"{found.name}: {what}; another volume has a whole copy"
             return one
         if one.bad <= marks or followed:
             one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
@@ -387,7 +392,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
     needed = majority(len(voting_ids))
     if len(decision.voting) >= needed:
         return
-    if any(one.evidence is not None and not one.locked for one in found):
+    if any(one.evidence is not None and one.busy for one in found):
         raise Contended
     if len(voting_ids) == 1:
         for one in found:

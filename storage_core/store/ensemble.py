@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from storage_core.errors import (
@@ -22,7 +23,8 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeFailedError,
 )
-from storage_core.metadata.commands import Voter
+from storage_core.metadata.commands import Event, Voter
+from storage_core.metadata.state import StoreState
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.quorum import majority
 from storage_core.store import decision as rules
@@ -70,6 +72,7 @@ class Metadata:
         self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
         self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
+        self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._reading = threading.Lock()
 
     @classmethod
@@ -95,27 +98,26 @@ class Metadata:
         identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
         return VolumeLog(self.env.files, one.path, identity)
 
-    def found(self, one: Volume, locked: bool = True) -> Found:
-        """Return a volume with all that its log says."""
-        name = str(one.path)
+    def found(self, one: Volume, held: locks.Held | None = None) -> Found:
+        """Return a volume with all that its log says, as a turn that holds these locks finds it."""
+        locked, busy = (one.path in held.locked, one.path in held.busy) if held is not None else (True, False)
+        there = Found(one.volume_id, str(one.path), locked=locked, busy=busy)
         if one.identity is None:
-            return Found(one.volume_id, name, state=_STATES[one.problem], reason=one.reason, locked=locked)
-        instance_id = one.identity.instance_id
-        why = self.failed.get((one.volume_id, instance_id))
+            return replace(there, state=_STATES[one.problem], reason=one.reason)
+        there = replace(there, instance_id=one.identity.instance_id)
+        why = self.failed.get((one.volume_id, one.identity.instance_id))
         if why is not None:
-            error: StorageError = VolumeFailedError(
-                f"{one.path} is not written any more: {why}; check it, then open anew"
-            )
-            return Found(one.volume_id, name, instance_id, None, rules.RETIRED, why, locked, error)
+            failed = VolumeFailedError(f"{one.path} is not written any more: {why}; check it, then open anew")
+            return replace(there, state=rules.RETIRED, reason=why, error=failed)
         try:
-            return Found(one.volume_id, name, instance_id, self.log_of(one).read(), locked=locked)
+            return replace(there, evidence=self.log_of(one).read())
         except UnsupportedVersionError:
             raise
         except StorageError as caught:
             error = caught
         except OSError as caught:
             error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
-        return Found(one.volume_id, name, instance_id, None, rules.DAMAGED, str(error), locked, error)
+        return replace(there, state=rules.DAMAGED, reason=str(error), error=error)
 
     def _complete(self, voters: Sequence[Voter]) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
@@ -168,8 +170,13 @@ class Metadata:
         at, commit, clean = self._best_commit_record()
         if known is not None and commit == known.commit and clean:
             return known
-        if commit is None or not (clean or self._read_only) or (known is not None and commit.index < known.index):
+        if commit is None or (known is not None and commit.index < known.index):
             self._undecided = known
+            return None
+        if not clean and not self._read_only:
+            self._undecided = known
+            if known is None and len(self._volumes) > 1:  # too few volumes to be sure; it may be all that is left
+                self._undecided = self._read_up_to(commit, False, clean, seen)
             return None
         view = self._advance(known, at, commit) if known is not None else None
         if view is None:
@@ -359,6 +366,14 @@ class Metadata:
                         turn.end()
                         return
                 self.env.sleep(CONTENDED_PAUSE_S)
+
+    def last_states(self, state: StoreState) -> Mapping[str, str]:
+        """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
+        events, known = self._told
+        if events is not state.events:
+            known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
+            self._told = (state.events, known)
+        return known
 
     def forget(self) -> None:
         """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import StoreBusyError
@@ -53,9 +54,17 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a holder got: the volumes it has locked, and those that other processes have."""
+
+    locked: frozenset[Path]
+    busy: frozenset[Path]
+
+
 @contextmanager
-def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -> Iterator[frozenset[Path]]:
-    """Hold the locks of at least `needed` of the volumes; yield those that are held.
+def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -> Iterator[Held]:
+    """Hold the locks of at least `needed` of the volumes; yield which.
 
     The volumes come in the order of their ids, the same in every process. Whoever gets too few lets go of all and tries
     again. Raises StoreBusyError after `timeout_s`, naming who has the store; OSError if the files are to blame.
@@ -69,8 +78,8 @@ def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -
             if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
                 raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
             taken.append(mutex)
-        locks = _acquire(files, volumes, needed, deadline, timeout_s)
-        yield frozenset(locks)
+        locks, busy = _acquire(files, volumes, needed, deadline, timeout_s)
+        yield Held(frozenset(locks), busy)
     finally:
         for lock in locks.values():
             _close(lock)
@@ -78,12 +87,14 @@ def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -
             mutex.release()
 
 
-def _acquire(files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float) -> dict[Path, Lock]:
+def _acquire(
+    files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float
+) -> tuple[dict[Path, Lock], frozenset[Path]]:
     pause_s = BACKOFF_FIRST_S
     while True:
         locks, errors, busy = _try_all(files, volumes)
         if len(locks) >= needed:
-            return locks
+            return locks, frozenset(volume for volume, _ in busy)
         for lock in locks.values():
             _close(lock)
         if not busy:

@@ -18,7 +18,6 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,6 +48,7 @@ from storage_core.raft.quorum import majority
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store import decision as rules
 from storage_core.store.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.locks import Held
 from storage_core.store.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
 from storage_core.store.view import View, applied, replay
 from storage_core.store.volumes import Volume
@@ -106,15 +106,16 @@ class Relock(Exception):
 class Turn:
     """One holder's time with the store. Made by `Metadata.turn`."""
 
-    def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], locked: frozenset[Path]) -> None:
-        self._metadata, self._env = metadata, metadata.env
-        self.volumes, self.locked = tuple(volumes), locked
+    def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], held: Held) -> None:
+        self._metadata, self._env, self._held = metadata, metadata.env, held
+        self.volumes, self.locked = tuple(volumes), held.locked
         self._logs = {one.volume_id: metadata.log_of(one) for one in volumes}
         self._members: list[bytes] = []  # volumes that entries are written to, in the order of the voters
         self._voting: set[bytes] = set()  # those of them that count
         self._retiring: dict[bytes, str] = {}
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
+        self._wrote = False  # a command in this turn
         self.view: View
 
     # --- what there is
@@ -238,7 +239,7 @@ class Turn:
 
     def _adopt(self) -> Decision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
-        found = [self._metadata.found(one, one.path in self.locked) for one in self.volumes]
+        found = [self._metadata.found(one, self._held) for one in self.volumes]
         lead = newest(found)
         voters = replay(lead).voters if lead is not None else ()
         if not {one.volume_id for one in voters} <= {one.volume_id for one in self.volumes}:
@@ -289,15 +290,7 @@ class Turn:
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
         self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
         self._metadata.leadership = leadership
-        for volume_id in positions:
-            if not decision.findings[volume_id].in_step and decision.commit is not None:
-                self._write_commit_record(volume_id, decision.commit)
-        events = tuple(
-            Event("repaired", volume=volume_id.hex(), before=one.state, after=rules.CURRENT, reason=one.reason)
-            for volume_id, one in decision.findings.items()
-            if volume_id in positions and one.state in (rules.DAMAGED, rules.ROLLED_BACK)
-        )
-        self._write(self._apply(RecordEvents(events) if events else NoOp(), leadership))
+        self._write(self._apply(NoOp(), leadership))
 
     def _snapshot_body(self, lead: Lead, leadership: Leadership) -> SnapshotBody | None:
         if lead.snapshot_body is None:
@@ -320,6 +313,7 @@ class Turn:
         if self._metadata.leadership is None:
             self._campaign(leadership)
         self._write(change)
+        self._wrote = True
         self._retire()
         return change.result
 
@@ -458,29 +452,56 @@ class Turn:
         )
 
     def end(self) -> None:
-        """Do what is left to be done before the locks are let go of."""
+        """Do what is left to be done before the locks are let go of. What was done before stays done if this fails."""
         self._retire()
+        if not self._wrote or self._metadata.leadership is None:
+            return
+        events = self._changes()
+        if events:
+            self._say(RecordEvents(events), self._metadata.leadership)
+
+    def _changes(self) -> tuple[Event, ...]:
+        """Return what is new about the volumes since the last event that spoke of each."""
+        last = self._metadata.last_states(self.state)
+        events = []
+        for one in self.state.voters:
+            found = self._decision.findings.get(one.volume_id) if self._decision is not None else None
+            if found is not None and found.written and found.state not in (rules.CURRENT, rules.BEHIND):
+                events.append(Event("repaired", "", "", one.volume_id.hex(), found.state, rules.CURRENT, found.reason))
+                continue
+            standing, before = self.standing(one.volume_id), last.get(one.volume_id.hex(), rules.CURRENT)
+            if standing.state in (before, rules.BEHIND):
+                continue
+            kind = "returned" if standing.state == rules.CURRENT else standing.state
+            events.append(Event(kind, "", "", one.volume_id.hex(), before, standing.state, standing.reason))
+        return tuple(events)
 
     def _retire(self) -> None:
         """Say on the others that a volume has failed: it counts again after it was verified."""
-        while self._retiring and len(self._voting) >= majority(len(self._voting_ids())):
-            retiring, self._retiring = self._retiring, {}
-            voters = tuple(
-                msgspec.structs.replace(one, retired=retiring[one.volume_id]) if one.volume_id in retiring else one
-                for one in self.state.voters
-            )
-            events = tuple(
-                Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
-                for volume_id, reason in retiring.items()
-            )
-            leadership = self._metadata.leadership
-            if leadership is None:
-                leadership = self._new_leadership(self.view.term_seen + 1)
+        if not self._retiring or len(self._voting) < majority(len(self._voting_ids())):
+            return
+        retiring, self._retiring = self._retiring, {}
+        voters = tuple(
+            msgspec.structs.replace(one, retired=retiring[one.volume_id]) if one.volume_id in retiring else one
+            for one in self.state.voters
+        )
+        events = tuple(
+            Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
+            for volume_id, reason in retiring.items()
+        )
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        self._say(ChangeVolumes(voters, self.state.volume_change, events), leadership)
+
+    def _say(self, command: Command, leadership: Leadership) -> None:
+        """Write a command of our own after that of the caller: what was acked stays acked if this one fails."""
+        try:
+            if self._metadata.leadership is None:
                 self._campaign(leadership)
-            change = self._apply(ChangeVolumes(voters, self.state.volume_change, events), leadership)
-            if change.changes_nothing:
-                return
-            self._write(change)
+            change = self._apply(command, leadership)
+            if not change.changes_nothing:
+                self._write(change)
+        except (StorageError, OSError) as error:
+            logger.warning("%s: %s could not be written: %s", self.label, type(command).__name__, error)
 
     # --- snapshots
 
@@ -532,6 +553,8 @@ def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, b
     own, _ = log.read_commit_record()
     carried = commit if commit is not None and own == commit and not finding.drop_record else None
     position = log.start_segment(base, carried, [vote, *entries])
+    if carried is None and commit is not None:  # only now is the log durable up to there
+        log.write_commit_record(position.segment, commit)
     if installed:
         log.remove_older(position.segment, base[0])
     return position

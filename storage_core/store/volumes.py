@@ -125,6 +125,8 @@ def _place(expected: Path | None, spare: list[Path]) -> Path:
 
 def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
     """Return what the metadata keeps of each volume's place: its path from the directory that the first one lies in."""
+    if len(volumes) == 1:
+        return {volumes[0].volume_id: "."}
     base = os.path.dirname(os.path.abspath(volumes[0].path))
     return {one.volume_id: os.path.relpath(os.path.abspath(one.path), base) for one in volumes}
 

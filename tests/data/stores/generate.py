@@ -135,13 +135,13 @@ def make_interrupted(volume: Path) -> None:
 
 def leave_interrupted(store: Store, stream: str, torn: bytes) -> None:
     """Do as a holder that is killed: make a stream, without a commit record, and write half of a next batch."""
-    env, log = store.environment, store._metadata.log
+    env, log = store.environment, store.metadata.log_of(store.volumes()[0])
     evidence = log.read()
     index, _, chain = evidence.tip
     incarnation, term = env.new_id(), evidence.term + 1
     directory = Path(store.paths[0]) / "streams" / incarnation.hex()
     env.files.make_directory(directory)
-    command = AddStream(incarnation, StreamConfig.from_mapping({"name": stream}), (store._metadata.identity.volume_id,))
+    command = AddStream(incarnation, StreamConfig.from_mapping({"name": stream}), (store.volumes()[0].volume_id,))
     payload = encode_envelope(Envelope(env.now_ns(), command))
     entry = make_entry(chain, index + 1, term, env.random_bytes(8), payload)
     position = log.append(evidence.position, [Vote(term, env.new_id()), entry])
