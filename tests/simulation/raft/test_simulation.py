@@ -1,6 +1,7 @@
 """The Raft core in virtual time: no seed breaks an invariant, and known mistakes do.
 
-A seed that fails is repeated by `python tests/simulation/raft/replay.py SEED`. It joins KEPT when what it found is mended.
+A seed that fails is repeated by `python tests/simulation/raft/replay.py SEED`. When what it found is mended, the seed
+joins KEPT, and the mistake joins tests/mutants.
 """
 
 import os
@@ -75,12 +76,8 @@ def test_invariants_hold_in_every_seed() -> None:
 
 @pytest.mark.soak
 def test_invariants_hold_in_seeds_that_nobody_has_seen(soak_seconds: float) -> None:
-    cases, covered, seed, end = (
-        Cases("Raft core, soak"),
-        Counter[str](),
-        time.time_ns(),
-        time.monotonic() + soak_seconds,
-    )
+    cases, covered = Cases("Raft core, soak"), Counter[str]()
+    seed, end = time.time_ns(), time.monotonic() + soak_seconds
     print(f"Raft core: seeds from {seed} on")
     while time.monotonic() < end:
         run(range(seed, seed + 1), cases, covered)
@@ -102,19 +99,17 @@ def finds(mistake: str, seed: int) -> bool:
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """By the seed that is kept for it, or else, when the simulation has changed since, by any of the others."""
     assert mistake in KEPT
-    kept, _ = KEPT[mistake]
+    (kept, _), what = KEPT[mistake], mistake.replace("_", " ")
     if not finds(mistake, kept):
         others = (seed for seed in range(SEED_COUNT) if finds(mistake, seed))
         found = next(others, None)
-        assert found is not None, f"{SEED_COUNT} seeds did not notice that the core {mistake.replace('_', ' ')}"
-        REPORTS.append(
-            f"Raft core: it is seed {found} now, not {kept}, that notices that it {mistake.replace('_', ' ')}"
-        )
+        assert found is not None, f"{SEED_COUNT} seeds did not notice that the core {what}"
+        REPORTS.append(f"Raft core: it is seed {found} now, not {kept}, that notices that it {what}")
 
 
 def test_seeds_that_found_something_hold() -> None:
     cases = Cases("Raft core, seeds that were kept")
-    for seed, _ in KEPT.values():
+    for seed in sorted({seed for seed, _ in KEPT.values()}):
         run(range(seed, seed + 1), cases, Counter())
     cases.finish()
 
