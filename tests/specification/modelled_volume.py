@@ -2,36 +2,13 @@
 
 What was written is D on the disk, W in the page cache, or G: in the page cache but clean after a failed fsync, so that
 a later fsync "succeeds" and does not write it. B is a record that is torn or damaged.
-
-Entries are interned: equal numbers are equal logs up to and including that entry. 0 is the empty log.
 """
 
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# --- entries
-
-PARENT, TERM, INDEX = [0], [0], [0]
-_INTERNED: dict[tuple[int, int, str], int] = {}
-
-
-def entry_after(parent: int, term: int, value: str) -> int:
-    key = (parent, term, value)
-    if key not in _INTERNED:
-        _INTERNED[key] = len(PARENT)
-        PARENT.append(parent)
-        TERM.append(term)
-        INDEX.append(INDEX[parent] + 1)
-    return _INTERNED[key]
-
-
-def is_prefix(one: int, other: int) -> bool:
-    """Return whether the log that ends with `one` is a beginning of the one that ends with `other`."""
-    while INDEX[other] > INDEX[one]:
-        other = PARENT[other]
-    return one == other
-
+from entries import INDEX, PARENT, TERM
 
 # --- what stands in a volume
 

@@ -16,30 +16,26 @@ What is left out: several volumes, snapshots and the removal of old segments (bu
 starts), disk full (an interrupt before the write), the lock file.
 """
 
-import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
+from entries import INDEX, PARENT, TERM, entry_after, is_prefix
 from modelled_volume import (
-    INDEX,
     NEVER_WRITTEN,
-    PARENT,
-    TERM,
     Read,
     Rec,
     Segment,
     Slot,
     best_record,
-    entry_after,
     fates,
     fsynced,
-    is_prefix,
     read,
     term_of,
 )
+from search import Outcome, Violation, exhaust
 
 # --- rules, and what becomes of the protocol without them
 
@@ -109,10 +105,6 @@ class State(NamedTuple):
 
 
 KILLS, INTERRUPTS, FSYNCS, POWER, READS, DAMAGES = range(6)
-
-
-class Violation(Exception):
-    """A property does not hold; the name of the property is the only argument."""
 
 
 # --- the model
@@ -406,53 +398,10 @@ def _add(state: State, record: Rec) -> State:
 # --- the search
 
 
-@dataclass(frozen=True)
-class Outcome:
-    states: int
-    violation: str  # "" for none
-    trace: tuple[str, ...]  # labels of a shortest way to it
-
-
 @cache
 def search(rules: Rules, budget: Budget, states_max: int = 2_000_000) -> Outcome:
     """Try everything within the budget, breadth first; stop at the first violation."""
-    was_enabled = gc.isenabled()
-    gc.disable()  # hundreds of thousands of tuples without a cycle among them: a third of the time
-    try:
-        return _search(Model(rules, budget), states_max)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _search(model: Model, states_max: int) -> Outcome:
-    start = model.check(model.initial())
-    parents: dict[State, tuple[State, str] | None] = {start: None}
-    level = [start]
-    while level:
-        following = []
-        for state in level:
-            model.doing = ""
-            try:
-                for label, reached in model.steps(state):
-                    model.doing = label
-                    after = model.check(reached)
-                    if after not in parents:
-                        parents[after] = (state, label)
-                        following.append(after)
-            except Violation as violation:
-                return Outcome(len(parents), str(violation), (*_trace(parents, state), model.doing))
-            assert len(parents) <= states_max, f"more than {states_max} states: give a smaller budget"
-        level = following
-    return Outcome(len(parents), "", ())
-
-
-def _trace(parents: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    labels: list[str] = []
-    while (step := parents[state]) is not None:
-        state = step[0]
-        labels.append(step[1])
-    return tuple(reversed(labels))
+    return exhaust(Model(rules, budget), states_max)
 
 
 def weakened(**rules: bool) -> Rules:

@@ -1,0 +1,147 @@
+"""The rules of the ensemble, and what a holder decides by them from everything that it can read.
+
+`decide` is the second version of storage_core/store/decision.py: slow, obvious, about numbers instead of files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ensemble_volume import Found
+from entries import INDEX, LOG, STATED, is_prefix, rank
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The protocol as it is; each rule can be weakened."""
+
+    peek: bool = True  # a volume that another process has locked is read all the same
+    read_all: bool = True  # the decision rests on every volume that can be reached, not on the first majority
+    rewrite: bool = True  # entries above the commit record that this process did not fsync are rewritten
+    own_record: bool = True  # ... above the volume's own commit record, that is, not above the highest one
+    keep_old: bool = True  # the old segment stays until the new one is durable
+    record_after_fsync: bool = True  # the commit record is written after the fsync of a quorum, not before
+    record_where_fsynced: bool = True  # ... and only on volumes whose own log is fsynced up to its entry
+    two_slots: bool = True  # the commit record never overwrites the one before
+    statements: bool = True  # a log that ends below a statement about it does not vote
+    doubt: bool = True  # with more than f volumes that cannot be asked, a bad tail is damage
+    set_aside: bool = True  # with at most f of them it is a torn tail
+    marks: bool = True  # what a mark vouches for is damage where it is bad, and a refusal where it is missing
+    repair_votes: bool = True  # a bad record of which there is a copy is repaired, and then its owner votes
+    drop_record: bool = True  # repair at or below a volume's commit record first takes that record away
+    blank_waits: bool = True  # a blank volume neither votes nor counts until it has caught up
+    vote_first: bool = True  # the vote is durable on a quorum before an entry of its term is written
+    all_evidence: bool = True  # the log to lead with is the best one that can be read, a voter's or not
+    forget: bool = True  # memory of own fsyncs is forgotten when anybody else has led since
+    give_up: bool = True  # after an append without quorum the process gives its term up
+    abort_first: bool = True  # blocks are swept only after a committed abort
+    whole_log: bool = True  # (writer, batch) is looked up in the whole adopted log, uncommitted entries included
+
+
+def weakened(*names: str) -> Rules:
+    """Return the protocol without some of its rules."""
+    return replace(Rules(), **dict.fromkeys(names, False))
+
+
+class Evidence(NamedTuple):
+    """What is known of a volume that was read."""
+
+    found: Found
+    commit: int  # entry that its commit record names; 0: none can be read
+    standing: str  # member, blank, retired
+    is_locked: bool  # by who asks; else it was read without its lock
+
+
+class Task(NamedTuple):
+    """What becomes of one locked volume."""
+
+    takes_part: bool  # it may be written: it is brought up to the log that is led with
+    votes: bool
+    drops_record: bool  # its commit record is taken away first, durably
+    trusted_index: int  # entries up to here are believed to be durable there
+
+
+class Decision(NamedTuple):
+    tips: tuple[int, ...]  # logs to lead with: the best one; none: a commit record is above every readable log
+    commit: int
+    tasks: tuple[Task | None, ...]  # by volume; None: not locked
+    term: int  # highest that anybody spoke of
+    candidates: frozenset[int]
+
+
+NOT_WRITTEN = Task(False, False, False, 0)
+
+
+def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) -> Decision:
+    """Return who votes, which log leads and what each locked volume needs. `evidence`: of the volumes that were read.
+
+    Too few votes for a quorum are the caller's to see: whether that is an error depends on what was not locked.
+    """
+    asked = dict(list(evidence.items())[: volume_count if rules.read_all else volume_count // 2 + 1])
+    readable = {entry for one in asked.values() for entry in one.found.entries if entry}
+    whole = {entry for entry in readable if readable.issuperset(LOG[entry])}
+    commit = max((one.commit for one in asked.values()), key=INDEX.__getitem__, default=0)
+    stated = [_stated(readable, volume) for volume in range(volume_count)]
+    tasks = tuple(
+        _task(rules, volume, asked, commit, stated[volume], volume_count) if evidence[volume].is_locked else None
+        for volume in sorted(evidence)
+    )
+    by_volume = dict(zip(sorted(evidence), tasks, strict=True))
+    every = tuple(by_volume.get(volume) for volume in range(volume_count))
+    term = max((one.found.term for one in asked.values()), default=0)
+    return Decision(
+        tips=_best(rules, asked, every, whole, commit),
+        commit=commit,
+        tasks=every,
+        term=term,
+        candidates=frozenset().union(*(one.found.candidates for one in asked.values() if one.found.term == term)),
+    )
+
+
+def _stated(readable: set[int], volume: int) -> int:
+    """Return the highest index that any entry says is durable on the volume."""
+    return max((STATED[entry][volume] for entry in readable if STATED[entry]), default=0)
+
+
+def _task(
+    rules: Rules, volume: int, asked: Mapping[int, Evidence], commit: int, stated: int, volume_count: int
+) -> Task:
+    one = asked.get(volume)
+    if one is None:  # only where not all evidence is read
+        return NOT_WRITTEN
+    found, takes_part = one.found, True
+    is_member = one.standing == "member" or (one.standing == "blank" and not rules.blank_waits)
+    votes = is_member and (len(found.entries) >= stated or not rules.statements)
+    if found.bad:
+        others = [other.found.entries for number, other in asked.items() if number != volume]
+        has_copy = any(len(entries) >= found.bad and entries[found.bad - 1] for entries in others)
+        if rules.marks and found.bad <= max(INDEX[commit], stated):  # it may have been acknowledged: damage
+            votes = votes and has_copy and rules.repair_votes
+            takes_part = has_copy
+        elif not has_copy and not _is_torn_tail(rules, asked, volume_count):
+            votes = takes_part = False
+    drops_record = rules.drop_record and 0 < found.bad <= INDEX[one.commit]
+    trusted = INDEX[one.commit if rules.own_record else commit] if is_member and one.commit and not drops_record else 0
+    return Task(takes_part, votes and takes_part, drops_record, trusted)
+
+
+def _is_torn_tail(rules: Rules, asked: Mapping[int, Evidence], volume_count: int) -> bool:
+    """Return whether a bad record above all marks, of which there is no copy, was never acknowledged."""
+    silent = volume_count - sum(one.standing != "blank" or not rules.blank_waits for one in asked.values())
+    f = volume_count - (volume_count // 2 + 1)
+    return not rules.doubt or silent <= (f if rules.set_aside else 0)
+
+
+def _best(
+    rules: Rules, asked: Mapping[int, Evidence], tasks: tuple[Task | None, ...], whole: set[int], commit: int
+) -> tuple[int, ...]:
+    """Return the best of the logs that are whole; several only where a weakened rule lets two lead in one term."""
+    leading = []
+    for volume, one in asked.items():
+        task = tasks[volume]
+        if rules.all_evidence or (task is not None and task.votes):
+            leading.append(
+                max((entry for entry in one.found.entries if entry in whole), key=INDEX.__getitem__, default=0)
+            )
+    best = max(map(rank, leading), default=(0, 0))
+    return tuple(sorted({one for one in leading if rank(one) == best and (is_prefix(commit, one) or not rules.marks)}))
