@@ -268,6 +268,7 @@ def _append(state: StoreState, place: Place, time_ns: int, command: Append) -> t
                 _refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
             state, stream = _drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
+            stream = replace(stream, overwritten_ns=time_ns)
         stream, result = _with_blocks(stream, part, place, time_ns)
         if command.writer:
             writer = _with_batch(stream.writers.get(command.writer), command, result)

@@ -68,6 +68,7 @@ class StreamState:
     histories: tuple[tuple[bytes, int], ...] = ()  # (history id, first sequence of it), run-length
     subject_sets: tuple[tuple[str, ...], ...] = ()  # block row's subject_set - 1 is a position in here
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
+    overwritten_ns: int = 0  # time of the last overwrite: msg_ids of what went with it count no more
     writers: Mapping[str, WriterState] = field(default_factory=dict)
 
     @property
@@ -155,6 +156,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     subject_sets: tuple[tuple[str, ...], ...]
     writers: dict[str, WriterState]
     origins: tuple[tuple[bytes, int], ...] = ()
+    overwritten_ns: int = 0
 
 
 class _StateRecord(msgspec.Struct, frozen=True):
