@@ -102,6 +102,13 @@ class Files(Protocol):
         """Return the size in bytes of a regular file; FileNotFoundError if there is none."""
         ...
 
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        """Return the names and sizes in bytes of the regular files in a directory.
+
+        What else is there is left out, and what does not say how large it is.
+        """
+        ...
+
     def is_directory(self, path: Path) -> bool: ...
 
     def lock(self, path: Path) -> Lock:
@@ -241,6 +248,17 @@ class OsFiles:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return status.st_size
+
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        sizes = {}
+        for name in self.list_directory(path):
+            try:
+                status = os.lstat(f"{path}/{name}")  # text: a Path takes longer to make than a file to be looked at
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                sizes[name] = status.st_size
+        return sizes
 
     def is_directory(self, path: Path) -> bool:
         return path.is_dir()

@@ -47,16 +47,12 @@ class VolumeIndex:
         directory = self._volume / "streams" / incarnation.hex()
         found: dict[bytes, tuple[int, int]] = {}
         try:
-            names = self._files.list_directory(directory)
+            sizes = self._files.file_sizes(directory)
         except OSError:  # missing, or the disk does not give it back: no block that could be counted on
-            names = []
-        for name in names:
+            sizes = {}
+        for name, size in sizes.items():
             block_id = block_id_of(name)
             if block_id is None:
-                continue
-            try:
-                size = self._files.file_size(directory / name)
-            except OSError:
                 continue
             was_size, verified_ns = known.get(block_id, (size, 0))
             found[block_id] = (size, verified_ns if was_size == size else 0)

@@ -127,6 +127,15 @@ class FaultyFiles:
         self.admit("size", path)
         return self.inner.file_size(path)
 
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        sizes = {}
+        for name in self.list_directory(path):
+            try:
+                sizes[name] = self.file_size(path / name)
+            except OSError:
+                continue
+        return sizes
+
     def is_directory(self, path: Path) -> bool:
         self.admit("is_directory", path)
         return self.inner.is_directory(path)

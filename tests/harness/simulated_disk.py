@@ -364,6 +364,10 @@ class SimulatedFiles:
         self.check_alive()
         return len(self.disk.inode(path).content)
 
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        there = self._directory(path).names
+        return {name: len(one.content) for name, one in there.items() if isinstance(one, SimulatedInode)}
+
     def is_directory(self, path: Path) -> bool:
         self.check_alive()
         try:

@@ -159,6 +159,18 @@ def test_directories_are_made_listed_and_removed(place: Place) -> None:
     assert files.list_directory(folder) == []
 
 
+def test_sizes_are_those_of_the_files_in_a_directory_and_of_nothing_else(place: Place) -> None:
+    files, folder = place
+    directory = folder / "some"
+    files.make_directory(directory)
+    files.make_directory(directory / "below")
+    _write(files, directory / "empty", b"")
+    _write(files, directory / "full", b"12345")
+    assert files.file_sizes(directory) == {"empty": 0, "full": 5}
+    with pytest.raises(FileNotFoundError):
+        files.file_sizes(folder / "none")
+
+
 def test_a_directory_is_no_file_and_a_file_no_directory(place: Place) -> None:
     files, folder = place
     files.make_directory(folder / "d")
