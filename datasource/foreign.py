@@ -1,4 +1,4 @@
-"""Batch reads of another server's store (`layout=nats`), in place and with its checksums; nothing is ever written.
+"""Batch reads of another server's store (`layout=nats`, `stan`), in place, with its checksums; nothing is written.
 
 The server keeps no index of times: a start or end by time is a filter on the messages' times, stream by stream.
 """
@@ -74,18 +74,24 @@ class ForeignReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition
-        on_damage = None if self.settings.fail_on_data_loss else self._on_damage
+        settings = self.settings
+        hears = settings.truncate_bad_eof or settings.no_crc or not settings.fail_on_data_loss
         try:
             for part in partition.slices:
-                for batch in read_foreign_slice(part, self.schema.names, on_damage):
+                for batch in read_foreign_slice(part, self.schema.names, self._on_damage if hears else None):
                     yield conform(batch, self.schema)
         except DataLossError:
             self._check_seen()
             raise
 
     def _on_damage(self, damage: ForeignDamage) -> None:
+        """Hear of damage in front of the messages that it lies among; fails the read if no option allows it."""
+        fails = self.settings.fail_on_data_loss
+        if fails and damage.costs and not damage.allowed:
+            raise DataLossError(damage.explain())
         self._check_seen()
-        log.warning("failOnDataLoss=false, the read goes on: %s", damage.describe())
+        why = "as the options ask" if fails else "failOnDataLoss=false"
+        log.warning("%s, the read goes on: %s", why, damage.describe())
 
     def _check_seen(self) -> None:
         with seen_from_here(self.settings):
@@ -110,4 +116,6 @@ class ForeignReader(DataSourceReader):
 
 
 def open_store(settings: ReadSettings) -> ForeignStore:
-    return places.open_foreign_store(settings.paths, settings.layout, settings.account)
+    return places.open_foreign_store(
+        settings.paths, settings.layout, settings.account, settings.truncate_bad_eof, settings.no_crc
+    )

@@ -39,7 +39,6 @@ class Option:
 
 
 _CONSUMERS = "durable consumers are not supported by this version of jstream"
-_FOREIGN_REPAIR = "reading damaged foreign stores is not supported by this version of jstream"
 
 OPTIONS = (
     Option(
@@ -55,7 +54,7 @@ OPTIONS = (
         "stream",
         EVERYWHERE,
         "names",
-        "required for reading messages (layout=nats: all streams); for writing: the column `stream`",
+        "required for reading messages (layout=nats and stan: all streams); for writing: the column `stream`",
         "The stream. For reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
     ),
     Option(
@@ -125,13 +124,26 @@ OPTIONS = (
     Option(
         "layout",
         (READ,),
-        "`jstream`, `nats`",
+        "`jstream`, `nats`, `stan`",
         "`jstream`",
-        "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing.",
+        "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing; "
+        "`stan`: that of a NATS Streaming server, each channel a stream.",
     ),
     Option("account", (READ,), "name", "`$G`", "The NATS account of the streams; only with `layout=nats`."),
-    Option("truncateBadEof", (READ,), "flag", "`false`", "", missing=_FOREIGN_REPAIR),
-    Option("noCrc", (READ,), "flag", "`false`", "", missing=_FOREIGN_REPAIR),
+    Option(
+        "truncateBadEof",
+        (READ,),
+        "flag",
+        "`false`",
+        "Read past an unexpected end of a file, and log what is lost by it; only with `layout=stan`.",
+    ),
+    Option(
+        "noCrc",
+        (READ,),
+        "flag",
+        "`false`",
+        "Read on past bad checksums, and log each message that is read so; only with `layout=stan`.",
+    ),
     Option(
         "table",
         (READ,),

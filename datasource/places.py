@@ -24,10 +24,17 @@ def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
             raise
 
 
-def open_foreign_store(paths: Sequence[str], layout: str, account: str | None) -> ForeignStore:
+def open_foreign_store(
+    paths: Sequence[str],
+    layout: str,
+    account: str | None = None,
+    truncate_bad_eof: bool = False,
+    no_crc: bool = False,
+) -> ForeignStore:
     """Return the store that another server wrote; raises as `open_foreign` does."""
     with _advising(paths):
-        return open_foreign([Path(path) for path in paths], layout, account)
+        places = [Path(path) for path in paths]
+        return open_foreign(places, layout, account, truncate_bad_eof=truncate_bad_eof, no_crc=no_crc)
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from storage_core.subjects import is_filter, is_literal
 
 T = TypeVar("T")
 MESSAGES, STREAMS = "messages", "streams"
-JSTREAM, NATS = "jstream", "nats"
+JSTREAM, NATS, STAN = "jstream", "nats", "stan"
+FOREIGN = (NATS, STAN)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOCK_TIMEOUT_S = 60.0
 TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
 TABLES_NOT_YET = ("consumers", "damage", "events")
-LAYOUTS_NOT_YET = ("stan",)
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -53,6 +53,8 @@ class ReadSettings:
     verify: bool = True
     layout: str = JSTREAM
     account: str | None = None
+    truncate_bad_eof: bool = False
+    no_crc: bool = False
     table: str = MESSAGES
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
@@ -67,7 +69,7 @@ class ReadSettings:
         _check_together(given, table, layout)
         return cls(
             paths=paths,
-            streams=take("stream", parse_names, ("*",) if layout == NATS else ()),
+            streams=take("stream", parse_names, ("*",) if layout in FOREIGN else ()),
             subject=take("subject", _subject_filter, None),
             starting=take("startingOffsets", parse_offsets, Offsets()),
             ending=take("endingOffsets", parse_offsets, Offsets()),
@@ -81,6 +83,8 @@ class ReadSettings:
             verify=take("verify", _verify, True),
             layout=layout,
             account=take("account", _text, None),
+            truncate_bad_eof=take("truncateBadEof", parse_flag, False),
+            no_crc=take("noCrc", parse_flag, False),
             table=table,
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
@@ -150,10 +154,14 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
     if layout != NATS and "account" in given:
         raise ValueError("option 'account' is for layout=nats only")
-    if layout == NATS and table != MESSAGES:
+    for name in ("truncateBadEof", "noCrc"):
+        if layout != STAN and name in given:
+            raise ValueError(f"option {name!r} is for layout=stan only")
+    if layout in FOREIGN and table != MESSAGES:
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
-    if layout == NATS and given.get("verify", "crc").strip().lower() == "none":
-        raise ValueError("option 'verify': layout=nats checks every message; leave it out")
+    if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
+        instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
+        raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")
     if table == MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")
 
@@ -168,12 +176,7 @@ def _table(option: str, text: str) -> str:
 
 
 def _layout(option: str, text: str) -> str:
-    folded = text.strip().lower()
-    if folded in LAYOUTS_NOT_YET:
-        raise ValueError(
-            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are jstream, nats"
-        )
-    return parse_choice(option, text, (JSTREAM, NATS))
+    return parse_choice(option, text, (JSTREAM, *FOREIGN))
 
 
 def _verify(option: str, text: str) -> bool:

@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, StructType
 from datasource import foreign
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
 from datasource.schema import BY_SCHEMA_ONLY, MESSAGE_TYPES, STREAM_TYPES, check_read_schema, spark_schema
-from datasource.settings import MESSAGES, NATS, ReadSettings, WriteSettings
+from datasource.settings import FOREIGN, MESSAGES, ReadSettings, WriteSettings
 from datasource.tables import StreamTableReader
 from datasource.writer import BatchWriter
 
@@ -28,7 +28,7 @@ def schema(options: Mapping[str, str]) -> StructType:
     if _is_catalogue_table(options):
         return spark_schema(MESSAGE_TYPES)
     settings = ReadSettings.parse(options)
-    if settings.layout == NATS:
+    if settings.layout in FOREIGN:
         select_streams(foreign.open_store(settings).streams(), settings.streams)
     else:
         with open_store(settings) as store:
@@ -41,7 +41,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     settings = ReadSettings.parse(options)
     extra = BY_SCHEMA_ONLY if settings.table == MESSAGES else {}
     columns = check_read_schema(schema, _types(settings), extra)
-    if settings.layout == NATS:
+    if settings.layout in FOREIGN:
         return foreign.ForeignReader(settings, columns)
     if settings.table != MESSAGES:
         return StreamTableReader(settings, columns)

@@ -51,6 +51,10 @@ class ForeignDamage:
         """Return whether messages are lost, or may be wrong or lost."""
         return self.unclear or (self.first is not None and not self.served)
 
+    def explain(self) -> str:
+        """Return describe(), and the bad record with the options there are if it is known."""
+        return f"{self.describe()}\n{self.record}" if self.record else self.describe()
+
     def describe(self) -> str:
         """Return it as a sentence that names stream, sequences, file and place."""
         if self.served:

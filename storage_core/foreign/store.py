@@ -12,6 +12,7 @@ from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.stan.directory import holds_channels
 from storage_core.foreign.stan.reading import read_slice as read_stan_slice
 from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
 from storage_core.foreign.stan.store import StanStore
@@ -88,7 +89,9 @@ def recognise_foreign(path: str | os.PathLike[str], files: Files = OS_FILES) -> 
 
     For the advice of an error: it looks into a few hundred directories at most, and never raises.
     """
-    return NATS_LAYOUT if holds_streams(path, files) else None
+    if holds_streams(path, files):
+        return NATS_LAYOUT
+    return STAN_LAYOUT if holds_channels(path, files) else None
 
 
 def read_foreign_slice(

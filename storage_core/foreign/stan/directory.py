@@ -16,7 +16,12 @@ from pathlib import Path
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.directory import DEPTH_MAX, DIRECTORY_COUNT_MAX
+from storage_core.foreign.nats.directory import (
+    DEPTH_MAX,
+    DIRECTORY_COUNT_MAX,
+    GLANCE_COUNT_MAX,
+    GLANCE_DEPTH_MAX,
+)
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
 
@@ -78,7 +83,7 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
             what = "is a file; give the directory of its channel or store" if top.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
         found = False
-        for place, names in _directories(top, files):
+        for place, names in _directories(top, files, DEPTH_MAX, DIRECTORY_COUNT_MAX):
             if _is_channel(names):
                 channels[str(place)] = _load(place, names, files)
                 roots.add(str(place.parent))
@@ -94,6 +99,17 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
             )
     listed = sorted(channels.values(), key=lambda channel: (channel.name, channel.path))
     return Found(tuple(listed), tuple(sorted(roots)))
+
+
+def holds_channels(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool:
+    """Return whether a channel is seen at or below the path without looking far."""
+    top = Path(os.path.realpath(path))
+    try:
+        if not files.is_directory(top):
+            return False
+        return any(_is_channel(names) for _, names in _directories(top, files, GLANCE_DEPTH_MAX, GLANCE_COUNT_MAX))
+    except (StorageError, OSError):
+        return False
 
 
 def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
@@ -123,19 +139,19 @@ def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
     return cluster.decode("utf-8", "backslashreplace")
 
 
-def _directories(top: Path, files: Files) -> Iterator[tuple[Path, list[str]]]:
+def _directories(top: Path, files: Files, depth_max: int, count_max: int) -> Iterator[tuple[Path, list[str]]]:
     """Yield directories with the names in them; nothing below a channel is one."""
     waiting, seen = [(top, 0)], {str(top)}
     while waiting:
         place, depth = waiting.pop()
-        if len(seen) > DIRECTORY_COUNT_MAX:
-            raise NotAStoreError(f"{top}: more than {DIRECTORY_COUNT_MAX} directories; give one nearer to the channels")
+        if len(seen) > count_max:
+            raise NotAStoreError(f"{top}: more than {count_max} directories; give one nearer to the channels")
         try:
             names = files.list_directory(place.resolve())
         except OSError as error:
             raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
         yield place, names
-        if _is_channel(names) or depth == DEPTH_MAX:
+        if _is_channel(names) or depth == depth_max:
             continue
         for name in names:
             below = place / name

@@ -195,7 +195,7 @@ class _Account:
         if self._on_damage is not None:
             self._on_damage(damage)
         elif damage.costs and not allowed:
-            raise DataLossError(f"{damage.describe()}\n{damage.record}")
+            raise DataLossError(damage.explain())
 
 
 def _hidden(window: Window, shown: np.ndarray) -> list[Stretch]:

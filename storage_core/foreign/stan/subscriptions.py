@@ -183,7 +183,9 @@ def _replayed(
             zeros += [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end]
             for one in stretches:
                 if one not in zeros:
-                    _tell(_damage(path, stream, kind, one, options), on_damage)
+                    goes_on = one.offset_bytes < end and one.cause in (Cause.END, Cause.PADDING)
+                    told = replace(one, cause=Cause.BAD) if goes_on else one
+                    _tell(_damage(path, stream, kind, told, options), on_damage)
             for row in np.flatnonzero(~records.good).tolist():
                 one = window.suspect(row, row + 1)
                 _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)

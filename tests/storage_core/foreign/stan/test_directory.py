@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage_core.errors import CorruptionError, NotAStoreError, NotFoundError
-from storage_core.foreign import open_foreign
+from storage_core.foreign import open_foreign, recognise_foreign
 from storage_core.foreign.stan.directory import find_channels, read_cluster_id
 from storage_core.foreign.stan.store import StanStore
 
@@ -25,6 +25,12 @@ def test_channels_are_found_from_every_directory_above_them(case: Callable[[str]
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "away").symlink_to(store)
     assert open_foreign(tmp_path / "linked", "stan").bounds("foo") == (1, 71)
+
+
+def test_store_is_recognised_from_its_directory_and_from_a_channel(case: Callable[[str], Any], tmp_path: Path) -> None:
+    store = case("basic").store
+    assert [recognise_foreign(place) for place in (store, store / "foo", store.parent)] == ["stan"] * 3
+    assert [recognise_foreign(place) for place in (tmp_path, tmp_path / "nowhere", store / "server.dat")] == [None] * 3
 
 
 def test_store_without_channels_is_an_empty_store(case: Callable[[str], Any], tmp_path: Path) -> None:
