@@ -16,11 +16,10 @@ from storage_core.store import identity as volume_file
 from storage_core.store import locks, log
 from storage_core.store.ensemble import translated
 from storage_core.store.environment import Environment
-from storage_core.store.identity import VolumeIdentity
+from storage_core.store.identity import STREAMS, VolumeIdentity
 from storage_core.store.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
-STREAMS = "streams"
 
 
 def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:

@@ -20,6 +20,7 @@ from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVers
 from storage_core.files import Files
 
 FILE_NAME = "jstream.volume"
+STREAMS = "streams"  # the directory of the blocks
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
 PAGE_SIZE = 4096

@@ -5,6 +5,7 @@ holder dies. The file is opened anew for each turn, so that a store deleted and 
 locked through a file that is gone. Waiting is bounded, and the error names the holder.
 """
 
+import errno
 import json
 import os
 import random
@@ -16,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage_core.errors import StoreBusyError
+from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
 
 FILE_NAME = "lock"
 BACKOFF_FIRST_S = 0.001
 BACKOFF_MAX_S = 0.05
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 _mutexes: dict[str, threading.Lock] = {}
 _opened: set[Lock] = set()  # every lock file that this process has open, acquired or not
@@ -97,8 +99,11 @@ def _acquire(
             return locks, frozenset(volume for volume, _ in busy)
         for lock in locks.values():
             _close(lock)
-        if not busy:
+        if not busy and (len(volumes) == 1 or errors[0].errno in _CLOSED):
             raise errors[0]
+        if not busy:
+            told = "; ".join(str(error) for error in errors)
+            raise NoQuorumError(f"{len(locks)} volumes can be locked, {needed} are needed: {told}")
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             where, note = busy[0]

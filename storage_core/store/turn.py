@@ -48,6 +48,7 @@ from storage_core.raft.quorum import majority
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store import decision as rules
 from storage_core.store.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.identity import STREAMS
 from storage_core.store.locks import Held
 from storage_core.store.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
 from storage_core.store.view import View, applied, replay
@@ -291,6 +292,21 @@ class Turn:
         self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
         self._metadata.leadership = leadership
         self._write(self._apply(NoOp(), leadership))
+        for one in self.writable:
+            if not decision.findings[one.volume_id].in_step:
+                self._make_directories(one)
+
+    def _make_directories(self, volume: Volume) -> None:
+        """Make the directories of streams that were added while the volume was away, so that it takes new blocks."""
+        files, root = self._env.files, volume.path / STREAMS
+        try:
+            there = set(files.list_directory(root))
+            for stream in self.state.streams.values():
+                if volume.volume_id in stream.placement and stream.incarnation.hex() not in there:
+                    files.make_directory(root / stream.incarnation.hex())
+            files.sync_directory(root)
+        except OSError as error:
+            logger.warning("%s: directories of streams: %s", volume.path, error)
 
     def _snapshot_body(self, lead: Lead, leadership: Leadership) -> SnapshotBody | None:
         if lead.snapshot_body is None:

@@ -105,22 +105,23 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
             if before is not None and not _same_place(before.path, path):
                 raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}")
             at.setdefault(volume_id, there)
-    spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
     expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
-    for voter in voters:
-        if voter.volume_id not in at:
-            place = _place(expected.get(voter.volume_id), spare)
-            at[voter.volume_id] = look(files, place, voter.volume_id, store_id)
+    lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
+    spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
+    for volume_id in lost:
+        here = next((path for path in spare if volume_id in expected and _same_place(path, expected[volume_id])), None)
+        if here is not None:
+            spare.remove(here)
+            at[volume_id] = look(files, here, volume_id, store_id)
+    taken = [one.path for one in at.values()]
+    for volume_id in lost:
+        if volume_id not in at:
+            # A given path that holds no volume stands for one that has no place of its own.
+            place = spare.pop(0) if spare else expected.get(volume_id, Path("/"))
+            at[volume_id] = look(files, place, volume_id, store_id)
+            if any(_same_place(place, path) for path in taken):
+                at[volume_id] = Volume(volume_id, place, None, FOREIGN, f"{place} is another volume of the store")
     return [at[voter.volume_id] for voter in voters]
-
-
-def _place(expected: Path | None, spare: list[Path]) -> Path:
-    """Return where a volume that was not found would be: its recorded place, or a given path that holds none."""
-    for path in spare:
-        if expected is None or _same_place(path, expected):
-            spare.remove(path)
-            return path
-    return spare.pop(0) if spare else expected or Path("/")
 
 
 def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
