@@ -160,6 +160,15 @@ class DeclareLost(msgspec.Struct, frozen=True, tag="declare_lost"):
     reason: str = ""
 
 
+class RecordHolders(msgspec.Struct, frozen=True, tag="record_holders"):
+    """A volume has these blocks of a stream, each verified there: it missed them before, or was made anew since."""
+
+    incarnation: bytes
+    volume_id: bytes
+    blocks: bytes  # ids, 16 bytes each; those that are not live any more are passed over
+    events: tuple[Event, ...] = ()
+
+
 class RecordEvents(msgspec.Struct, frozen=True, tag="record_events"):
     events: tuple[Event, ...]
 
@@ -180,6 +189,7 @@ Command = (
     | DeclareLost
     | Bury
     | ForgetTransactions
+    | RecordHolders
     | RecordEvents
 )
 

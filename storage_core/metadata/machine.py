@@ -33,6 +33,7 @@ from storage_core.metadata.commands import (
     Init,
     NoOp,
     RecordEvents,
+    RecordHolders,
     Remove,
     TakeOver,
     Voter,
@@ -158,7 +159,20 @@ def _change_volumes(state: StoreState, place: Place, time_ns: int, command: Chan
         if not kept.issuperset(stream.placement):
             _refuse(errors.RequirementError, f"stream {stream.name!r} keeps blocks on a volume that would be removed")
     changed = replace(state, voters=command.voters, volume_change=command.change)
+    instances = {one.volume_id: one.instance_id for one in state.voters}
+    for voter in command.voters:
+        if instances.get(voter.volume_id, voter.instance_id) != voter.instance_id:
+            # What another instance took proves nothing: its blocks count again as each is found whole.
+            for stream in list(changed.streams.values()):
+                if voter.volume_id in stream.placement:
+                    changed = changed.with_stream(_without_holder(stream, voter.volume_id))
     return _with_events(changed, command.events, time_ns), Done()
+
+
+def _without_holder(stream: StreamState, volume_id: bytes) -> StreamState:
+    rows = stream.blocks.rows.copy()
+    rows["holders"] &= ~(np.uint32(1) << np.uint32(stream.placement.index(volume_id)))
+    return replace(stream, blocks=Table.of(rows))
 
 
 def _voting(voters: tuple[Voter, ...]) -> set[bytes]:
@@ -230,6 +244,18 @@ def _change_placement(
     rows["holders"] = holders
     config = msgspec.structs.replace(stream.config, num_replicas=len(command.placement))
     stream = replace(stream, placement=command.placement, config=config, blocks=Table.of(rows))
+    return _with_events(state.with_stream(stream), command.events, time_ns), Done()
+
+
+def _record_holders(state: StoreState, place: Place, time_ns: int, command: RecordHolders) -> tuple[StoreState, Result]:
+    stream = _live(state, command.incarnation)
+    if command.volume_id not in stream.placement:
+        reason = f"stream {stream.name!r} keeps no blocks on volume {command.volume_id.hex()}"
+        _refuse(errors.RequirementError, reason)
+    rows = stream.blocks.rows.copy()
+    held = np.isin(rows["block_id"], np.frombuffer(command.blocks, "V16"))
+    rows["holders"][held] |= np.uint32(1) << np.uint32(stream.placement.index(command.volume_id))
+    stream = replace(stream, blocks=Table.of(rows))
     return _with_events(state.with_stream(stream), command.events, time_ns), Done()
 
 
@@ -495,6 +521,7 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     Adopt: _adopt,
     ChangeVolumes: _change_volumes,
     RecordEvents: _record_events,
+    RecordHolders: _record_holders,
     ChangePlacement: _change_placement,
     DeclareLost: _declare_lost,
     NoOp: _noop,

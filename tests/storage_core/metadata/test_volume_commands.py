@@ -22,6 +22,7 @@ from storage_core.metadata.commands import (
     Event,
     Init,
     RecordEvents,
+    RecordHolders,
     Remove,
     VolumeChange,
     Voter,
@@ -186,6 +187,31 @@ def _holders(history: History, at: int) -> set[bytes]:
     mask = int(stream.blocks.rows["holders"][at])
     assert mask < 1 << len(stream.placement)
     return {one for position, one in enumerate(stream.placement) if mask >> position & 1}
+
+
+@pytest.mark.parametrize("count", [3, 40], ids=["a few", "many"])
+def test_a_volume_holds_what_was_verified_there(three: History, count: int) -> None:
+    rows = b"".join(_row(first, 0b011) for first in range(count))
+    three.apply(Append(transaction(1), (msgspec.structs.replace(blocks(*[1] * count), rows=rows),)))
+    chosen = b"".join(bytes([first + 1]) * 16 for first in range(1, count, 2))
+    gone = b"\xff" * 16
+    assert three.apply(RecordHolders(ONE, C, chosen + gone, (Event("repaired"),))) == Done()
+    expected = [0b111 if first % 2 else 0b011 for first in range(count)]
+    assert three.stream().blocks.rows["holders"].tolist() == expected
+    assert [one.kind for one in three.state.events] == ["repaired"]
+    _, reason = refusal(three.apply(RecordHolders(ONE, D, chosen)))
+    assert "keeps no blocks on volume" in reason
+
+
+def test_a_new_instance_of_a_volume_begins_with_no_blocks(three: History) -> None:
+    """What the one before took proves nothing; a change of anything else of the volume takes nothing away."""
+    rows = b"".join(_row(first, holders) for first, holders in enumerate((0b111, 0b010, 0b101)))
+    three.apply(Append(transaction(1), (msgspec.structs.replace(blocks(1, 1, 1), rows=rows),)))
+    for same in (voter(B, retired="why"), voter(B)):
+        three.apply(ChangeVolumes((voter(A), same, voter(C))))
+        assert three.stream().blocks.rows["holders"].tolist() == [0b111, 0b010, 0b101]
+    three.apply(ChangeVolumes((voter(A), Voter(B, b"J" * 16, "B"), voter(C))))
+    assert three.stream().blocks.rows["holders"].tolist() == [0b101, 0b000, 0b101]
 
 
 @pytest.mark.parametrize(
