@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from storage_core.files import OS_FILES, Files
 from storage_core.store import identity
 
 T = TypeVar("T")
+THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one
 
 
 def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
@@ -25,10 +27,18 @@ def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
     """The same, all at once: as long as the slowest takes. The last one runs in the caller's thread."""
     if len(calls) < 2:
         return one_after_another(calls)
-    with ThreadPoolExecutor(len(calls) - 1, "jstream-volume") as pool:
-        others = [pool.submit(_outcome, call) for call in calls[:-1]]
-        last = _outcome(calls[-1])
-        return [*(one.result() for one in others), last]
+    others = [_threads().submit(_outcome, call) for call in calls[:-1]]
+    last = _outcome(calls[-1])
+    return [*(one.result() for one in others), last]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The threads of this process; a forked child makes its own."""
+    return ThreadPoolExecutor(THREAD_COUNT_MAX, "jstream-volume")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _outcome(call: Callable[[], T]) -> "T | BaseException":
