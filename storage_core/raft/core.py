@@ -242,7 +242,7 @@ class Node:
         return True
 
     def report_snapshot(self, node: NodeId, arrived: bool) -> None:
-        """Say what became of a snapshot that was sent. Without it nothing more is sent to that node."""
+        """Say what became of a snapshot that was sent. Before this, or an answer, nothing more is sent to that node."""
         if isinstance(self._role, Leader):
             self._role.on_snapshot_report(node, arrived)
 

@@ -129,6 +129,8 @@ class Leader:
         news = progress.accepted(response.index, response.verified)
         if progress.sending is not Sending.REPLICATE and self._log_goes_on_from(progress.match):
             progress.replicate()
+        elif progress.sending is Sending.SNAPSHOT and progress.match >= progress.snapshot_index:
+            progress.probe()  # it has arrived, and this node's log begins behind it by now
         if not self.try_commit() and was_paused:
             self._send_append(response.sender, empty_too=news)  # what was committed meanwhile is news, too
         if news:

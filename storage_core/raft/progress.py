@@ -7,7 +7,7 @@
     PROBE -> REPLICATE      an append was accepted
     REPLICATE -> PROBE      an append was refused, or a message is known to be lost
     PROBE -> SNAPSHOT       a snapshot was sent
-    SNAPSHOT -> PROBE       it failed
+    SNAPSHOT -> PROBE       it failed, or has arrived and the leader's log begins behind it by now
     SNAPSHOT -> REPLICATE   the follower has accepted entries that the leader's log goes on from
 
 Source: Raft paper, section 5.3; the three states are those of etcd/raft.

@@ -23,4 +23,4 @@ def test_a_scenario_goes_as_it_is_written_down(path: Path) -> None:
 
 
 def test_the_scenarios_are_there() -> None:
-    assert len(TRANSCRIPTS) >= 30, TRANSCRIPTS
+    assert len(TRANSCRIPTS) >= 39, TRANSCRIPTS
