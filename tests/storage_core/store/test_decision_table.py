@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from storage_core.errors import CorruptionError, StoreBusyError
+from storage_core.files import OS_FILES
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, Envelope, Init, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -23,6 +24,7 @@ from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.identity import VolumeIdentity
+from storage_core.store.log import VolumeLog
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]
@@ -225,6 +227,10 @@ def files_of(volume: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (volume / "meta").iterdir()}
 
 
+def log_in(volume: Path) -> VolumeLog:
+    return VolumeLog(OS_FILES, volume, IDENTITY)
+
+
 def streams(metadata: Metadata) -> set[str]:
     return {one.name for one in metadata.view(1.0).state.streams.values()}
 
@@ -232,15 +238,15 @@ def streams(metadata: Metadata) -> set[str]:
 def check_refusal(volume: Path, env: Environment = HERE) -> None:
     before = files_of(volume)
     with pytest.raises(CorruptionError):
-        Metadata(env, volume, IDENTITY).view(1.0)
-    with pytest.raises(CorruptionError), Metadata(env, volume, IDENTITY).turn(1.0):
+        Metadata.at(env, [volume]).view(1.0)
+    with pytest.raises(CorruptionError), Metadata.at(env, [volume]).turn(1.0):
         pass
     assert files_of(volume) == before, "nothing is changed"
 
 
 def check_going_on(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
-    metadata = Metadata(HERE, volume, IDENTITY)
+    metadata = Metadata.at(HERE, [volume])
     with metadata.turn(1.0) as turn:
         assert {one.name for one in turn.state.streams.values()} == expected
     assert files_of(volume) == before, "a turn without a command writes nothing"
@@ -248,14 +254,14 @@ def check_going_on(volume: Path, expected: set[str]) -> None:
 
 def check_settling(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
-    metadata = Metadata(HERE, volume, IDENTITY)
+    metadata = Metadata.at(HERE, [volume])
     with metadata.turn(1.0) as turn:
         settled = turn.view
     after = files_of(volume)
     assert after.keys() - before.keys() == {f"{3:016x}.log"}, "a new segment"
     assert all(after[name].startswith(content) for name, content in before.items()), "what was there stays"
     assert {one.name for one in settled.state.streams.values()} == expected
-    evidence = metadata.log.read()
+    evidence = log_in(volume).read()
     assert evidence.bad is None
     assert evidence.commit is not None and evidence.commit.index == evidence.tip[0] == len(expected) + 2
     terms = [vote.term for vote in evidence.votes]
@@ -316,28 +322,28 @@ def test_every_state_of_a_process_that_knows_a_view_matches_one_row(
 
 def check_knowing(volume: Path, case: Case, does: str) -> None:
     build(volume, {**{name: answers[0] for name, answers in FRESH.items()}, "record": "tip"})
-    process = Metadata(HERE, volume, IDENTITY)
+    process = Metadata.at(HERE, [volume])
     with process.turn(1.0) as turn:
         if case["led"] == "yes":
             turn.propose(command_of(LAST + 1))
-    term = process.log.read().term
-    others = Metadata(HERE, volume, IDENTITY)
+    term = log_in(volume).read().term
+    others = Metadata.at(HERE, [volume])
     if case["segment"] == "another":
-        log, evidence = others.log, others.log.read()
+        log, evidence = log_in(volume), log_in(volume).read()
         log.start_segment(evidence.tip, evidence.commit, [Vote(evidence.term + 1, b"killed candidate")])
     elif case["behind"] == "votes":
-        evidence = others.log.read()
-        others.log.append(evidence.position, [Vote(evidence.term + 1, b"killed candidate")])
+        evidence = log_in(volume).read()
+        log_in(volume).append(evidence.position, [Vote(evidence.term + 1, b"killed candidate")])
     if case["behind"] == "committed":
         with others.turn(1.0) as turn:
             turn.propose(command_of(LAST + 2))
     elif case["behind"] == "uncommitted":
-        evidence = others.log.read()
+        evidence = log_in(volume).read()
         index, tip_term, chain = evidence.tip
         payload = encode_envelope(Envelope(1, command_of(LAST + 2)))
-        others.log.append(evidence.position, [make_entry(chain, index + 1, tip_term, b"history?", payload)])
-    evidence = others.log.read()
-    newest = others.log.segment_path(evidence.position.segment)
+        log_in(volume).append(evidence.position, [make_entry(chain, index + 1, tip_term, b"history?", payload)])
+    evidence = log_in(volume).read()
+    newest = log_in(volume).segment_path(evidence.position.segment)
     if case["slots"] == "torn":
         assert evidence.commit is not None
         with newest.open("r+b") as file:
@@ -349,18 +355,18 @@ def check_knowing(volume: Path, case: Case, does: str) -> None:
     expected = {f"S{index}" for index in range(2, LAST + 1)}
     expected |= {f"S{LAST + 1}"} if case["led"] == "yes" else set()
     expected |= {f"S{LAST + 2}"} if "committed" in case["behind"] else set()
-    terms, segment_count = evidence.term, len(others.log.segments())
+    terms, segment_count = evidence.term, len(log_in(volume).segments())
 
     with process.turn(1.0) as turn:
         assert {one.name for one in turn.state.streams.values()} == expected
         turn.propose(command_of(LAST + 3))
 
-    after = process.log.read()
-    settled = len(process.log.segments()) > segment_count
+    after = log_in(volume).read()
+    settled = len(log_in(volume).segments()) > segment_count
     assert settled == ("settles" in does)
     assert after.tip[1] == (term if "goes on in its term" in does else terms + 1)
     assert after.tip[0] == len(expected) + 2 + settled
-    assert streams(Metadata(HERE, volume, IDENTITY)) == expected | {f"S{LAST + 3}"}
+    assert streams(Metadata.at(HERE, [volume])) == expected | {f"S{LAST + 3}"}
 
 
 @pytest.mark.parametrize("case", list(cases_of(HOSTS)), ids=lambda case: "-".join(case.values()))
@@ -373,7 +379,7 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
     env = HERE if case["host"] == "ours" else ELSEWHERE
     does = what_the_holder_does(HOSTS, case)
     before = files_of(volume)
-    metadata = Metadata(env, volume, IDENTITY)
+    metadata = Metadata.at(env, [volume])
     held = metadata.turn(1.0, take_over=case["host"] == "taken")
     if does == "refuses":
         with pytest.raises(CorruptionError), held:
@@ -388,8 +394,8 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
             assert len(turn.state.streams) == LAST - 1
             assert turn.state.lock_domain == env.lock_domain()
         segments = {"settles": 3, "goes on": 2}[case["found"]]
-        assert len(metadata.log.segments()) == segments
-        with pytest.raises(StoreBusyError), Metadata(ELSEWHERE if env is HERE else HERE, volume, IDENTITY).turn(1.0):
+        assert len(log_in(volume).segments()) == segments
+        with pytest.raises(StoreBusyError), Metadata.at(ELSEWHERE if env is HERE else HERE, [volume]).turn(1.0):
             pass
 
 
