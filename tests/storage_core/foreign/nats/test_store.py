@@ -106,8 +106,8 @@ def test_an_unknown_account_is_answered_with_those_that_are_there(shop: Path) ->
 
 
 def test_an_unknown_layout_and_no_path_are_refused(shop: Path) -> None:
-    assert LAYOUTS == ("nats",)
-    with pytest.raises(ValueError, match="layout 'kafka': foreign stores are nats"):
+    assert LAYOUTS == ("nats", "stan")
+    with pytest.raises(ValueError, match="layout 'kafka': foreign stores are nats, stan"):
         open_foreign(shop, "kafka")
     with pytest.raises(ValueError, match="path: at least one"):
         open_foreign([])
