@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import seen_in_store
 from harness.processes import Machine
 from harness.simulated_disk import NOTHING_KEPT, SimulatedDirectory, SimulatedDisk
+from harness.whole.beyond import Beyond
 from harness.whole.expectation import Violation
 
 from storage_core.errors import StorageError
@@ -39,6 +40,7 @@ class Invariants:
         self._newest: tuple[int, StoreState] = (0, StoreState())
         self._seen: dict[str, int] = {}  # by process: the index that it last showed
         self.probe_count = 0
+        self.beyond = Beyond(world)
 
     # --- after each step
 
@@ -202,6 +204,7 @@ class Invariants:
         """Everything acked is read from the good volumes alone; then, after a repair, from every quorum of volumes."""
         world = self._world
         self.probe()
+        self.beyond.check()
         if world.plan.volume_count == 1:
             return
         world.volumes.mend()

@@ -143,7 +143,8 @@ class Operations:
     def _stage(self) -> Operation | None:
         """Write blocks; what becomes of them is decided later, by whichever process."""
         names = self._streams()
-        if not names or len(self.pending) >= PENDING_MAX:
+        undecided = len(self._world.expectation.models) > 1  # also whether this is the stream that is meant
+        if not names or undecided or len(self.pending) >= PENDING_MAX:
             return None
         chosen = self._random.sample(names, self._random.randint(1, min(2, len(names))))
         rows = {name: self._rows(name) for name in chosen}

@@ -44,6 +44,9 @@ class Volumes:
         self._random.shuffle(named)
         return named
 
+    def is_foreign(self, path: Path) -> bool:
+        return any(self.paths[one] == path for one in self._strangers)
+
     # --- calls
 
     def position_of(self, path: Path) -> int | None:
@@ -225,9 +228,11 @@ class Volumes:
     # --- black-outs: more volumes than are tolerated cannot be reached, and nothing is lost
 
     def black_out(self) -> None:
-        good = self.good
-        count = self.tolerated + 1 - len(self.bad)
-        for position in self._random.sample(good, min(len(good), max(1, count))):
+        everyone = range(len(self.paths))
+        reachable = [one for one in everyone if one not in self.outages and one not in self._away]
+        good = [one for one in reachable if one not in self.bad]
+        count = min(len(good), len(reachable) - self.tolerated)
+        for position in self._random.sample(good, count):
             self.outages[position] = errno.ENODEV
             self.blacked_out.add(position)
 
