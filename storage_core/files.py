@@ -111,6 +111,13 @@ class Files(Protocol):
 
     def is_directory(self, path: Path) -> bool: ...
 
+    def drop_cache(self, path: Path) -> None:
+        """Ask the machine to forget what it caches of a file, so that the next read is one of the disk.
+
+        What was written and not synced stays cached. Does nothing where the operating system cannot be asked.
+        """
+        ...
+
     def lock(self, path: Path) -> Lock:
         """Return an exclusive lock, not yet acquired, on a file that is created if it is missing."""
         ...
@@ -262,6 +269,15 @@ class OsFiles:
 
     def is_directory(self, path: Path) -> bool:
         return path.is_dir()
+
+    def drop_cache(self, path: Path) -> None:
+        if not hasattr(os, "posix_fadvise"):
+            return
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
     def lock(self, path: Path) -> OsLock:
         return OsLock(path)

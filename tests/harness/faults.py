@@ -140,6 +140,9 @@ class FaultyFiles:
         self.admit("is_directory", path)
         return self.inner.is_directory(path)
 
+    def drop_cache(self, path: Path) -> None:
+        self.inner.drop_cache(path)
+
     def lock(self, path: Path) -> "FaultyLock":
         self.admit("lock", path)
         return FaultyLock(self, path, self.inner.lock(path))

@@ -375,6 +375,10 @@ class SimulatedFiles:
         except OSError:
             return False
 
+    def drop_cache(self, path: Path) -> None:
+        self.check_alive()
+        self.disk.inode(path).evict()
+
     def lock(self, path: Path) -> SimulatedLock:
         directory = self._directory(path.parent)
         if path.name not in directory.names:
