@@ -41,7 +41,7 @@ class CopyPlace:
 
     volume_id: bytes
     volume: str  # absolute path; the same on every executor
-    expected: bool  # the manifest says that it took the block, and the volume counts: a copy that is not there is lost
+    expected: bool  # the manifest says that it took the block: a copy that is not there is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +176,22 @@ def _copies(
     state: StoreState, stream: StreamState, rows: np.ndarray, volumes: Sequence[Volume]
 ) -> list[tuple[CopyPlace, ...]]:
     """Return for each row where its block may lie; rows with the same volumes in the same order share one tuple."""
-    readable = placement.read_directories(state, stream, volumes)
+    readable = [(volume_id, str(path)) for volume_id, path in placement.read_directories(state, stream, volumes)]
+    # Volumes that are not there come last, for the error to name: to be met they need not be tried block by block.
+    missing = [(one.volume_id, str(one.path)) for one in volumes if one.volume_id not in dict(readable)]
+    counted = {one.volume_id for one in volumes if placement.is_recorded(state, one)}
     count = max(1, len(stream.placement))
     turns = rows["block_id"].copy().view("u1").reshape(-1, rows["block_id"].itemsize)[:, -1] % count
     keys = rows["holders"].astype(np.int64) * count + turns
-    counted = {one.volume_id for one in volumes if placement.is_recorded(state, one)}
     made = {}
     for key in np.unique(keys).tolist():
-        held = counted.intersection(placement.holders(stream, key // count))
-        places = [CopyPlace(volume_id, str(path), volume_id in held) for volume_id, path in readable]
-        first = [one for one in places if one.expected]
+        held = placement.holders(stream, key // count)
+        places = [CopyPlace(*one, one[0] in held) for one in readable]
+        first = [one for one in places if one.expected and one.volume_id in counted]
+        rest = [one for one in places if one not in first]
         at = key % count % len(first) if first else 0
-        made[key] = (*first[at:], *first[:at], *(one for one in places if not one.expected))
+        last = [CopyPlace(*one, True) for one in missing if one[0] in held]
+        made[key] = (*first[at:], *first[:at], *rest, *last)
     return [made[key] for key in keys.tolist()]
 
 

@@ -132,6 +132,8 @@ class _Reading:
             is_new = at == len(self._opened)
             copy = self._copy(at)
             if isinstance(copy, _Copy):
+                for finding in passed:
+                    self._leave_report(finding, self._one.first, self._one.end)
                 whole = yield from self._rows_of(copy, at, first, end, before)
                 break
             before = (*before, copy)
@@ -195,10 +197,7 @@ class _Reading:
     def _copy(self, at: int) -> "_Copy | _Finding":
         """Return a copy, open, or what keeps it from being opened."""
         if at == len(self._opened):
-            found = _open(self._one, self._one.copies[at], self._env)
-            self._opened.append(found)
-            if isinstance(found, _Finding) and found.is_bad:
-                self._leave_report(found, self._one.first, self._one.end)
+            self._opened.append(_open(self._one, self._one.copies[at], self._env))
         return self._opened[at]
 
     # --- telling
@@ -213,36 +212,31 @@ class _Reading:
         newer = next((one.error for one in findings if isinstance(one.error, UnsupportedVersionError)), None)
         if newer is not None:
             raise newer
-        findings = findings or (_nowhere(self._one),)
-        damage = self._damage(findings[0], first, end, served=False)
+        bad = [one for one in findings if one.is_bad] or [*findings, _nowhere(self._one)]
+        damage = self._damage(bad[0], first, end, served=False)
         if any(isinstance(one.error, FileNotFoundError) for one in findings):
             if self._why_missing is None:
                 self._why_missing = _why_missing(self._one, self._env)
-            if isinstance(findings[0].error, FileNotFoundError):
+            if isinstance(bad[0].error, FileNotFoundError):
                 damage = replace(damage, reason=damage.reason + self._why_missing)
-        others = [str(one) for one in findings[1:] if one.is_bad]
-        if others:
+        for finding in bad:  # not before it is clear that the plan is not too old
+            self._leave_report(finding, first, end)
+        others = [str(one) for one in bad[1:] if one.is_bad]
+        if others and bad[0].is_bad:
             damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
         if self._report is not None:
             self._report(damage)
         if self._options.on_loss != "skip":
-            raise DataLossError(f"{damage}; {REMEDY}") from findings[0].error
+            raise DataLossError(f"{damage}; {REMEDY}") from bad[0].error
 
     def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
         return ReadDamage(self._one.stream, str(finding.path), finding.offset_bytes, first, end, finding.reason, served)
 
     def _leave_report(self, finding: _Finding, first: int, end: int) -> None:
-        """Leave word of a bad copy on another volume, once a slice and copy: one is enough to have it repaired."""
-        one, volume_id = self._one, finding.copy.volume_id
-        if volume_id in self._left_reports:
-            return
-        self._left_reports.add(volume_id)
-        volumes = [Path(other.volume) for other in one.copies if other.volume_id != volume_id]
-        made = reports.Report(
-            one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason,
-            self._env.now_ns(),
-        )  # fmt: skip
-        reports.leave(self._env, volumes, made)
+        """Leave word of a bad copy, once a slice and copy: one report is enough to have it repaired."""
+        if finding.is_bad and finding.copy.volume_id not in self._left_reports:
+            self._left_reports.add(finding.copy.volume_id)
+            _leave_report(self._one, finding, first, end, self._env)
 
 
 class _Copy:
@@ -294,10 +288,21 @@ def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Findin
         raise
 
 
+def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
+    """Leave word of a bad copy on another volume."""
+    volume_id = finding.copy.volume_id
+    volumes = [Path(other.volume) for other in one.copies if other.volume_id != volume_id]
+    if volumes:
+        made = reports.Report(
+            one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason, env.now_ns()
+        )
+        reports.leave(env, volumes, made)
+
+
 def _nowhere(one: BlockSlice) -> _Finding:
     """Return what is wrong where no volume of the stream could be seen when the read was planned."""
     nobody = CopyPlace(b"", "", False)
-    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, True)
+    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, False)
 
 
 def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
@@ -312,12 +317,17 @@ def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Enviro
             findings.append(opened)
             continue
         try:
-            return question(opened.reader)
+            answer = question(opened.reader)
         except (StorageError, OSError) as error:
             findings.append(_Finding(copy, opened.path, *place_and_reason(error), error, True))
+            continue
         finally:
             opened.file.close()
-    first, *others = findings or [_nowhere(one)]
+        for finding in findings:
+            if finding.is_bad:
+                _leave_report(one, finding, one.first, one.end, env)
+        return answer
+    first, *others = [one for one in findings if one.is_bad] or [*findings, _nowhere(one)]
     also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad)
     damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
     raise DataLossError(str(damage)) from first.error

@@ -410,6 +410,19 @@ def test_an_old_plan_is_stale_and_any_volume_that_is_left_says_so(store: Store, 
     for options in (SKIP, replace(SKIP, on_loss="raise")):
         with pytest.raises(StalePlanError, match="sequences 1 to 10 were removed"):
             sequences(plan.slices, options)
+    left = [one.path for one in store.volumes() if one.identity is not None]
+    assert all(reports.read_all(REAL, path) == [] for path in left), "nothing is damaged"
+
+
+def test_messages_whose_only_volume_is_away_are_lost_there_and_back_with_it(store: Store) -> None:
+    stream = store.add_stream({"name": "T", "num_replicas": 1})
+    stream.append(pa.record_batch({"data": [b"x"] * 5}))
+    home = next(one.path for one in store.volumes() if one.volume_id in stream.state().placement)
+    home.rename(home.with_name("away"))
+    with pytest.raises(DataLossError, match=f"sequences 1 to 5 cannot be read: the file is missing .{home}/"):
+        stream.read().read_all()
+    home.with_name("away").rename(home)
+    assert stream.read().read_all().num_rows == 5
 
 
 def test_a_block_that_is_gone_from_every_volume_but_should_not_be_is_lost(store: Store) -> None:
