@@ -36,7 +36,6 @@ from storage_core.raft.messages import (
     HeartbeatResponse,
     Message,
     Position,
-    TermNotice,
     VoteRequest,
     VoteResponse,
 )
@@ -88,9 +87,9 @@ class Node:
         if isinstance(message, VoteRequest) and self._is_content() and not message.forced:
             return
         if message.term < state.term:
-            self._answer_older_term(message)
+            election.answer_older_term(state, message)
             return
-        if message.term > state.term and not _is_of_next_term_only(message):
+        if message.term > state.term and not election.is_of_next_term(message):
             self._follow(message.term, None)
         self._take(message)
         self._step_down_if_removed()
@@ -98,14 +97,6 @@ class Node:
     def _is_content(self) -> bool:
         """Return whether a leader was heard of lately, so that nobody else needs to be listened to."""
         return self._state.leader is not None and self._silence < self._state.settings.election_ticks
-
-    def _answer_older_term(self, message: Message) -> None:
-        state = self._state
-        if isinstance(message, FromLeader):
-            state.after_persist.append(TermNotice(state.id, message.sender, state.term))
-        elif isinstance(message, VoteRequest):
-            response = VoteResponse(state.id, message.sender, state.term, False, message.pre)
-            state.after_persist.append(response)
 
     def _take(self, message: Message) -> None:
         """Take a message of this term, or one of a pre-vote for the next."""
@@ -351,22 +342,8 @@ class Node:
         return self._state.log.position(index)
 
     def status(self) -> Status:
-        state, role = self._state, self._role
-        return Status(
-            id=state.id,
-            role=self.role,
-            term=state.term,
-            vote=state.vote,
-            leader=state.leader,
-            membership=state.membership,
-            last=state.log.last,
-            stable_index=state.log.stable_index,
-            commit=state.log.commit,
-            applied=state.log.applied,
-            verified=state.verified,
-            failure=state.failure,
-            progress=dict(role.progress) if isinstance(role, Leader) else {},
-        )
+        progress = self._role.progress if isinstance(self._role, Leader) else {}
+        return Status.of(self._state, self.role, progress)
 
     # --- from role to role
 
@@ -418,10 +395,3 @@ class Node:
         jitter = self._host.jitter(election_ticks)
         assert 0 <= jitter < election_ticks, jitter
         return election_ticks + jitter
-
-
-def _is_of_next_term_only(message: Message) -> bool:
-    """Return whether a message speaks of a term that its sender has not entered."""
-    if isinstance(message, VoteResponse):
-        return message.pre and message.granted
-    return isinstance(message, VoteRequest) and message.pre

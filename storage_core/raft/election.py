@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from storage_core.errors import CorruptionError
 from storage_core.raft import quorum
 from storage_core.raft.membership import NodeId
-from storage_core.raft.messages import Position, VoteRequest, VoteResponse
+from storage_core.raft.messages import FromLeader, Message, Position, TermNotice, VoteRequest, VoteResponse
 from storage_core.raft.quorum import VoteResult
 from storage_core.raft.state import NodeState
 
@@ -42,6 +42,22 @@ class Campaign:
         """Note a vote, of which the first one of each voter counts, and return how the campaign stands."""
         self.votes.setdefault(voter, granted)
         return quorum.count_votes(self._state.membership.voters, self.votes)
+
+
+def is_of_next_term(message: Message) -> bool:
+    """Return whether a message speaks of a term that its sender has not entered: a campaign's first round."""
+    if isinstance(message, VoteResponse):
+        return message.pre and message.granted
+    return isinstance(message, VoteRequest) and message.pre
+
+
+def answer_older_term(state: NodeState, message: Message) -> None:
+    """Tell who leads or campaigns in an older term that there is a newer one; nobody else needs to know."""
+    if isinstance(message, FromLeader):
+        state.after_persist.append(TermNotice(state.id, message.sender, state.term))
+    elif isinstance(message, VoteRequest):
+        response = VoteResponse(state.id, message.sender, state.term, False, message.pre)
+        state.after_persist.append(response)
 
 
 def is_as_good(last: Position, own_last: Position) -> bool:

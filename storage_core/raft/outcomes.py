@@ -1,5 +1,6 @@
 """What a node answers, and what it says is to be done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,6 +9,7 @@ from storage_core.raft.membership import Membership, NodeId
 from storage_core.raft.messages import HardState, Message, Position, Snapshot
 from storage_core.raft.progress import Progress
 from storage_core.raft.reads import ReadResult
+from storage_core.raft.state import NodeState
 
 
 class Role(Enum):
@@ -70,3 +72,21 @@ class Status:
     verified: bool
     failure: str | None
     progress: dict[NodeId, Progress]  # as leader, of all other members; live objects, not to be changed
+
+    @classmethod
+    def of(cls, state: NodeState, role: Role, progress: Mapping[NodeId, Progress]) -> "Status":
+        return cls(
+            id=state.id,
+            role=role,
+            term=state.term,
+            vote=state.vote,
+            leader=state.leader,
+            membership=state.membership,
+            last=state.log.last,
+            stable_index=state.log.stable_index,
+            commit=state.log.commit,
+            applied=state.log.applied,
+            verified=state.verified,
+            failure=state.failure,
+            progress=dict(progress),
+        )
