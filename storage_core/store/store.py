@@ -23,12 +23,15 @@ from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import REAL, Environment
+from storage_core.store.groups import CommitGroups
 from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
+from storage_core.store.replicas import Survey
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Turn
 from storage_core.store.upkeep import Upkeep
+from storage_core.store.view import View
 from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class Store:
         self.metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._upkeep = Upkeep(env)
         self._window = MsgIdWindow()
+        self._commits = CommitGroups(self.turn)
         self.read_only = read_only
 
     @classmethod
@@ -104,11 +108,15 @@ class Store:
 
     def state(self) -> StoreState:
         """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
-        return self.metadata.view(self._lock_timeout_s).state
+        return self.view().state
+
+    def view(self) -> View:
+        """Return the newest committed state, and where in the metadata log it stands."""
+        return self.metadata.view(self._lock_timeout_s)
 
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
-        return self.metadata.view(self._lock_timeout_s).index
+        return self.view().index
 
     def close(self) -> None:
         """Let go of everything; nothing is held between calls, so this only ends the object's use."""
@@ -125,7 +133,7 @@ class Store:
         return f"Store({', '.join(self.paths)})"
 
     def _repr_html_(self) -> str:
-        return describe.store_html(self.info())
+        return describe.store_html(self.info(), self.cluster_info())
 
     # --- streams
 
@@ -216,8 +224,9 @@ class Store:
         RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
         OutcomeUnknownError if the disks failed in between.
         """
-        with self.turn() as turn:
-            return appends.commit(turn, transaction, staged, writer, overwrite, self._window, self._env)
+        return self._commits.run(
+            lambda turn: appends.commit(turn, transaction, staged, writer, overwrite, self._window, self._env)
+        )
 
     def abort(self, transaction: Transaction) -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
@@ -228,7 +237,7 @@ class Store:
 
     def plan(self, request: ReadRequest) -> ReadPlan:
         """Return what a read has to fetch, from metadata alone. Takes no lock."""
-        view = self.metadata.view(self._lock_timeout_s)
+        view = self.view()
         volumes = self.volumes()
         slices, ranges = [], []
         for name in request.streams:
@@ -247,6 +256,27 @@ class Store:
     def info(self) -> dict[str, Any]:
         """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
         return describe.store_info(self.state(), self.volumes())
+
+    def cluster_info(self) -> dict[str, Any]:
+        """Return what each volume is like: its metadata, and all copies of streams on it taken together."""
+        return describe.cluster_info(Survey(self))
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return every stream with its replicas, as `Stream.info` has it, from metadata and one look at the volumes."""
+        return describe.stream_report(self)
+
+    def events(
+        self, limit: int | None = None, stream: str | None = None, kind: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return what happened to the store, oldest first: the newest `limit`, of one stream or one kind if named.
+
+        Raises NotFoundError for a stream that there is not and that no event is about, ValueError for such a kind.
+        """
+        state = self.state()
+        found = describe.events(state, limit, stream, kind)
+        if stream is not None and not any(one.stream == stream for one in state.events):
+            self.stream_state(stream, state)
+        return found
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None

@@ -16,7 +16,8 @@ What a turn finds, and what it does (docs/locks-and-stability.md has the table w
 import errno
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,10 @@ class Turn:
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this turn
+        self._grouping = False
+        self._staged: list[Entry] = []  # made, and not written yet
         self.view: View
+        self._written: View  # before the first of them
 
     # --- what there is
 
@@ -328,10 +332,31 @@ class Turn:
             return change.result
         if self._metadata.leadership is None:
             self._campaign(leadership)
-        self._write(change)
-        self._wrote = True
-        self._retire()
+        self._stage(change)
+        if not self._grouping:
+            self._flush()
+            self._wrote = True
+            self._retire()
         return change.result
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Write the commands that are proposed within as one: one round of fsyncs for all of them.
+
+        Their results hold when this ends. If it raises, none of them was acked.
+        """
+        self._grouping, before = True, self.view
+        try:
+            yield
+        except BaseException:
+            self._staged, self.view = [], before
+            raise
+        finally:
+            self._grouping = False
+        if self._staged:
+            self._flush()
+            self._wrote = True
+            self._retire()
 
     def check(self, command: Command) -> machine.Result:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
@@ -361,20 +386,34 @@ class Turn:
         self._metadata.leadership = leadership
 
     def _write(self, change: _Applied) -> None:
-        """Append one entry to every member, fsync it, and move the commit records."""
+        self._stage(change)
+        self._flush()
+
+    def _stage(self, change: _Applied) -> None:
+        """Make a command the next entry, and the state that after it; nothing is written yet."""
         leadership, before = self._metadata.leadership, self.view
         assert leadership is not None
         payload = encode_envelope(change.envelope)
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
-        at = before.positions
-        positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], [entry]), "entry")
+        if not self._staged:
+            self._written = before
+        self._staged.append(entry)
+        self.view = replace(before, state=change.state, index=entry.index, term=entry.term, chain=entry.chain)
+
+    def _flush(self) -> None:
+        """Append the staged entries to every member, fsync them, and move the commit records."""
+        entries, before = self._staged, self._written
+        self._staged = []
+        at, last = before.positions, entries[-1]
+        try:
+            positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], entries), "entry")
+        except BaseException:
+            self.view = before
+            raise
         generation = before.commit.generation + 1 if before.commit is not None else 1
-        commit = CommitRecord(generation, entry.term, entry.index, entry.chain)
-        durable = {**before.durable, **dict.fromkeys(positions, entry.index)}
-        self.view = View(
-            change.state, entry.index, entry.term, entry.chain, commit, positions, before.term_seen,
-            before.snapshot_index, durable,
-        )  # fmt: skip
+        commit = CommitRecord(generation, last.term, last.index, last.chain)
+        durable = {**before.durable, **dict.fromkeys(positions, last.index)}
+        self.view = replace(self.view, commit=commit, positions=positions, durable=durable)
         moved = [self._write_commit_record(one, commit) for one in positions]
         if not all(moved):
             self._metadata.forget()
