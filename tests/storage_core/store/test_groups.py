@@ -65,6 +65,12 @@ def test_commits_that_wait_together_share_a_round(paths: list[Path]) -> None:
     assert table.column("data").to_pylist() == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def commit_all(store: Store, waiting: list[tuple[Transaction, list[StagedBlock]]]) -> None:
+    with store.turn() as turn, turn.group():
+        for transaction, blocks in waiting:
+            commit_in(turn, store, transaction, blocks)
+
+
 def commit_in(turn: object, store: Store, transaction: Transaction, blocks: list[StagedBlock]) -> None:
     from storage_core.store import appends
 
@@ -112,10 +118,8 @@ def test_no_commit_of_a_group_is_acked_if_its_round_fails(tmp_path: Path) -> Non
     store = Store.create(paths, env=env)
     store.add_stream({"name": "S"})
     waiting = [staged(store, b"%d" % number) for number in range(3)]
-    with pytest.raises(OutcomeUnknownError), store.turn() as turn:
-        failing = True
-        with turn.group():
-            for transaction, blocks in waiting:
-                commit_in(turn, store, transaction, blocks)
+    failing = True
+    with pytest.raises(OutcomeUnknownError):
+        commit_all(store, waiting)
     failing = False
     assert Store.open(paths).stream("S").last_sequence in (0, 3), "all of the round, or nothing of it"
