@@ -1,24 +1,35 @@
 """What a store and its streams look like to people and scripts: JSON with the keys of the NATS JetStream API."""
 
+import difflib
 import html
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.index import VolumeIndex
+from storage_core.raft.quorum import majority
+from storage_core.store.replicas import Replica, Survey, worst
 from storage_core.store.volumes import Volume
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
+EVENT_KINDS = (
+    "retired", "reinstated", "rejoined", "rolled_back", "foreign", "blank", "damaged", "repaired", "drift", "lost",
+    "volume_added", "volume_removed", "volume_replaced", "adopted", "restored", "scrub", "took_over",
+)  # fmt: skip
 
 
 def rfc3339(time_ns: int) -> str:
     """Return the time in UTC with nanoseconds, for example 2026-01-31T23:59:59.000000001Z."""
     seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"
+
+
+# --- the store and its volumes
 
 
 def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
@@ -46,9 +57,90 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
     }
 
 
-def stream_info(store: "Store", stream: StreamState) -> dict[str, Any]:
-    """Return the shape of `stream info --json`."""
+def cluster_info(survey: Survey) -> dict[str, Any]:
+    """Return the shape of `cluster info --json`: each volume with its metadata and all copies on it taken together."""
+    view = survey.view
+    copies: dict[bytes, list[tuple[str, Replica]]] = {}
+    for stream in view.state.streams.values():
+        for replica in survey.replicas(stream):
+            copies.setdefault(replica.volume_id, []).append((stream.name, replica))
+    voting = [one.volume_id for one in view.state.voters if not one.learner]
+    return {
+        "name": view.state.store_id.hex(),
+        "leader": survey.leader(voting).hex(),
+        "term": view.term,
+        "index": view.index,
+        "generation": view.commit.generation if view.commit is not None else None,
+        "voters": len(voting),
+        "quorum": majority(len(voting)),
+        "volumes": [_volume(survey, one, copies.get(one.volume_id, [])) for one in survey.volumes],
+        "change": _change(view.state),
+    }
+
+
+def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]]) -> dict[str, Any]:
+    standing, voter = survey.standing(volume.volume_id), survey.view.state.voter(volume.volume_id)
+    state = worst([standing.state, *(replica.state for _, replica in copies)])
+    reason = standing.reason or "; ".join(f"stream {name}: {one.reason}" for name, one in copies if one.reason)
+    scrubbed_ns = min((one.last_scrub_ns for _, one in copies if one.block_count), default=0)
+    return {
+        "name": volume.name,
+        "instance": volume.identity.instance_id.hex() if volume.identity is not None else None,
+        "path": str(volume.path),
+        "state": state,
+        "reason": reason or None,
+        "current": state == "current",
+        "lag": survey.lag(volume.volume_id),
+        "applied": standing.index,
+        "voter": voter is not None and not voter.learner,
+        "learner": voter is not None and voter.learner,
+        "retired": voter is not None and bool(voter.retired),
+        "blocks": sum(one.block_count for _, one in copies),
+        "bytes": sum(one.size for _, one in copies),
+        "damaged_blocks": sum(one.damaged_blocks for _, one in copies),
+        "last_scrub": rfc3339(scrubbed_ns) if scrubbed_ns else None,
+    }
+
+
+def _change(state: StoreState) -> dict[str, Any] | None:
+    change = state.volume_change
+    if change is None:
+        return None
+    return {
+        "kind": change.kind,
+        "added": [one.hex() for one in change.added],
+        "removed": [one.hex() for one in change.removed],
+        "started": rfc3339(change.started_ns),
+    }
+
+
+# --- streams
+
+
+def stream_info(store: "Store", stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
+    """Return the shape of `stream info --json`. Reads two messages for their times."""
+    first, last = stream.first_sequence, _last_shown(stream)
+    times = (_time_of(store, stream, first), _time_of(store, stream, last))
+    return {**stream_summary(stream, times), "cluster": _cluster(survey or Survey(store), stream)}
+
+
+def stream_report(store: "Store") -> list[dict[str, Any]]:
+    """Return all streams, by name, in the shape of `stream info --json`.
+
+    Made from metadata and one look at the volumes: `first_ts` and `last_ts` are the bounds of the first and the last
+    block.
+    """
+    survey = Survey(store)
+    return [{**stream_summary(one), "cluster": _cluster(survey, one)} for one in by_name(survey.view.state)]
+
+
+def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return `stream info --json` without its cluster, from metadata alone.
+
+    `times`: of the first and last message; by default the bounds of the first and the last block stand for them.
+    """
     first, last = stream.first_sequence, stream.next_sequence - 1
+    first_ts, last_ts = times or _block_times(stream)
     return {
         "config": stream.config.to_json(),
         "created": rfc3339(stream.created_ns),
@@ -56,16 +148,26 @@ def stream_info(store: "Store", stream: StreamState) -> dict[str, Any]:
             "messages": stream.message_count,
             "bytes": stream.data_size,
             "first_seq": first if last else 0,
-            "first_ts": _time_of(store, stream, first),
+            "first_ts": first_ts,
             "last_seq": last,
-            "last_ts": _time_of(store, stream, _last_shown(stream)),
+            "last_ts": last_ts,
             "num_deleted": max(0, last + 1 - first - stream.message_count) if last else 0,
             "consumer_count": 0,
             "incarnation": stream.incarnation.hex(),
             "lost_ranges": [list(one) for one in stream.lost.ranges()],
         },
-        "cluster": _replicas(store, stream),
     }
+
+
+def by_name(state: StoreState) -> list[StreamState]:
+    return sorted(state.streams.values(), key=lambda one: one.name)
+
+
+def _block_times(stream: StreamState) -> tuple[str, str]:
+    rows = stream.blocks.rows
+    if not stream.message_count or not len(rows):
+        return ZERO_TIME, ZERO_TIME
+    return rfc3339(int(rows["time_min_ns"][0])), rfc3339(int(rows["time_max_ns"][-1]))
 
 
 def _last_shown(stream: StreamState) -> int:
@@ -76,7 +178,6 @@ def _last_shown(stream: StreamState) -> int:
 
 
 def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
-    from storage_core.errors import StorageError
     from storage_core.store import contents
 
     if not stream.floor <= sequence < stream.next_sequence or not stream.message_count:
@@ -88,38 +189,63 @@ def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
     return rfc3339(found.timestamp_ns) if found is not None else ZERO_TIME
 
 
-def _replicas(store: "Store", stream: StreamState) -> dict[str, Any]:
-    """Return the volumes of the placement with what their files say: names and sizes, and the last verification."""
-    replicas = [_replica(store, stream, one) for one in store.volumes() if one.volume_id in stream.placement]
-    return {"leader": replicas[0]["name"], "replicas": replicas}
-
-
-def _replica(store: "Store", stream: StreamState, volume: Volume) -> dict[str, Any]:
-    held = VolumeIndex(store.environment.files, volume.path).stream(stream.incarnation).blocks
-    rows = stream.blocks.rows
-    bad = [row for row in rows if not _looks_whole(held.get(bytes(row["block_id"])), int(row["file_size"]))]
-    missing = sum(1 for row in bad if bytes(row["block_id"]) not in held)
-    state = "current" if not bad else "missing" if missing == len(rows) else "damaged"
-    oldest_ns = min((abs(held.get(bytes(row["block_id"]), (0, 0))[1]) for row in rows), default=0)
+def _cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
+    """Return the volumes of the placement, the leader too."""
     return {
-        "name": volume.name,
-        "current": not bad,
-        "lag": 0,
-        "state": state,
-        "damaged_blocks": len(bad),
-        "last_scrub": rfc3339(oldest_ns) if oldest_ns else None,
-        "path": str(volume.path),
+        "leader": survey.leader(stream.placement).hex(),
+        "replicas": [
+            {
+                "name": one.name,
+                "current": one.current,
+                "lag": one.lag,
+                "state": one.state,
+                "reason": one.reason or None,
+                "damaged_blocks": one.damaged_blocks,
+                "missing_blocks": one.missing_blocks,
+                "last_scrub": rfc3339(one.last_scrub_ns) if one.last_scrub_ns else None,
+                "path": str(one.path),
+                "digest": one.digest,
+                "applied": one.applied,
+            }
+            for one in survey.replicas(stream)
+        ],
     }
 
 
-def _looks_whole(held: tuple[int, int] | None, file_size: int) -> bool:
-    """Return whether the volume has the block in its full size, and the last verification found nothing wrong."""
-    return held is not None and held[0] == file_size and held[1] >= 0
+# --- events
+
+
+def events(
+    state: StoreState, limit: int | None = None, stream: str | None = None, kind: str | None = None
+) -> list[dict[str, Any]]:
+    """Return what happened, oldest first: the newest `limit` events of this stream and kind, None for all.
+
+    Raises ValueError for a kind that there is not, and for a limit below 0.
+    """
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit: {limit} is no number of events")
+    if kind is not None:
+        kinds = {*EVENT_KINDS, *(one.kind for one in state.events)}
+        if kind not in kinds:
+            near = difflib.get_close_matches(kind, kinds, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(kinds))}"
+            raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
+    chosen = [one for one in state.events if stream in (None, one.stream) and kind in (None, one.kind)]
+    return [_event(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]
+
+
+def _event(event: Event) -> dict[str, Any]:
+    names = ("kind", "stream", "consumer", "volume", "before", "after", "reason")
+    return {"time": rfc3339(event.time_ns), **{name: getattr(event, name) or None for name in names}}
+
+
+# --- notebooks
 
 
 def stream_html(info: dict[str, Any]) -> str:
     """Return a stream as a small table for notebooks."""
     state, config = info["state"], info["config"]
+    replicas = [f"{one['path']}: {_condition(one)}" for one in info["cluster"]["replicas"]]
     return _table(
         f"Stream {config['name']}",
         [
@@ -127,17 +253,17 @@ def stream_html(info: dict[str, Any]) -> str:
             ("Messages", f"{state['messages']:,}"),
             ("Bytes", f"{state['bytes']:,}"),
             ("Sequences", f"{state['first_seq']:,} to {state['last_seq']:,}"),
-            ("Replicas", ", ".join(one["state"] for one in info["cluster"]["replicas"])),
+            ("Replicas", replicas),
         ],
     )
 
 
-def store_html(info: dict[str, Any]) -> str:
-    """Return a store as a small table for notebooks."""
+def store_html(info: dict[str, Any], cluster: dict[str, Any]) -> str:
+    """Return a store as a small table for notebooks, out of what `store info` and `cluster info` say."""
     return _table(
         "Store",
         [
-            ("Volumes", ", ".join(one["path"] for one in info["volumes"])),
+            ("Volumes", [f"{one['path']}: {_condition(one)}" for one in cluster["volumes"]]),
             ("Streams", f"{info['streams']:,}"),
             ("Messages", f"{info['messages']:,}"),
             ("Bytes", f"{info['bytes']:,}"),
@@ -145,6 +271,15 @@ def store_html(info: dict[str, Any]) -> str:
     )
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in rows)
+def _condition(one: dict[str, Any]) -> str:
+    """Return a volume's or replica's state, with the reason if there is one."""
+    return f"{one['state']} ({one['reason']})" if one["reason"] else str(one["state"])
+
+
+def _table(title: str, rows: Sequence[tuple[str, str | Iterable[str]]]) -> str:
+    body = "".join(f"<tr><th>{html.escape(key)}</th><td>{_lines(value)}</td></tr>" for key, value in rows)
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+
+
+def _lines(value: str | Iterable[str]) -> str:
+    return "<br>".join(html.escape(one) for one in ([value] if isinstance(value, str) else value))
