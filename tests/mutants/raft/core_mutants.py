@@ -1,7 +1,7 @@
 """Known mistakes of Raft implementations, each put into the core for the time of a `with` block.
 
-The simulation must find every one of them by its invariants alone: if it does not, it would not find the same mistake
-made by accident. Where an implementation known to the public had the mistake, the line says so.
+The simulation must find every one of them by its invariants alone, or because a healed group does not agree: if it
+does not, it would not find the same mistake made by accident. Where an implementation known to the public had the mistake, the line says so.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,6 +230,32 @@ def applies_what_is_not_committed() -> list[Replacement]:
     return [(RaftLog, "to_apply", to_apply)]
 
 
+def never_sends_again_what_was_lost() -> list[Replacement]:
+    """No invariant is broken, but a group that is healed does not agree."""
+
+    def heard(self: Leader, response: HeartbeatResponse) -> None:
+        progress = self.progress.get(response.sender)
+        if progress is not None:
+            progress.active, progress.verified = True, response.verified
+            self.reads.answered(response.sender, response.read_round)
+            self._confirm_reads()
+
+    return [(Leader, "on_heartbeat_response", heard)]
+
+
+def never_gives_up_a_hand_over() -> list[Replacement]:
+    """It refuses proposals for ever for the sake of a successor that is gone."""
+
+    def tick(self: Leader) -> bool:
+        successor = self.successor
+        leads = plain(self)
+        self.successor = successor
+        return leads
+
+    plain = Leader.tick
+    return [(Leader, "tick", tick)]
+
+
 def _at_once(method: Callable[..., None]) -> Callable[..., None]:
     """Let what a method says after persisting be said before."""
 
@@ -270,6 +296,8 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         cuts_its_log_at_an_old_message,
         counts_what_a_follower_was_sent,
         applies_what_is_not_committed,
+        never_sends_again_what_was_lost,
+        never_gives_up_a_hand_over,
     )
 }
 

@@ -49,6 +49,8 @@ KEPT = {
     "cuts_its_log_at_an_old_message": (28, "a late message takes entries away that were acked"),
     "counts_what_a_follower_was_sent": (0, "an entry is committed that only its leader has"),
     "applies_what_is_not_committed": (0, "an entry is applied that is not committed"),
+    "never_sends_again_what_was_lost": (2, "a healed group does not agree: a follower waits for ever"),
+    "never_gives_up_a_hand_over": (188, "a healed group does not agree: its leader refuses all proposals"),
 }
 
 
