@@ -1,7 +1,8 @@
 """Known mistakes of Raft implementations, each put into the core for the time of a `with` block.
 
 The simulation must find every one of them by its invariants alone, or because a healed group does not agree: if it
-does not, it would not find the same mistake made by accident. Where an implementation known to the public had the mistake, the line says so.
+does not, it would not find the same mistake made by accident. Where an implementation known to the public had the
+mistake, the line says so.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
