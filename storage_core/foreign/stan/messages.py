@@ -26,12 +26,12 @@ ENCRYPTED_RUN_MIN = 3  # messages after each other whose nonces count up
 SEQUENCE, SUBJECT, DATA, TIME = 1, 2, 4, 5  # numbers of fields
 
 
-def place_sequences(records: Records, last: int | None, apart: bool) -> np.ndarray:
+def place_sequences(records: Records, last: int | None, gap_before: bool) -> np.ndarray:
     """Return the sequence of each record, 0 for one that has none: its number is not above all before it, or cannot
     be told.
 
-    `last` is the sequence of the record in front, None if these are the first of the file; `apart` says that bytes
-    which are no record lie between.
+    `last` is the sequence of the record in front, None if these are the first of the file; `gap_before` says that
+    bytes which are no record lie between.
     """
     own = np.minimum(records.fields[SEQUENCE].values, SEQUENCE_MAX + 1).astype(np.int64)
     own[own > SEQUENCE_MAX] = 0
@@ -42,14 +42,25 @@ def place_sequences(records: Records, last: int | None, apart: bool) -> np.ndarr
         return placed
     gaps = np.ones(len(records), bool)
     gaps[1:] = records.heads[1:] != records.ends[:-1]
-    gaps[:1] = apart or bool(records.heads[0])
+    gaps[:1] = gap_before or bool(records.heads[0])
+    true = np.flatnonzero(placed)
+    row, low = -1, last  # of the last record that has a sequence
     for first, end in _runs(~records.good):
-        before = placed[:first][placed[:first] > 0]
-        low = int(before[-1]) if len(before) else last
-        high = int(placed[end]) if end < len(records) and placed[end] else None
-        # The gap in front of the record after the run counts too: it is one more message, or some.
-        places = np.flatnonzero(np.append(gaps[first:end], high is not None and gaps[end]))
+        after = int(np.searchsorted(true, first))
+        if after and true[after - 1] > row:
+            row = int(true[after - 1])
+            low = int(placed[row])
+        high = int(placed[true[after]]) if after < len(true) else None
+        # A record without a sequence between is as good as a gap: it tells nothing about the messages there.
+        apart_before, apart_behind = row != first - 1, high is not None and (true[after] != end or gaps[end])
+        apart = np.append(gaps[first:end], apart_behind)
+        apart[0] |= apart_before
+        places = np.flatnonzero(apart)
         placed[first:end] = _place(own[first:end], places, low, high)
+        found = np.flatnonzero(placed[first:end])
+        if len(found):
+            row = first + int(found[-1])
+            low = int(placed[row])
     return placed
 
 

@@ -5,6 +5,7 @@ reading; `truncate_bad_eof` reads past an unexpected end, `no_crc` past bad chec
 told as damage. Since sequences rise by one without holes, whatever is missing in a part is lost.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -136,10 +137,10 @@ class _Account:
         for place, one in zip(places, stretches, strict=True):
             groups.setdefault(place, []).append(one)
         self._pending = groups.pop(len(rows), [])
-        suspects = _served(window, rows, sequences, self._part)
+        suspects = deque(_served(window, rows, sequences, self._part))
         for row in sorted(groups):
             while suspects and suspects[0][0].offset_bytes < heads[row]:
-                self._tell_served(*suspects.pop(0))
+                self._tell_served(*suspects.popleft())
             reason = f"the record has sequence {int(sequences[row])}, but none is in front of it"
             self._tell(groups[row], int(lows[row]), int(highs[row]), int(heads[row]), reason, inside=True)
         for served in suspects:

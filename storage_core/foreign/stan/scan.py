@@ -195,18 +195,19 @@ class _Scan:
     ) -> tuple[Window, int]:
         """Find in `[0, limit)` what the chain does not tell; return the window and where the next one begins."""
         chained = chain.take(true)
-        found = [self._search(view, first, end, chained) for first, end in _gaps(chained, limit)]
-        known = merge([chained, *found])
+        known = merge([chained, self._search(view, _gaps(chained, limit), chained)])
         end_of_file = limit if base + limit == self._end else None
         if end_of_file is None and limit == size:
             limit = self._cut(view, known, size)
-        repaired = [self._resize(view, first, end) for first, end in _gaps(known, limit)]
-        known = merge([known, *repaired])
-        told = [_resized(view, base, one) for one in repaired if len(one)]
+        resized = self._resize(view, _gaps(known, limit))
+        known = merge([known, resized])
+        told = [
+            _resized(view, base, start, end)
+            for start, end in zip(resized.heads.tolist(), resized.ends.tolist(), strict=True)
+        ]
         suspects = chain.take(~true & chain.readable & (chain.ends <= limit))
         known = merge([known, suspects.take(_apart(suspects, known))])
-        spans = [self._span(view, base, first, end, end_of_file or limit) for first, end in _gaps(known, limit)]
-        known = merge([known, *spans])
+        known = merge([known, self._span(view, base, _gaps(known, limit), limit)])
         gaps = _gaps(known, limit)
         told += [self._stretch(view, base, first, end) for first, end in gaps]
         if limit:
@@ -225,19 +226,19 @@ class _Scan:
 
     # --- records that are not on the chain ---------------------------------------------------------------------------
 
-    def _search(self, view: np.ndarray, first: int, end: int, chained: Records) -> Records:
-        """Return the true records inside `[first, end)`; of two that overlap, the one that begins first."""
+    def _search(self, view: np.ndarray, gaps: list[tuple[int, int]], chained: Records) -> Records:
+        """Return the true records inside the gaps; of two that overlap, the one that begins first."""
         places: list[tuple[int, int]] = []
-        done = first
-        for step in range(first, end - HEADER_SIZE, SEARCH_STEP):
-            for start, stop in self._candidates(view, max(step, done), min(step + SEARCH_STEP, end), end):
-                if start < done or self._budget < 0:
-                    continue
-                self._budget -= stop - start + CANDIDATE_COST
-                payload = view.data[start + HEADER_SIZE : stop]
-                if checksum_name(payload, HEADER.unpack_from(view.data, start)[1]) is not None:
-                    places.append((start + HEADER_SIZE, stop))
-                    done = stop
+        for first, end in gaps:
+            done = first
+            for step in range(first, end - HEADER_SIZE, SEARCH_STEP):
+                for start, stop in self._candidates(view, max(step, done), min(step + SEARCH_STEP, end), end):
+                    if start < done or self._budget < 0:
+                        continue
+                    self._budget -= stop - start + CANDIDATE_COST
+                    if _holds(view, start, stop):
+                        places.append((start + HEADER_SIZE, stop))
+                        done = stop
         found = self._check(view, places)
         return found.take(self._belong(view, found, chained))
 
@@ -284,22 +285,20 @@ class _Scan:
         places = zip(subject.starts.tolist(), ends.tolist(), strict=True)
         return np.array([view[start:end].tobytes() == self._subject for start, end in places], bool)
 
-    def _resize(self, view: np.ndarray, first: int, end: int) -> Records:
-        """Return the record that `[first, end)` is, if its checksum holds for all of it, whatever size it declares."""
-        size = end - first - HEADER_SIZE
-        if PAYLOAD_SIZE_MIN <= size <= self._kind.payload_size_max:
-            found = self._check(view, [(first + HEADER_SIZE, end)])
-            return found.take(found.good & found.readable)
-        return _none(self._kind)
+    def _resize(self, view: np.ndarray, gaps: list[tuple[int, int]]) -> Records:
+        """Return the gaps that are one record each, their checksum holds for all of it, whatever size they declare."""
+        places = [(first + HEADER_SIZE, end) for first, end in gaps if self._fits(first, end)]
+        found = self._check(view, [(start, end) for start, end in places if _holds(view, start - HEADER_SIZE, end)])
+        return found.take(found.good & found.readable)
 
-    def _span(self, view: np.ndarray, base: int, first: int, end: int, limit: int) -> Records:
-        """Return `[first, end)` as a suspect, if it can be read as one; not what the file or a window cuts off."""
-        size = end - first - HEADER_SIZE
-        cut = end == limit or base + first == self._cut_at
-        if cut or not PAYLOAD_SIZE_MIN <= size <= self._kind.payload_size_max:
-            return _none(self._kind)
-        found = self._check(view, [(first + HEADER_SIZE, end)])
+    def _span(self, view: np.ndarray, base: int, gaps: list[tuple[int, int]], limit: int) -> Records:
+        """Return the gaps that can be read as one record each, suspects; not what the file or a window cuts off."""
+        whole = [(first, end) for first, end in gaps if end != limit and base + first != self._cut_at]
+        found = self._check(view, [(first + HEADER_SIZE, end) for first, end in whole if self._fits(first, end)])
         return found.take(found.readable & self._own_subject(view, found))
+
+    def _fits(self, first: int, end: int) -> bool:
+        return PAYLOAD_SIZE_MIN <= end - first - HEADER_SIZE <= self._kind.payload_size_max
 
     def _check(self, view: np.ndarray, places: list[tuple[int, int]]) -> Records:
         edges = np.array(places, np.int64).reshape(-1, 2)
@@ -345,8 +344,12 @@ def _checksum_reason(record: memoryview) -> str:
     return f"checksum mismatch: the record has {crc:#010x}, its {len(payload)} bytes give {actual}"
 
 
-def _resized(view: np.ndarray, base: int, one: Records) -> Stretch:
-    start, end = int(one.starts[0]) - HEADER_SIZE, int(one.ends[0])
+def _holds(view: np.ndarray, start: int, end: int) -> bool:
+    """Return whether the checksum in the head at `start` is that of the bytes behind it up to `end`."""
+    return checksum_name(view.data[start + HEADER_SIZE : end], HEADER.unpack_from(view.data, start)[1]) is not None
+
+
+def _resized(view: np.ndarray, base: int, start: int, end: int) -> Stretch:
     size = HEADER.unpack_from(view.data, start)[0]
     reason = f"the size in the head is {size:#x}, but the checksum holds for {end - start - HEADER_SIZE} bytes"
     shown = view[start : min(end, start + SHOWN_SIZE)].tobytes()

@@ -21,7 +21,6 @@ FORMAT = Path(__file__).parents[4] / "docs" / "formats" / "stan.md"
 
 
 def damage(store: Path, seeded: random.Random) -> None:
-
     for _ in range(seeded.randrange(1, 4)):
         path = seeded.choice(sorted(one for one in store.rglob("*") if one.is_file()))
         data = bytearray(path.read_bytes())

@@ -286,3 +286,22 @@ def test_slice_made_to_look_like_records_everywhere_is_given_up_on(
     rows = read(store, on_damage=told.append)
     assert rows[0]["sequence"] == 1
     assert any("the search for records was given up" in one.reason for one in told)
+
+
+def test_damaged_record_in_front_of_a_copy_takes_no_sequence_twice(writer: Any, read: Read, make_channel: Any) -> None:
+    bad = bytearray(writer.message(3))
+    bad[4] ^= 1
+    content = [writer.slice(1, 3), bytes(bad), writer.message(2), writer.message(3), writer.message(4)]
+    rows = read(make_channel(msgs_1_dat=content), no_crc=True)
+    assert [row["sequence"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_every_second_record_damaged_is_read_in_reasonable_time(writer: Any, read: Read, make_channel: Any) -> None:
+    content = bytearray(writer.version)
+    for sequence in range(1, 2_001):
+        record = bytearray(writer.message(sequence))
+        record[4] ^= sequence & 1
+        content += record
+    store = make_channel(msgs_1_dat=bytes(content))
+    assert [row["sequence"] for row in read(store, no_crc=True)] == list(range(1, 2_001))
+    assert [row["sequence"] for row in read(store, on_damage=lambda _: None)] == list(range(2, 2_001, 2))
