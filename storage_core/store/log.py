@@ -97,9 +97,10 @@ class Evidence:
 
     @property
     def term(self) -> int:
-        """Return the highest term that any record speaks of."""
-        terms = [self.tip[1], *(vote.term for vote in self.votes)]
-        return max([*terms, self.commit.term if self.commit else 0])
+        """Return the highest term that any record speaks of, also one that no chain leads to."""
+        entries = max((entry.term for entry in self.everything.values()), default=0)
+        votes = max((vote.term for vote in self.votes), default=0)
+        return max(self.tip[1], entries, votes, self.commit.term if self.commit else 0)
 
 
 class VolumeLog:
