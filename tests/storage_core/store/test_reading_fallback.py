@@ -292,6 +292,43 @@ def test_a_disk_that_fails_at_any_read_is_passed_over(tmp_path: Path) -> None:
         cases.finish()
 
 
+@pytest.mark.parametrize(("volume_count", "bad_count"), [(3, 1), (5, 2)])
+def test_flips_and_cuts_all_over_the_copies_of_a_minority_cost_nothing(
+    tmp_path: Path, volume_count: int, bad_count: int
+) -> None:
+    scattered = Scattered.make(tmp_path, volume_count)
+    scattered.add_block(FRAMES * 4, 4, (2, 5))
+    (one,) = scattered.slices()
+    expected = pa.Table.from_batches(list(read_slices([one], replace(SKIP, columns=tuple(READ_SCHEMA.names)))))
+    whole = copy_path(one, 0).read_bytes()
+    cases, found = Cases(f"{bad_count} of {volume_count} copies of a block damaged"), 0
+
+    def read_with(content: Callable[[int], bytes]) -> None:
+        nonlocal found
+        for at in range(bad_count):
+            copy_path(one, at).write_bytes(content(at))
+        told: list[ReadDamage] = []
+        options = ReadOptions(tuple(READ_SCHEMA.names))
+        assert pa.Table.from_batches(list(read_slices([one], options, told.append))).equals(expected)
+        assert all(damage.served for damage in told)
+        found += bool(told)
+
+    for byte in range(0, len(whole), 3):
+        with cases.case(f"bit {byte % 8} of byte {byte}", "flips"):
+            flipped = bytearray(whole)
+            flipped[byte] ^= 1 << byte % 8
+            # The second copy is damaged somewhere else.
+            other = bytearray(whole)
+            other[(byte * 7 + 1000) % len(whole)] ^= 1
+            read_with(lambda at: bytes(other if at else flipped))  # noqa: B023
+    for size in range(0, len(whole), 7):
+        with cases.case(f"cut to {size}", "cuts"):
+            read_with(lambda at: whole[: size - size * at // 2])  # noqa: B023
+    cases.finish()
+    # Padding and what else is not needed for these rows is looked at by scrub, not by reads.
+    assert found > 0.75 * cases.count
+
+
 # --- what is told and left
 
 
