@@ -6,6 +6,7 @@ after it, and nothing else.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 from harness.model import Content, ModelStore, ModelStream, Row
@@ -163,6 +164,7 @@ STEPS = (
 )
 
 
+@lru_cache(maxsize=1)
 def contents() -> list[dict[str, Content]]:
     """Return what the store shows before each step, and at last what it shows after all of them."""
     model, found = ModelStore(), []

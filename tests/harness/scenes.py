@@ -5,12 +5,12 @@ at the creation of the store. A scene is several steps long, because a process t
 where the log ends, what it wrote to the journal.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from harness.faults import CHANGING, Call, FaultyFiles, Judge, let_everything_happen
-from harness.life import SNAPSHOT_EVERY, STEPS, contents, create
+from harness.life import SETTINGS, SNAPSHOT_EVERY, STEPS, contents
 from harness.model import Content, seen_in_store
 from harness.processes import Machine
 from harness.simulated_disk import ProcessEnded
@@ -20,15 +20,16 @@ from storage_core.metadata.state import encode_state
 from storage_core.store.store import Store
 
 SCENE_LENGTH = 3
+TORN_RECORD = "a commit record is torn"
 WITNESSED = {"name": "witnessed"}
 Seen = dict[str, Content]
 
 
-@lru_cache(maxsize=1)
-def _lived() -> tuple[list[Machine], list[Seen]]:
+@lru_cache(maxsize=3)
+def _lived(volume_count: int) -> tuple[list[Machine], list[Seen]]:
     """Return the machine before each step, and what the store shows then; the last of each: after all steps."""
-    machine, machines, shown = Machine(1), [], contents()
-    store = create(machine.environment())
+    machine, machines, shown = Machine(1, volume_count), [], contents()
+    store = machine.create(**SETTINGS)
     for number, step in enumerate(STEPS):
         machines.append(machine.copy())
         step.act(store)
@@ -36,13 +37,13 @@ def _lived() -> tuple[list[Machine], list[Seen]]:
     return [*machines, machine.copy()], shown
 
 
-def machine_before(step: int) -> Machine:
-    return _lived()[0][step].copy()
+def machine_before(step: int, volume_count: int = 1) -> Machine:
+    return _lived(volume_count)[0][step].copy()
 
 
 def shown_before(step: int) -> Seen:
     """Return what a store shows when `step` steps have been done."""
-    return _lived()[1][step]
+    return contents()[step]
 
 
 @dataclass
@@ -72,13 +73,16 @@ def play(
     judge: Judge = let_everything_happen,
     witness: bool = False,
     counted: tuple[str, ...] = CHANGING,
+    volume_count: int = 1,
+    on_machine: Callable[[Machine], None] = lambda machine: None,
 ) -> Played:
     """Play the scene that begins with step `start`; only errors of the hierarchy, and ends of the process, pass.
 
     `witness`: another process has led before the scene, and is there after it. `counted`: operations that the judge
     is asked about.
     """
-    machine = machine_before(start)
+    machine = machine_before(start, volume_count)
+    on_machine(machine)
     other = None
     if witness:
         other = machine.open()
@@ -96,16 +100,19 @@ def play(
     return Played(machine, files, store, done, error, other)
 
 
-def calls_of(start: int) -> list[Call]:
+def calls_of(start: int, volume_count: int = 1) -> list[Call]:
     """Return the changing calls that the scene makes if nothing goes wrong."""
-    return play(start).files.calls
+    return play(start, volume_count=volume_count).files.calls
 
 
-def moments(offset: int = 0) -> Iterator[tuple[int, Call]]:
-    """Yield (start of the scene, call) for every changing call of the life."""
+def moments(offset: int = 0, volume_count: int = 1, stride: int = 1) -> Iterator[tuple[int, Call]]:
+    """Yield (start of the scene, call) for every changing call of the life, or every `stride`-th of them."""
+    number = 0
     for start in scene_starts(offset):
-        for call in calls_of(start):
-            yield start, call
+        for call in calls_of(start, volume_count):
+            if number % stride == 0:
+                yield start, call
+            number += 1
 
 
 def go_on(machine: Machine, seen: Seen, played: Played, step_count: int, store: Store | None = None) -> int:
@@ -134,12 +141,13 @@ def seen_after(machine: Machine, expected: list[Seen]) -> Seen:
 def check_shown_and_whole(machine: Machine, done: int) -> None:
     """Check that the store shows what `done` steps make, and that it finds no damage in itself.
 
-    A snapshot that was being written may be torn, and is told of until the next two have taken its place.
+    A snapshot that was being written may be torn, and is told of until the next two have taken its place; so may a
+    commit record of one volume of several, until the next turn.
     """
     store = machine.open()
     assert seen_in_store(store) == shown_before(done)
     damage = store.verify()["damage"]
-    assert all(one["file"].endswith(".snap") for one in damage), damage
+    assert all(one["file"].endswith(".snap") or one["reason"].startswith(TORN_RECORD) for one in damage), damage
     if damage:
         for number in range(2 * SNAPSHOT_EVERY):
             store.add_stream({"name": f"more-{number}"})
