@@ -159,7 +159,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of a store chose."""
 
     graveyard_keep: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
-    snapshot_every: int = 512  # entries between two snapshots of the metadata
+    snapshot_every: int = 128  # entries between two snapshots of the metadata
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "StoreSettings":

@@ -73,6 +73,7 @@ class Metadata:
         self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
+        self._replayed: tuple[rules.Tip, StoreState] | None = None
         self._reading = threading.Lock()
 
     @classmethod
@@ -97,6 +98,12 @@ class Metadata:
     def log_of(self, one: Volume) -> VolumeLog:
         identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
         return VolumeLog(self.env.files, one.path, identity)
+
+    def state_of(self, lead: Lead) -> StoreState:
+        """Return the state at the end of a log; the last answer is remembered."""
+        if self._replayed is None or self._replayed[0] != lead.tip:
+            self._replayed = (lead.tip, replay(lead))
+        return self._replayed[1]
 
     def found(self, one: Volume, held: locks.Held | None = None) -> Found:
         """Return a volume with all that its log says, as a turn that holds these locks finds it."""
@@ -190,7 +197,7 @@ class Metadata:
         """Find the other volumes by what those that were given say; return what was read if it is all there is."""
         found = [self.found(one) for one in self._volumes]
         lead = newest(found)
-        voters = replay(lead).voters if lead is not None else ()
+        voters = self.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
             self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
         self._voters = voters
@@ -261,7 +268,7 @@ class Metadata:
             if only.bad is not None and only.bad.followed:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
         if len(found) > 1 and place is not None:
-            voters = self._voters or replay(pool.lead_to(place)).voters
+            voters = self._voters or self.state_of(pool.lead_to(place)).voters
             foreign = [one for one in examine(found, voters).findings.values() if one.state == rules.FOREIGN]
             if any(one.commit == commit for one in evidences.values()) and foreign:
                 raise CorruptionError(foreign[0].reason)  # whose commit record that is, the locks decide
@@ -269,7 +276,7 @@ class Metadata:
         lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
         index, term, chain = lead.tip
         view = View(
-            state=replay(lead),
+            state=self.state_of(lead),
             index=index,
             term=term,
             chain=chain,
@@ -378,6 +385,11 @@ class Metadata:
     def forget(self) -> None:
         """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
         self.leadership = None
+
+    def trust_again(self) -> None:
+        """After the disk was read anew: volumes that failed in this process go on from what is found there."""
+        self.failed.clear()
+        self.leadership, self.known_view = None, None
 
     def keep(self, view: View) -> None:
         self.known_view = view

@@ -473,6 +473,7 @@ class _Collected:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
+        self.last = 0  # Invariant: the highest index of the entries, 0 for none
         self.pending: str | None = None  # where a bad record stands after which no entry has come
         self.last_bad = ""
         self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
@@ -492,16 +493,18 @@ class _Collected:
         base = self.entries.get(base_index)
         if base is not None and base.chain != base_chain:
             self.entries.clear()
-            self.pending = None
+            self.last, self.pending = 0, None
 
     def take(self, entry: Entry) -> None:
         self.pending = None
         if self.entries.get(entry.index) == entry:
             return
-        for later in [index for index in self.entries if index > entry.index]:
-            if not self._is_on_chain(entry, later):
-                del self.entries[later]
+        if entry.index < self.last:
+            for later in [index for index in self.entries if index > entry.index]:
+                if not self._is_on_chain(entry, later):
+                    del self.entries[later]
         self.entries[entry.index] = entry
+        self.last = max(self.entries) if entry.index < self.last else entry.index
 
     def _is_on_chain(self, entry: Entry, later: int) -> bool:
         follower = self.entries.get(entry.index + 1)

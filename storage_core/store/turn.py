@@ -52,7 +52,7 @@ from storage_core.store.decision import Decision, Finding, Lead, decide, newest
 from storage_core.store.identity import STREAMS
 from storage_core.store.locks import Held
 from storage_core.store.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
-from storage_core.store.view import View, applied, replay
+from storage_core.store.view import View, applied
 from storage_core.store.volumes import Volume
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
+SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -150,6 +151,13 @@ class Turn:
 
     def log_of(self, volume_id: bytes) -> VolumeLog:
         return self._logs[volume_id]
+
+    def lead(self) -> Leadership:
+        """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
+        if self._metadata.leadership is None:
+            self.propose(NoOp())
+        assert self._metadata.leadership is not None
+        return self._metadata.leadership
 
     def _name(self, volume_id: bytes) -> str:
         return next((str(one.path) for one in self.volumes if one.volume_id == volume_id), volume_id.hex())
@@ -246,17 +254,17 @@ class Turn:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
         found = [self._metadata.found(one, self._held) for one in self.volumes]
         lead = newest(found)
-        voters = replay(lead).voters if lead is not None else ()
+        voters = self._metadata.state_of(lead).voters if lead is not None else ()
         if not {one.volume_id for one in voters} <= {one.volume_id for one in self.volumes}:
             raise Relock(voters)
         # A log of which not even the first entry is whole names no voters: then it is one of what was found.
         voters = voters or tuple(Voter(one.volume_id, one.instance_id, one.name) for one in found)
         decision = decide(found, voters)
-        state = replay(decision.lead)
+        state = self._metadata.state_of(decision.lead)
         if _voting(state.voters) != _voting(voters) and state.voters:
             # The members by the log that leads count; those by the newest one had to agree to it as well.
             decision = decide(found, state.voters)
-            state = replay(decision.lead)
+            state = self._metadata.state_of(decision.lead)
         index, term, chain = decision.lead.tip
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
         members = [volume_id for volume_id, one in decision.findings.items() if one.written]
@@ -357,6 +365,28 @@ class Turn:
             self._flush()
             self._wrote = True
             self._retire()
+
+    def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> machine.Result:
+        """Return the result of the entry that takes in a volume, whose log was made to end where the others end.
+
+        It is written together with the others from that entry on, and counts once the others have committed it. The
+        caller holds its lock.
+        """
+        volume_id = volume.volume_id
+        known = {one.volume_id: one for one in self.volumes} | {volume_id: volume}
+        order = [one.volume_id for one in command.voters]
+        self.volumes = tuple(sorted(known.values(), key=lambda one: _place_in(order, one.volume_id)))
+        self._logs[volume_id] = self._metadata.log_of(volume)
+        self._members = sorted({*self._members, volume_id}, key=lambda one: _place_in(order, one))
+        self.view = replace(
+            self.view,
+            positions={**self.view.positions, volume_id: position},
+            durable={**self.view.durable, volume_id: self.view.index},
+        )
+        result = self.propose(command)
+        if volume_id in self._members and volume_id in self._voting_ids():
+            self._voting.add(volume_id)
+        return result
 
     def check(self, command: Command) -> machine.Result:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
@@ -562,7 +592,9 @@ class Turn:
 
     def snapshot_if_due(self) -> bool:
         """Take a snapshot if enough entries came since the last one, or a segment is large; return whether."""
-        due = self.view.index - self.view.snapshot_index >= self.state.settings.snapshot_every
+        block_count = sum(len(one.blocks) for one in self.state.streams.values())
+        every = max(self.state.settings.snapshot_every, block_count // SNAPSHOT_BLOCKS_PER_ENTRY)
+        due = self.view.index - self.view.snapshot_index >= every
         large = any(one.offset_bytes >= SEGMENT_SIZE_MAX for one in self.view.positions.values())
         return (due or large) and self.snapshot()
 
@@ -613,6 +645,10 @@ def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, b
     if installed:
         log.remove_older(position.segment, base[0])
     return position
+
+
+def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:
+    return order.index(volume_id) if volume_id in order else len(order)
 
 
 def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:

@@ -118,7 +118,7 @@ def test_numbers_may_come_as_text(text: str) -> None:
 
 
 def test_store_settings() -> None:
-    assert StoreSettings.from_mapping({}) == StoreSettings(graveyard_keep=24 * 3600 * 10**9, snapshot_every=512)
+    assert StoreSettings.from_mapping({}) == StoreSettings(graveyard_keep=24 * 3600 * 10**9, snapshot_every=128)
     assert StoreSettings.from_mapping({"graveyard_keep": "1h"}).graveyard_keep == 3600 * 10**9
     for keys, said in (
         ({"snapshot_every": 0}, "snapshot_every: 0 is not 1 to 100000 entries"),
