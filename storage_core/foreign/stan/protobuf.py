@@ -85,7 +85,9 @@ def decode_one(payload: bytes) -> tuple[dict[int, int | bytes], bool]:
     for saying what a damaged one would have been. Never raises."""
     fields: dict[int, int | bytes] = {}
     at = 0
-    while at < len(payload):
+    for _ in range(FIELD_COUNT_MAX):
+        if at >= len(payload):
+            break
         tag, at = _uvarint(payload, at)
         number, wire_type = tag >> 3, tag & 7
         if at < 0 or not number:

@@ -138,22 +138,20 @@ def walk(view: memoryview, first: int, end: int, kind: Kind) -> tuple[np.ndarray
     """Follow the chain of sizes in `view[first:end]`; return starts and ends of payloads, and where the chain stops.
 
     It stops at `end`, or at a head whose record is not wholly before `end` or cannot be. Nothing else is checked.
-    This is the one step that takes Python once a record, 0.2 us.
+    This and the checksums are what takes Python once a record, about 0.3 us each; all else takes arrays.
     """
-    starts: list[int] = []
-    ends: list[int] = []
-    add_start, add_end, unpack = starts.append, ends.append, Struct("<I").unpack_from
+    heads: list[int] = []
+    append, unpack = heads.append, Struct("<I").unpack_from
     mask, size_max, at, last = kind.size_mask, kind.payload_size_max, first, end - HEADER_SIZE
     while at <= last:
         size = unpack(view, at)[0] & mask
-        start = at + HEADER_SIZE
-        at_next = start + size
+        at_next = at + HEADER_SIZE + size
         if at_next > end or not PAYLOAD_SIZE_MIN <= size <= size_max:
             break
-        add_start(start)
-        add_end(at_next)
+        append(at)
         at = at_next
-    return np.array(starts, np.int64), np.array(ends, np.int64), at
+    edges = np.array([*heads, at], np.int64)
+    return edges[:-1] + HEADER_SIZE, edges[1:].copy(), at
 
 
 def check(view: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: Kind, prefer: str) -> tuple[Records, str]:
