@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli import block, follow, publish, store, stream, verify
+from spark_stream.cli import block, cluster, events, follow, publish, store, stream, upkeep, verify
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
-from spark_stream.cli.render import write
+from spark_stream.cli.render import Warnings, write
 
 app = typer.Typer(
     name="jstream",
@@ -44,15 +44,21 @@ def root(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    Warnings.listen()
     remember_store(context, store)
 
 
 app.add_typer(store.app, name="store")
 app.add_typer(stream.app, name="stream")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(block.app, name="block")
 app.command("pub")(publish.publish)
 app.command("sub")(follow.subscribe)
 app.command("verify")(verify.verify)
+app.command("scrub")(upkeep.scrub)
+app.command("repair")(upkeep.repair)
+app.command("maintain")(upkeep.maintain)
+app.command("events")(events.events)
 
 
 def main() -> None:

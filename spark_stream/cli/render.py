@@ -5,6 +5,7 @@ must be, so that no column is ever cut and `awk` finds its fields.
 """
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,6 +37,28 @@ def print_lines(lines: Iterable[str]) -> None:
 def say(text: str) -> None:
     """Tell the person something that is no data."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+class Warnings(logging.Handler):
+    """Tells the person what the store warns of, each thing once in a command."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told: set[str] = set()
+
+    @classmethod
+    def listen(cls) -> None:
+        """Begin a command: from here on warnings go to its person."""
+        logger = logging.getLogger("storage_core")
+        for handler in [one for one in logger.handlers if isinstance(one, cls)]:
+            logger.removeHandler(handler)
+        logger.addHandler(cls())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text not in self._told:
+            self._told.add(text)
+            say(f"warning: {text}")
 
 
 def counted(count: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-"""`jstream stream add|edit|ls|info|find|rm`: streams as wholes."""
+"""`jstream stream add|edit|ls|info|report|find|rm`: streams as wholes."""
 
 import time
 from json import dumps
@@ -71,7 +71,6 @@ def add(
     """Make a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**configuration(context.params), "name": name}
     with open_store(store, take_over=take_over) as opened:
-        chosen.setdefault("num_replicas", len(opened.paths))
         info = opened.add_stream(chosen).info()
     say(f"stream {name} was made")
     _print_info(info, json)
@@ -127,7 +126,7 @@ def list_streams(
 ) -> None:
     """List the streams."""
     with open_store(store) as opened:
-        found = [info for info in _all_infos(opened) if subject is None or _may_hold(info, subject)]
+        found = [info for info in _summaries(opened) if subject is None or _may_hold(info, subject)]
     _print_list(found, names, json)
 
 
@@ -137,6 +136,20 @@ def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False
     with open_store(store) as opened:
         found = opened.stream(name).info()
     _print_info(found, json)
+
+
+@app.command("report")
+def report(store: StoreOption = "", json: JsonOption = False) -> None:
+    """Show the copies of all streams, and which of them are current."""
+    with open_store(store) as opened:
+        infos = opened.report()
+    if json:
+        print_json(infos)
+    elif not infos:
+        say("no streams")
+    else:
+        columns = ("name", "messages", "size", "first", "last", "removed", "lost", "replicas", "damaged blocks")
+        print_table(columns, [_report_row(info) for info in infos], "Streams")
 
 
 @app.command("find")
@@ -177,7 +190,7 @@ def find(
         )
 
     with open_store(store) as opened:
-        found = [stream for stream in _all_infos(opened) if meets(stream) is not invert]
+        found = [stream for stream in _summaries(opened) if meets(stream) is not invert]
     _print_list(found, names, json)
 
 
@@ -197,8 +210,11 @@ def remove(
     say(f"stream {name} was deleted with {messages}")
 
 
-def _all_infos(store: "Store") -> list[dict[str, Any]]:
-    return [store.stream(name).info() for name in sorted(store.streams())]
+def _summaries(store: "Store") -> list[dict[str, Any]]:
+    """Return all streams without their replicas, from metadata alone: thousands of them take a moment."""
+    from storage_core.store.describe import by_name, stream_summary
+
+    return [stream_summary(stream) for stream in by_name(store.state())]
 
 
 def _may_hold(info: dict[str, Any], subject: str) -> bool:
@@ -247,6 +263,23 @@ def _row(info: dict[str, Any]) -> list[Any]:
     ]
 
 
+def _report_row(info: dict[str, Any]) -> list[Any]:
+    state, replicas = info["state"], info["cluster"]["replicas"]
+    states = [replica["state"] for replica in replicas]
+    counts = {one: states.count(one) for one in sorted(states, key=lambda one: (one != "current", one))}
+    return [
+        info["config"]["name"],
+        state["messages"],
+        show_size(state["bytes"]),
+        state["first_seq"],
+        state["last_seq"],
+        state["num_deleted"],
+        sum(end - first for first, end in state["lost_ranges"]),
+        ", ".join(f"{count} {one}" for one, count in counts.items()),
+        sum(replica["damaged_blocks"] for replica in replicas),
+    ]
+
+
 def _print_info(info: dict[str, Any], json: bool) -> None:
     if json:
         print_json(info)
@@ -286,3 +319,6 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
     columns = ("name", "state", "current", "lag", "damaged_blocks", "last_scrub", "path")
     rows = [[replica.get(column) for column in columns] for replica in cluster["replicas"]]
     print_table([column.replace("_", " ") for column in columns], rows, "Replicas")
+    for replica in cluster["replicas"]:
+        if replica["reason"]:
+            say(f"{replica['name']} is {replica['state']}: {replica['reason']}")

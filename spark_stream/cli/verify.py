@@ -13,16 +13,17 @@ from spark_stream.cli.render import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
+StreamsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="STREAM...", help="Streams to check; all of them if none is named.")
+]
 
 
 def verify(
-    streams: Annotated[
-        list[str] | None, typer.Argument(metavar="STREAM...", help="Streams to check; all of them if none is named.")
-    ] = None,
+    streams: StreamsArgument = None,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Read and check everything: metadata, and every byte of every block. Exit code 1 if anything is damaged."""
+    """Read and check everything: metadata, and every byte of every copy. Exit code 1 if anything is damaged."""
     with open_store(store) as opened, progress_bar("blocks") as progress:
         found = opened.verify(progress=progress, streams=streams or None)
     if json:

@@ -121,9 +121,10 @@ class Survey:
         there = sizes >= 0
         whole = (sizes == rows["file_size"]) & (verified_ns >= 0)
         took = (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1
-        suspect = (there | took) & ~whole if volume_id in self._indexes else there
-        damaged, absent = int(np.count_nonzero(suspect)), int(np.count_nonzero(~there))
         state, reason = standing.state, standing.reason
+        damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
+        if state in (MISSING, FOREIGN):
+            damaged = 0
         if state in (CURRENT, BEHIND):
             if took.any() and not there.any():
                 state, reason = MISSING, f"none of its {len(rows)} blocks is there"

@@ -1,0 +1,167 @@
+"""`jstream cluster`: the volumes of a store, what they are like, and which they are."""
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, VerbGroup
+from spark_stream.cli.options import (
+    ForceOption,
+    GroupStoreOption,
+    JsonOption,
+    StoreOption,
+    TakeOverOption,
+    ask_consent,
+    open_store,
+    remember_store,
+    require_consent_possible,
+)
+from spark_stream.cli.quantities import show_size
+from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from storage_core import Store
+
+app = typer.Typer(cls=VerbGroup, help="The volumes of a store: what they are like, and which they are.")
+volume_app = typer.Typer(cls=VerbGroup, help="Add, remove and replace volumes.")
+app.add_typer(volume_app, name="volume")
+VolumeArgument = Annotated[
+    str, typer.Argument(metavar="VOLUME", help="A volume of the store: its path, its name, or how that begins.")
+]
+_NAME_SIZE_MIN = 4  # letters of a volume's name that say which one is meant
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@volume_app.callback()
+def volume_group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@app.command("info")
+def info(store: StoreOption = "", json: JsonOption = False) -> None:
+    """Say what each volume is like: its metadata, and all that it keeps."""
+    with open_store(store) as opened:
+        found = opened.cluster_info()
+    _print_info(found, json)
+
+
+@app.command("step-down")
+def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Let another volume lead, in a new term. All volumes are led by the process that writes: nothing stops."""
+    with open_store(store, take_over=take_over) as opened:
+        opened.step_down()
+        found = opened.cluster_info()
+    say(f"volume {found['leader']} leads in term {found['term']}")
+    _print_info(found, json)
+
+
+@volume_app.command("add")
+def add(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Directories, empty or not there yet.")],
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Add volumes: two at a time, so that their number stays odd. They count when they have caught up."""
+    with open_store(store, take_over=take_over) as opened:
+        opened.add_volumes(_split(paths))
+        found = opened.cluster_info()
+    say(f"{counted(len(_split(paths)), 'volume')} added")
+    _print_info(found, json)
+
+
+@volume_app.command("remove")
+def remove(
+    volumes: Annotated[
+        list[str], typer.Argument(metavar="VOLUME...", help="Volumes of the store: path, name, or how that begins.")
+    ],
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Remove volumes: two at a time, so that their number stays odd. Their files are left where they are."""
+    require_consent_possible("cluster volume remove", force)
+    with open_store(store, take_over=take_over) as opened:
+        names = [resolve_volume(opened, one) for one in _split(volumes)]
+        ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {', '.join(names)}?", force)
+        opened.remove_volumes(names)
+        found = opened.cluster_info()
+    say(f"{counted(len(names), 'volume')} removed")
+    _print_info(found, json)
+
+
+@volume_app.command("replace")
+def replace(
+    volume: VolumeArgument,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A directory, empty or not there yet.")],
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Put a new directory in the place of a volume: of one that is lost, or one that shall go."""
+    with open_store(store, take_over=take_over) as opened:
+        name = resolve_volume(opened, volume)
+        opened.replace_volume(name, path)
+        found = opened.cluster_info()
+    say(f"volume {name} was replaced by {path}")
+    _print_info(found, json)
+
+
+def resolve_volume(store: "Store", text: str) -> str:
+    """Return the name of the volume that a path, a name or its first letters mean."""
+    volumes = store.volumes()
+    at = os.path.realpath(os.path.expanduser(text))
+    found = [one.name for one in volumes if one.name == text.lower() or os.path.realpath(one.path) == at]
+    if not found and len(text) >= _NAME_SIZE_MIN:
+        found = [one.name for one in volumes if one.name.startswith(text.lower())]
+    if len(found) != 1:
+        there = ", ".join(f"{one.name} ({one.path})" for one in volumes)
+        what = f"{text} may be any of {', '.join(found)}" if found else f"no volume {text} in this store"
+        raise CommandFailed(f"{what}; there are {there}")
+    return found[0]
+
+
+def _split(texts: list[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",")]
+
+
+def _print_info(info: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(info)
+        return
+    change = info["change"]
+    facts = [
+        ("leader", info["leader"]),
+        ("term", info["term"]),
+        ("index", info["index"]),
+        ("volumes that vote", info["voters"]),
+        ("needed", info["quorum"]),
+        ("change in progress", f"{change['kind']} since {change['started']}" if change else None),
+    ]
+    print_facts(f"Store {info['name']}", facts)
+    columns = ("name", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
+    print_table(columns, [_row(volume) for volume in info["volumes"]], "Volumes")
+    for volume in info["volumes"]:
+        if volume["reason"]:
+            say(f"{volume['name']} is {volume['state']}: {volume['reason']}")
+
+
+def _row(volume: dict[str, Any]) -> list[Any]:
+    role = "learner" if volume["learner"] else "retired" if volume["retired"] else "voter"
+    return [
+        volume["name"],
+        volume["state"],
+        role,
+        volume["lag"],
+        volume["blocks"],
+        show_size(volume["bytes"]),
+        volume["damaged_blocks"],
+        volume["last_scrub"],
+        volume["path"],
+    ]

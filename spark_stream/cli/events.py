@@ -1,0 +1,82 @@
+"""`jstream events`: what happened to the store and its volumes, and when."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.follow import POLL_INTERVAL_S
+from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.render import print_json, print_table, printable, say, write
+
+if TYPE_CHECKING:
+    from storage_core import Store
+
+_COLUMNS = ("time", "kind", "stream", "consumer", "volume", "before", "after", "reason")
+
+
+def events(
+    stream: Annotated[
+        str | None, typer.Option("--stream", metavar="STREAM", help="Only what happened to this stream.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="Only events of this kind: damaged, retired, ...")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=0, help="Only the newest N.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what happens from now on, one event a line.")
+    ] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what happened to the store and its volumes, oldest first; the newest 4096 events are kept."""
+    with open_store(store) as opened:
+        if follow:
+            for event in following(opened, last, stream, kind):
+                write(dumps(event) + "\n" if json else _line(event))
+            return
+        found = opened.events(last, stream, kind)
+    if json:
+        print_json(found)
+    elif not found:
+        say("no events")
+    else:
+        print_table(_COLUMNS, [[event[column] for column in _COLUMNS] for event in found], "Events")
+
+
+def following(
+    store: "Store",
+    last: int | None,
+    stream: str | None,
+    kind: str | None,
+    wait: Callable[[], None] = lambda: time.sleep(POLL_INTERVAL_S),
+) -> Iterator[dict[str, Any]]:
+    """Yield the newest `last` events, None for all, and then for ever what happens; calls `wait` before each look."""
+    seen = store.events(stream=stream, kind=kind)
+    yield from seen if last is None else seen[len(seen) - min(last, len(seen)) :]
+    index = store.index()
+    while True:
+        wait()
+        if store.index() == index:
+            continue
+        index, found = store.index(), store.events(stream=stream, kind=kind)
+        yield from _new(seen, found)
+        seen = found
+
+
+def _new(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return what `after` has at its end that `before` had not; the oldest events may have gone meanwhile."""
+    for count in range(len(after) + 1):
+        kept = len(after) - count
+        if kept <= len(before) and list(after[:kept]) == list(before[len(before) - kept :]):
+            return after[kept:]
+    return after
+
+
+def _line(event: dict[str, Any]) -> str:
+    about = " ".join(f"{name} {event[name]}" for name in ("stream", "consumer", "volume") if event[name])
+    change = " -> ".join(event[name] for name in ("before", "after") if event[name])
+    parts = [f"{event['time']} {event['kind']}", about, change, event["reason"]]
+    return printable(": ".join(part for part in parts if part)) + "\n"

@@ -1,0 +1,152 @@
+"""`jstream scrub`, `repair` and `maintain`: find damage, mend it, and do what is due."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import EXIT_FAILED, WrongUsage
+from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
+from spark_stream.cli.quantities import parse_duration_option, parse_size
+from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
+from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar
+
+if TYPE_CHECKING:
+    from storage_core import Store
+
+_DAMAGE_COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason", "repaired")
+
+
+def scrub(
+    streams: StreamsArgument = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="SIZE", help="Stop after so many bytes: 10GB.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="SIZE", help="Read no more than so many bytes a second: 50MB.")
+    ] = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Read a portion of all copies, going on where the last scrub ended. Finds damage and mends nothing.
+
+    Exit code 1 if anything is damaged.
+    """
+    limit_bytes, rate_bytes_per_s = _size(limit, "--limit"), _size(rate, "--rate")
+    with open_store(store) as opened, progress_bar("blocks") as progress:
+        found = opened.scrub(
+            progress=progress,
+            limit_bytes=limit_bytes,
+            rate_bytes_per_s=rate_bytes_per_s,
+            streams=streams or None,
+        )
+    if json:
+        print_json(found)
+    else:
+        print_verdict(found)
+        if not found["done"]:
+            say("there is more to read: the next scrub goes on from here")
+    if not found["ok"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def repair(
+    streams: StreamsArgument = None,
+    adopt: Annotated[
+        bool,
+        typer.Option("--adopt", help="Rebuild lost metadata from what is left on the volumes; prints what it will do."),
+    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="With --adopt: do it.")] = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Bring volumes and copies back from good ones: metadata first, then every block. What no volume has is declared
+    lost.
+
+    Exit code 0 if nothing is left to be done, 1 if something is.
+    """
+    if execute and not adopt:
+        raise WrongUsage("--execute is for --adopt; repair alone acts at once")
+    if adopt:
+        if streams or take_over:
+            raise WrongUsage("--adopt rebuilds the metadata of the whole store: leave out streams and --take-over")
+        _adopt(store, execute, json)
+        return
+    with open_store(store, take_over=take_over) as opened, progress_bar("blocks") as progress:
+        found = opened.repair(progress=progress, streams=streams or None)
+    if json:
+        print_json(found)
+    else:
+        _print_repair(found)
+    if not found["ok"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def maintain(
+    watch: Annotated[bool, typer.Option("--watch", help="Do it again and again, until interrupted.")] = False,
+    every: Annotated[
+        str, typer.Option("--every", metavar="DURATION", help="With --watch: how long to wait in between.")
+    ] = "60s",
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+) -> None:
+    """Do all upkeep that is due: mend reported damage, fetch missing blocks, unlink old ones, take snapshots."""
+    every_ns = parse_duration_option(every, "--every")
+    if watch and every_ns <= 0:
+        raise WrongUsage(f"--every {every}: the pause has to be longer than that")
+    with open_store(store, take_over=take_over) as opened:
+        opened.maintain()
+        say("upkeep is done")
+        while watch:
+            time.sleep(every_ns / 1_000_000_000)
+            _maintain_again(opened)
+
+
+def _maintain_again(store: "Store") -> None:
+    """Do upkeep once more; what cannot be done now is said, and tried again the next time."""
+    from storage_core.errors import StorageError
+
+    try:
+        store.maintain()
+    except StorageError as error:
+        say(f"upkeep: {error}")
+
+
+def _adopt(volumes: str, execute: bool, json: bool) -> None:
+    from storage_core.store import adopt
+    from storage_core.store.store import resolve_paths
+
+    plan = adopt.plan(resolve_paths(volumes))
+    if json:
+        print_json(plan.to_json())
+    else:
+        print_lines(str(plan).splitlines())
+    if not execute:
+        say("nothing was done; --execute does it")
+        return
+    adopt.execute(plan)
+    say("the metadata was rebuilt")
+
+
+def _print_repair(found: dict[str, Any]) -> None:
+    """Print what was damaged and what became of it; the verdict itself is talk."""
+    damage = found["damage"]
+    if damage:
+        print_table(_DAMAGE_COLUMNS, [[entry.get(column) for column in _DAMAGE_COLUMNS] for entry in damage], "Damage")
+    left = sum(not entry["repaired"] for entry in damage)
+    if not damage:
+        verdict = "all is well" if found["ok"] else "not all could be repaired"
+    else:
+        verdict = f"{counted(len(damage), 'damaged place')}, " + (f"{left} left" if left else "all repaired")
+    say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
+
+
+def _size(text: str | None, option: str) -> int | None:
+    """Return bytes above 0, None if nothing was given."""
+    if text is None:
+        return None
+    size = parse_size(text, option)
+    if size <= 0:
+        raise WrongUsage(f"{option} {text}: it has to be more than nothing")
+    return size
