@@ -83,7 +83,7 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     commit = max((one.commit for one in asked.values()), key=INDEX.__getitem__, default=0)
     stated = [_stated(readable, volume) for volume in range(volume_count)]
     tasks = tuple(
-        _task(rules, volume, asked, commit, stated[volume], volume_count) if evidence[volume].is_locked else None
+        _task(rules, volume, asked, whole, commit, stated[volume], volume_count) if evidence[volume].is_locked else None
         for volume in sorted(evidence)
     )
     by_volume = dict(zip(sorted(evidence), tasks, strict=True))
@@ -104,25 +104,38 @@ def _stated(readable: set[int], volume: int) -> int:
 
 
 def _task(
-    rules: Rules, volume: int, asked: Mapping[int, Evidence], commit: int, stated: int, volume_count: int
+    rules: Rules,
+    volume: int,
+    asked: Mapping[int, Evidence],
+    whole: set[int],
+    commit: int,
+    stated: int,
+    volume_count: int,
 ) -> Task:
     one = asked.get(volume)
     if one is None:  # only where not all evidence is read
         return NOT_WRITTEN
-    found, takes_part = one.found, True
+    entries, bad, takes_part = one.found.entries, _bad(one), True
     is_member = one.standing == "member" or (one.standing == "blank" and not rules.blank_waits)
-    votes = is_member and (len(found.entries) >= stated or not rules.statements)
-    if found.bad:
+    votes = is_member and (len(entries) >= stated or not rules.statements)
+    if bad:
         others = [other.found.entries for number, other in asked.items() if number != volume]
-        has_copy = any(len(entries) >= found.bad and entries[found.bad - 1] for entries in others)
-        if rules.marks and found.bad <= max(INDEX[commit], stated):  # it may have been acknowledged: damage
+        has_copy = any(len(theirs) >= bad and theirs[bad - 1] in whole for theirs in others)
+        is_marked = bad <= max(INDEX[commit], stated, 1)
+        if rules.marks and (is_marked or any(entries[bad:])):  # it may have been acknowledged: damage
             votes = votes and has_copy and rules.repair_votes
             takes_part = has_copy
         elif not has_copy and not _is_torn_tail(rules, asked, volume_count):
             votes = takes_part = False
-    drops_record = rules.drop_record and 0 < found.bad <= INDEX[one.commit]
+    drops_record = rules.drop_record and 0 < bad <= INDEX[one.commit]
     trusted = INDEX[one.commit if rules.own_record else commit] if is_member and one.commit and not drops_record else 0
     return Task(takes_part, votes and takes_part, drops_record, trusted)
+
+
+def _bad(one: Evidence) -> int:
+    """Return the first index that is missing, torn or damaged; a log that ends below its commit record was cut."""
+    entries = one.found.entries
+    return one.found.bad or (len(entries) + 1 if len(entries) < max(INDEX[one.commit], 1) else 0)
 
 
 def _is_torn_tail(rules: Rules, asked: Mapping[int, Evidence], volume_count: int) -> bool:
