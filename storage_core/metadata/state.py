@@ -133,7 +133,10 @@ class StoreState:
     def outcome(self, transaction: bytes) -> int:
         """Return COMMITTED, ABORTED, or 0 if the transaction is not known."""
         rows = self.transactions.rows
-        at = np.flatnonzero(rows["id"] == np.void(transaction))
+        # Compared by halves: numpy compares whole ids one by one.
+        halves = np.ndarray((len(rows), 2), "<u8", rows, strides=(rows.itemsize, 8))
+        wanted = np.frombuffer(transaction, "<u8")
+        at = np.flatnonzero((halves[:, 1] == wanted[1]) & (halves[:, 0] == wanted[0]))
         return int(rows["outcome"][at[-1]]) if len(at) else 0
 
 
@@ -176,25 +179,50 @@ class _StateRecord(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)
+_STREAM_DECODER = msgspec.msgpack.Decoder(_StreamRecord)
+
+
+def encode_stream(stream: StreamState) -> bytes:
+    """Return one stream of a state as msgpack."""
+    return msgspec.msgpack.encode(_stream_record(stream))
+
+
+def decode_stream(encoded: bytes) -> StreamState:
+    """Return the stream that `encode_stream` wrote; raises CorruptionError."""
+    try:
+        return _stream(_STREAM_DECODER.decode(encoded))
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"{len(encoded)} bytes are no stream: {error}") from error
+
+
+def _stream_record(one: StreamState) -> _StreamRecord:
+    values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
+    values.update(
+        blocks=one.blocks.encode(),
+        removed=one.removed.encode(),
+        lost=one.lost.encode(),
+        writers=dict(sorted(one.writers.items())),
+    )
+    return _StreamRecord(**values)
+
+
+def _stream(record: _StreamRecord) -> StreamState:
+    values = {name: getattr(record, name) for name in _StreamRecord.__struct_fields__}
+    values.update(
+        blocks=decode_table(record.blocks, BLOCK_DTYPE, "manifest"),
+        removed=SequenceSet.decode(record.removed),
+        lost=SequenceSet.decode(record.lost),
+    )
+    return StreamState(**values)
 
 
 def encode_state(state: StoreState) -> bytes:
     """Return the state as msgpack; equal states give equal bytes."""
-    streams = []
-    for key in sorted(state.streams):
-        one = state.streams[key]
-        values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
-        values.update(
-            blocks=one.blocks.encode(),
-            removed=one.removed.encode(),
-            lost=one.lost.encode(),
-            writers=dict(sorted(one.writers.items())),
-        )
-        streams.append(_StreamRecord(**values))
+    streams = tuple(_stream_record(state.streams[key]) for key in sorted(state.streams))
     values = {name: getattr(state, name) for name in _StateRecord.__struct_fields__ if name != "version"}
     values.update(
         version=STATE_VERSION,
-        streams=tuple(streams),
+        streams=streams,
         graveyard=state.graveyard.encode(),
         transactions=state.transactions.encode(),
     )
@@ -211,13 +239,7 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
         raise UnsupportedVersionError(f"state of version {record.version}, this program reads {STATE_VERSION}")
     streams = {}
     for one in record.streams:
-        values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
-        values.update(
-            blocks=decode_table(one.blocks, BLOCK_DTYPE, "manifest"),
-            removed=SequenceSet.decode(one.removed),
-            lost=SequenceSet.decode(one.lost),
-        )
-        streams[one.config.name.casefold()] = StreamState(**values)
+        streams[one.config.name.casefold()] = _stream(one)
     values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
     values.update(
         streams=streams,

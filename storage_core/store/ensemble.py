@@ -193,15 +193,21 @@ class Metadata:
         self.known_view = view
         return view
 
-    def _learn_voters(self) -> list[Found] | None:
-        """Find the other volumes by what those that were given say; return what was read if it is all there is."""
-        found = [self.found(one) for one in self._volumes]
+    def _learn_voters(self) -> list[Found]:
+        """Find the other volumes by what those that were given say; return what was read.
+
+        That is the log of the volume with the highest commit record; if it leads nowhere, all are asked.
+        """
+        at, _, _ = self._best_commit_record()
+        found = [self.found(at)]
+        if not found[0].evidence or found[0].evidence.bad is not None:
+            found = [self.found(one) for one in self._volumes]
         lead = newest(found)
         voters = self.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
             self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
         self._voters = voters
-        return found if len(found) == len(self._volumes) else None
+        return found
 
     def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool]:
         """Return the highest commit record, where it stands, and whether enough of all are whole to go by it."""
@@ -251,7 +257,7 @@ class Metadata:
 
         `seen`: what was read a moment ago, if it was.
         """
-        found = seen if seen is not None else [self.found(one) for one in self._volumes]
+        found = self._seen_beside(seen) if seen is not None else [self.found(one) for one in self._volumes]
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
         pool = Pool(evidences.values())
         place = pool.place_of(commit)
@@ -267,13 +273,16 @@ class Metadata:
             (only,) = evidences.values()
             if only.bad is not None and only.bad.followed:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
-        if len(found) > 1 and place is not None:
+        if seen is None and len(found) > 1 and place is not None:
             voters = self._voters or self.state_of(pool.lead_to(place)).voters
-            foreign = [one for one in examine(found, voters).findings.values() if one.state == rules.FOREIGN]
+            findings = examine(found, voters).findings
+            foreign = [one for key, one in findings.items() if one.state == rules.FOREIGN and key in evidences]
             if any(one.commit == commit for one in evidences.values()) and foreign:
                 raise CorruptionError(foreign[0].reason)  # whose commit record that is, the locks decide
         # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
         lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
+        if seen is not None and not all(_lies_on(lead, one.commit) for one in evidences.values()):
+            return self._read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(
             state=self.state_of(lead),
@@ -300,6 +309,19 @@ class Metadata:
             self._undecided = view
             raise _Doubt
         return view
+
+    def _seen_beside(self, seen: list[Found]) -> list[Found]:
+        """Return what was read a moment ago, and of the other volumes how far their logs go."""
+        there = {one.volume_id for one in seen}
+        found = list(seen)
+        for one in self._volumes:
+            if one.volume_id not in there and one.identity is not None:
+                try:
+                    evidence = self.log_of(one).read_entries()
+                except (StorageError, OSError):  # what it held, if anything, is for a turn to find out
+                    continue
+                found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, evidence))
+        return found
 
     def _is_being_written(self, tip: int, committed: int) -> bool:
         """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
@@ -393,6 +415,10 @@ class Metadata:
 
     def keep(self, view: View) -> None:
         self.known_view = view
+
+
+def _lies_on(lead: Lead, commit: CommitRecord | None) -> bool:
+    return commit is None or commit.index > lead.tip[0] or lead.agrees(commit.index, commit.chain)
 
 
 def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:

@@ -164,6 +164,21 @@ class VolumeLog:
         """
         evidence = Evidence()
         self._read_snapshots(evidence)
+        _link(self._read_segments(evidence), evidence)
+        return evidence
+
+    def read_entries(self) -> Evidence:
+        """Return the same without snapshots, and without a look at whether the entries are a chain.
+
+        For a reader that has the state from another volume, and wants to know how far this one goes.
+        """
+        evidence = Evidence()
+        evidence.everything = self._read_segments(evidence).entries
+        if evidence.everything:
+            evidence.entries = [evidence.everything[max(evidence.everything)]]
+        return evidence
+
+    def _read_segments(self, evidence: Evidence) -> "_Collected":
         collected = _Collected()
         numbers = self.segments()
         if not numbers:
@@ -174,8 +189,7 @@ class VolumeLog:
             # the volume was, or before its predecessor was removed.
             durable = at == 0 or (seal is not None and seal.next_segment == number)
             seal = self._read_segment(number, collected, evidence, number == numbers[-1], durable)
-        _link(collected, evidence)
-        return evidence
+        return collected
 
     def read_tail(self, position: Position) -> "Tail | None":
         """Return the records after `position`; None if a full reading is called for."""
