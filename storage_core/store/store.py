@@ -26,6 +26,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.groups import CommitGroups
 from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
+from storage_core.store.repair import Repair
 from storage_core.store.replicas import Survey
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
@@ -296,11 +297,23 @@ class Store:
         """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
         try:
             with self.metadata.turn(self._lock_timeout_s) as turn:
-                for one in turn.writable:
-                    if one.volume_id in indexes:
-                        indexes[one.volume_id].save({stream.incarnation for stream in turn.state.streams.values()})
+                verification.save_indexes(turn, indexes)
         except StorageError as error:
             logger.info("%s: index.db was not written: %s", self.label, error)
+
+    def repair(
+        self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Bring everything back to current that can be, and declare lost what no volume has any more.
+
+        Volumes that are blank, missing, retired or damaged get their metadata anew, then every copy of every block of
+        these streams (None: all) is read, and bad ones are replaced by good ones. `progress` hears (copies done, copies
+        in all). Returns ok (everything is current, and all damage was repaired), checked_blocks, damage, volumes (what
+        became of those that took no part) and lost.
+        """
+        for name in streams or ():
+            self.stream_state(name)
+        return Repair(self.metadata, self._env, self._lock_timeout_s).run(streams, progress)
 
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""

@@ -1,24 +1,28 @@
-"""Verification: every block of a stream read and checked from end to end, and the metadata files with them."""
+"""Verification: every copy of every block read and checked from end to end, and the metadata files with them."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from storage_core.block.format import BlockExpectation
-from storage_core.block.reader import BlockReader
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store import decision
+from storage_core.store.copies import LiveBlock, Wrong, live_blocks, look
 from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.index import VolumeIndex
 from storage_core.store.log import VolumeLog
-from storage_core.store.placement import block_directory
+from storage_core.store.placement import is_recorded
 from storage_core.store.placements import PlacementJournal
-from storage_core.store.reading import place_and_reason
-from storage_core.store.staging import block_path
+from storage_core.store.turn import Turn
+from storage_core.store.volumes import Volume
+
+logger = logging.getLogger(__name__)
+CHUNK_SIZE_MAX = 64 << 20  # bytes of blocks that are looked at before anything is said about them
+CHUNK_COUNT_MAX = 64
+Progress = Callable[[int, int], None]  # hears (copies done, copies in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +42,173 @@ class Damage:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A block with what is wrong with its copies on the volumes that were looked at."""
+
+    block: LiveBlock
+    found: Mapping[bytes, list[Wrong]]  # by volume; empty list: the copy is whole
+
+
 def verify(
     state: StoreState,
     streams: Sequence[StreamState],
     metadata: Metadata,
     env: Environment,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> tuple[dict[str, Any], dict[bytes, VolumeIndex]]:
     """Return {ok, checked_blocks, damage}, and the indexes of the volumes with what was found, to be saved.
 
     Every byte of every copy of every block and of the metadata that counts was read; nothing was written.
     """
-    at_hand = [one for one in metadata.volumes() if one.identity is not None]
-    damage: list[Damage] = []
-    for one in at_hand:
-        journal = PlacementJournal(env.files, one.path)
-        found = _metadata_damage(metadata.log_of(one), journal)
-        damage.extend(Damage("", one.name, where, 0, 0, 0, reason) for where, reason in found)
-    copies = [(one, stream) for one in at_hand for stream in streams if one.volume_id in stream.placement]
-    total, done = sum(len(stream.blocks) for _, stream in copies), 0
-    indexes = {one.volume_id: VolumeIndex(env.files, one.path) for one in at_hand}
-    for one, stream in copies:
-        index = indexes[one.volume_id]
-        held = index.stream(stream.incarnation).blocks
-        directory = block_directory(one.path, stream.incarnation)
-        for row in stream.blocks.rows:
-            bad = _block_damage(state.store_id, stream, row, directory, one.name, env)
-            damage.extend(bad)
-            block_id = bytes(row["block_id"])
-            if block_id in held:
-                index.verified(stream.incarnation, block_id, held[block_id][0], env.now_ns(), not bad)
-            done += 1
-            if progress is not None:
-                progress(done, total)
-    report = {"ok": not damage, "checked_blocks": done, "damage": [one.to_json() for one in damage]}
-    return report, indexes
+    volumes = metadata.volumes()
+    damage = absent_volumes(state, metadata)
+    for one in volumes:
+        if one.identity is not None:
+            damage.extend(metadata_damage(metadata, one, env))
+    indexes = Indexes(volumes, env)
+    count = 0
+    for checked in check_blocks(state, streams, volumes, env, progress):
+        indexes.note(checked)
+        count += len(checked.found)
+        damage.extend(block_damage(checked, volumes))
+    report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
+    return report, indexes.by_volume
+
+
+def absent_volumes(state: StoreState, metadata: Metadata) -> list[Damage]:
+    """Return the volumes that take no part in the store, as damage."""
+    standings = metadata.standings()
+    damage = []
+    for one in metadata.volumes():
+        standing = standings.get(one.volume_id)
+        if standing is None or standing.state in (decision.CURRENT, decision.BEHIND):
+            continue
+        if one.identity is None or not is_recorded(state, one):
+            reason = f"the volume is {standing.state}: {standing.reason or one.reason}"
+            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, reason))
+    return damage
+
+
+# --- blocks
+
+
+def check_blocks(
+    state: StoreState,
+    streams: Sequence[StreamState],
+    volumes: Sequence[Volume],
+    env: Environment,
+    progress: Progress | None = None,
+    afresh: Collection[bytes] = (),
+) -> Iterator[Checked]:
+    """Read all copies of all blocks on the volumes that count, several volumes at once; yield block by block.
+
+    `afresh`: volumes that are read past the page cache.
+    """
+    counted = {one.volume_id: one for one in volumes if counts(state, one)}
+    placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
+    total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
+    done = 0
+    for stream, there in zip(streams, placed, strict=True):
+        for chunk in _chunks(live_blocks(state, stream)):
+            calls = [partial(_look_at, chunk, one, stream, env, one.volume_id in afresh) for one in there]
+            results = env.parallel(calls)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            for at, block in enumerate(chunk):
+                yield Checked(block, {one.volume_id: found[at] for one, found in zip(there, results, strict=True)})
+                done += len(there)
+                if progress is not None:
+                    progress(done, total)
+
+
+def counts(state: StoreState, volume: Volume) -> bool:
+    """Return whether copies on the volume are part of the store: also on one that is about to become a voter."""
+    voter = state.voter(volume.volume_id)
+    if voter is None or volume.identity is None or voter.retired:
+        return False
+    return volume.identity.instance_id == voter.instance_id
+
+
+def _chunks(blocks: Sequence[LiveBlock]) -> Iterator[list[LiveBlock]]:
+    chunk: list[LiveBlock] = []
+    size = 0
+    for one in blocks:
+        if chunk and (size + one.file_size > CHUNK_SIZE_MAX or len(chunk) >= CHUNK_COUNT_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += one.file_size
+    if chunk:
+        yield chunk
+
+
+def _look_at(
+    blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, env: Environment, afresh: bool
+) -> list[list[Wrong]]:
+    return [look(one, volume.path, stream, env, afresh) for one in blocks]
+
+
+def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
+    """Return what is wrong with the copies of a block, for people."""
+    paths = {one.volume_id: one.path for one in volumes}
+    return [
+        Damage(
+            checked.block.stream, volume_id.hex(), str(checked.block.path_on(paths[volume_id])), one.offset_bytes,
+            one.first, one.end, one.reason,
+        )
+        for volume_id, found in checked.found.items()
+        for one in found
+    ]  # fmt: skip
+
+
+class Indexes:
+    """What index.db of each volume says, brought up to date by what is found."""
+
+    def __init__(self, volumes: Sequence[Volume], env: Environment) -> None:
+        self._env = env
+        self.by_volume = {
+            one.volume_id: VolumeIndex(env.files, one.path) for one in volumes if one.identity is not None
+        }
+        self._held: dict[tuple[bytes, bytes], dict[bytes, tuple[int, int]]] = {}
+
+    def note(self, checked: Checked) -> None:
+        """Note when the copies of a block were read, and whether each was whole."""
+        for volume_id, found in checked.found.items():
+            self.verified(volume_id, checked.block, not found)
+
+    def verified(self, volume_id: bytes, block: LiveBlock, is_whole: bool) -> None:
+        index = self.by_volume.get(volume_id)
+        if index is None:
+            return
+        key = (volume_id, block.written_as)
+        if key not in self._held:
+            self._held[key] = index.stream(block.written_as).blocks
+        size = block.file_size if is_whole else self._held[key].get(block.block_id, (-1, 0))[0]
+        if size >= 0:
+            index.verified(block.written_as, block.block_id, size, self._env.now_ns(), is_whole)
+
+
+def save_indexes(turn: Turn, indexes: Mapping[bytes, VolumeIndex]) -> None:
+    """Write what was verified into index.db of the volumes, a cache: one that cannot be written is told, not raised."""
+    known = {incarnation for stream in turn.state.streams.values() for incarnation in stream.incarnations}
+    for one in turn.writable:
+        if one.volume_id in indexes:
+            try:
+                indexes[one.volume_id].save(known)
+            except OSError as error:
+                logger.info("%s: index.db was not written: %s", one.path, error)
+
+
+# --- metadata
+
+
+def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
+    """Return what is wrong with the metadata files of one volume."""
+    journal = PlacementJournal(env.files, volume.path)
+    found = _metadata_damage(metadata.log_of(volume), journal)
+    return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
 
 
 def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[str, str]]:
@@ -112,34 +248,3 @@ def _damaged_snapshots(log: VolumeLog, told: set[str]) -> list[tuple[str, str]]:
         except FileNotFoundError:
             continue  # a newer one has taken its place meanwhile
     return found
-
-
-def _block_damage(
-    store_id: bytes, stream: StreamState, row: np.void, directory: Path, volume: str, env: Environment
-) -> list[Damage]:
-    path = block_path(str(directory), bytes(row["block_id"]))
-    first, end = int(row["first"]), int(row["first"] + row["span"])
-
-    def whole(reason: str, offset_bytes: int = 0) -> list[Damage]:
-        return [Damage(stream.name, volume, str(path), offset_bytes, first, end, reason)]
-
-    try:
-        file = env.files.open(path)
-    except FileNotFoundError:
-        return whole("the file is missing")
-    except OSError as error:
-        return whole(f"the file cannot be opened: {error}")
-    try:
-        expected = BlockExpectation(
-            store_id, stream.incarnation, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
-        )
-        reader = BlockReader.open(file, expected)
-        return [
-            Damage(stream.name, volume, str(path), one.offset_bytes, first + one.first, first + one.end, one.reason)
-            for one in reader.verify()
-        ]
-    except (StorageError, OSError) as error:
-        offset_bytes, reason = place_and_reason(error)
-        return whole(reason, offset_bytes)
-    finally:
-        file.close()
