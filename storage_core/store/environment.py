@@ -6,7 +6,7 @@ The state machine and the codecs get all of it as arguments; tests put simulatio
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -24,12 +24,19 @@ def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseExcepti
 
 
 def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
-    """The same, all at once: as long as the slowest takes. The last one runs in the caller's thread."""
+    """The same, all at once: as long as the slowest takes. None runs on when this is left, interrupted or not."""
     if len(calls) < 2:
         return one_after_another(calls)
-    others = [_threads().submit(_outcome, call) for call in calls[:-1]]
-    last = _outcome(calls[-1])
-    return [*(one.result() for one in others), last]
+    running = [_threads().submit(_outcome, call) for call in calls]
+    interruption: BaseException | None = None
+    while not all(one.done() for one in running):
+        try:
+            wait(running)
+        except BaseException as error:  # Ctrl-C: what is under way is waited for, and then it counts
+            interruption = error
+    if interruption is not None:
+        raise interruption
+    return [one.result() for one in running]
 
 
 @cache

@@ -535,9 +535,9 @@ def _link(collected: _Collected, evidence: Evidence) -> None:
     if index in entries and entries[index].chain != chain:
         raise CorruptionError(f"snapshot at index {index} is not of this log: the hash chains differ")
     if entries and min(entries) > index + 1:
-        raise CorruptionError(
-            f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}: entries are missing"
-        )
+        where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
+        evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
+        return
     while (index + 1) in entries and entries[index + 1].follows(chain):
         index += 1
         evidence.entries.append(entries[index])
