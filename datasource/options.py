@@ -147,9 +147,10 @@ OPTIONS = (
     Option(
         "table",
         (READ,),
-        "`messages`, `streams`",
+        "`messages`, `streams`, `events`",
         "`messages`",
-        "`streams`: one row a stream, with its configuration and state, instead of its messages.",
+        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; `events`: what "
+        "happened to the store and its volumes, oldest first.",
     ),
     Option("compression", (WRITE,), "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
     Option(

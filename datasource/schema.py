@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -50,6 +51,31 @@ STREAM_TYPES: dict[str, DataType] = {
     "compression": StringType(),
     "incarnation": StringType(),
     "description": StringType(),
+    "lost_ranges": ArrayType(StructType([StructField("first", LongType()), StructField("end", LongType())])),
+    "replicas": ArrayType(
+        StructType(
+            [
+                StructField("name", StringType()),
+                StructField("state", StringType()),
+                StructField("current", BooleanType()),
+                StructField("lag", LongType()),
+                StructField("damaged_blocks", LongType()),
+                StructField("last_scrub", TimestampType()),
+                StructField("path", StringType()),
+            ]
+        )
+    ),
+}
+
+EVENT_TYPES: dict[str, DataType] = {
+    "time": TimestampType(),
+    "kind": StringType(),
+    "stream": StringType(),
+    "consumer": StringType(),
+    "volume": StringType(),
+    "before": StringType(),
+    "after": StringType(),
+    "reason": StringType(),
 }
 
 WRITE_TYPES: dict[str, tuple[DataType, ...]] = {

@@ -18,13 +18,14 @@ from datasource.values import (
 from storage_core.subjects import is_filter, is_literal
 
 T = TypeVar("T")
-MESSAGES, STREAMS = "messages", "streams"
+MESSAGES, STREAMS, EVENTS = "messages", "streams", "events"
 JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOCK_TIMEOUT_S = 60.0
 TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
-TABLES_NOT_YET = ("consumers", "damage", "events")
+TABLES = (MESSAGES, STREAMS, EVENTS)
+TABLES_NOT_YET = ("consumers", "damage")
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -170,9 +171,9 @@ def _table(option: str, text: str) -> str:
     folded = text.strip().lower()
     if folded in TABLES_NOT_YET:
         raise ValueError(
-            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are messages, streams"
+            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are {', '.join(TABLES)}"
         )
-    return parse_choice(option, text, (MESSAGES, STREAMS))
+    return parse_choice(option, text, TABLES)
 
 
 def _layout(option: str, text: str) -> str:

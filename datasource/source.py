@@ -12,11 +12,20 @@ from pyspark.sql.types import DataType, StructType
 
 from datasource import foreign
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
-from datasource.schema import BY_SCHEMA_ONLY, MESSAGE_TYPES, STREAM_TYPES, check_read_schema, spark_schema
-from datasource.settings import FOREIGN, MESSAGES, ReadSettings, WriteSettings
-from datasource.tables import StreamTableReader
+from datasource.schema import (
+    BY_SCHEMA_ONLY,
+    EVENT_TYPES,
+    MESSAGE_TYPES,
+    STREAM_TYPES,
+    check_read_schema,
+    spark_schema,
+)
+from datasource.settings import EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
+from datasource.tables import EventTableReader, StreamTableReader, event_streams
 from datasource.writer import BatchWriter
 
+TABLE_TYPES = {MESSAGES: MESSAGE_TYPES, STREAMS: STREAM_TYPES, EVENTS: EVENT_TYPES}
+TABLE_READERS = {STREAMS: StreamTableReader, EVENTS: EventTableReader}
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
 
 
@@ -32,7 +41,7 @@ def schema(options: Mapping[str, str]) -> StructType:
         select_streams(foreign.open_store(settings).streams(), settings.streams)
     else:
         with open_store(settings) as store:
-            select_streams(store.streams(), settings.streams)
+            select_streams(event_streams(store) if settings.table == EVENTS else store.streams(), settings.streams)
     return spark_schema(_types(settings))
 
 
@@ -44,7 +53,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     if settings.layout in FOREIGN:
         return foreign.ForeignReader(settings, columns)
     if settings.table != MESSAGES:
-        return StreamTableReader(settings, columns)
+        return TABLE_READERS[settings.table](settings, columns)
     if PUSHDOWN_WORKER in sys.modules:
         return FilteringMessageReader(settings, columns)
     return MessageReader(settings, columns)
@@ -64,7 +73,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _types(settings: ReadSettings) -> Mapping[str, DataType]:
-    return MESSAGE_TYPES if settings.table == MESSAGES else STREAM_TYPES
+    return TABLE_TYPES[settings.table]
 
 
 def _is_catalogue_table(options: Mapping[str, str]) -> bool:

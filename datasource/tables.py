@@ -1,4 +1,4 @@
-"""`table=streams`: one row a stream, with its configuration and state, as of the moment of planning."""
+"""Tables about a store, as of the moment of planning: `table=streams` and `table=events`."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from datasource.reader import open_store, select_streams
 from datasource.settings import ReadSettings
 from datasource.values import parse_time_ns
+from storage_core import Store
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -31,15 +32,42 @@ class StreamTableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with open_store(self.settings) as store:
             names = select_streams(store.streams(), self.settings.streams or ("*",)) if store.streams() else []
-            return [RowsPartition([stream_row(store.stream(name).info()) for name in names])]
+            return [RowsPartition([stream_row(info) for info in store.report(names, exact_times=True)])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RowsPartition), partition
-        yield pa.RecordBatch.from_pylist(partition.rows, schema=self.schema)
+        yield _batch(partition, self.schema)
+
+
+class EventTableReader(DataSourceReader):
+    """Lists what happened to a store and its volumes, or to the streams that the option `stream` names."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with open_store(self.settings) as store:
+            events = store.events()
+            if self.settings.streams:
+                names = set(select_streams(event_streams(store), self.settings.streams))
+                events = [event for event in events if event["stream"] in names]
+            return [RowsPartition([{**event, "time": _time(event["time"])} for event in events])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield _batch(partition, self.schema)
+
+
+def event_streams(store: Store) -> list[str]:
+    """Return the streams that events are about, also those that were deleted, and those that there are."""
+    return sorted({*store.streams(), *(event["stream"] for event in store.events() if event["stream"])})
+
+
+def _batch(partition: InputPartition, schema: pa.Schema) -> pa.RecordBatch:
+    assert isinstance(partition, RowsPartition), partition
+    return pa.RecordBatch.from_pylist(partition.rows, schema=schema)
 
 
 def stream_row(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of `schema.STREAM_TYPES` out of what `stream info --json` prints."""
+    """Return the columns of `schema.STREAM_TYPES`, and some more, out of what `stream info --json` prints."""
     config, state = info["config"], info["state"]
     return {
         "stream": config["name"],
@@ -55,6 +83,10 @@ def stream_row(info: dict[str, Any]) -> dict[str, Any]:
         "compression": config["compression"],
         "incarnation": state["incarnation"],
         "description": config.get("description", ""),
+        "lost_ranges": [{"first": first, "end": end} for first, end in state["lost_ranges"]],
+        "replicas": [
+            {**replica, "last_scrub": _time(replica["last_scrub"])} for replica in info["cluster"]["replicas"]
+        ],
     }
 
 

@@ -119,19 +119,18 @@ def _change(state: StoreState) -> dict[str, Any] | None:
 
 def stream_info(store: "Store", stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
     """Return the shape of `stream info --json`. Reads two messages for their times."""
-    first, last = stream.first_sequence, _last_shown(stream)
-    times = (_time_of(store, stream, first), _time_of(store, stream, last))
+    times = (_time_of(store, stream, stream.first_sequence), _time_of(store, stream, _last_shown(stream)))
     return {**stream_summary(stream, times), "cluster": _cluster(survey or Survey(store), stream)}
 
 
-def stream_report(store: "Store") -> list[dict[str, Any]]:
-    """Return all streams, by name, in the shape of `stream info --json`.
-
-    Made from metadata and one look at the volumes: `first_ts` and `last_ts` are the bounds of the first and the last
-    block.
-    """
+def stream_report(store: "Store", names: Sequence[str] | None, exact_times: bool) -> list[dict[str, Any]]:
+    """Return streams in the shape of `stream info --json`; None: all of them, by name."""
     survey = Survey(store)
-    return [{**stream_summary(one), "cluster": _cluster(survey, one)} for one in by_name(survey.view.state)]
+    state = survey.view.state
+    streams = by_name(state) if names is None else [store.stream_state(name, state) for name in names]
+    if exact_times:
+        return [stream_info(store, one, survey) for one in streams]
+    return [{**stream_summary(one), "cluster": _cluster(survey, one)} for one in streams]
 
 
 def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) -> dict[str, Any]:

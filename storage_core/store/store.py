@@ -262,9 +262,13 @@ class Store:
         """Return what each volume is like: its metadata, and all copies of streams on it taken together."""
         return describe.cluster_info(Survey(self))
 
-    def report(self) -> list[dict[str, Any]]:
-        """Return every stream with its replicas, as `Stream.info` has it, from metadata and one look at the volumes."""
-        return describe.stream_report(self)
+    def report(self, streams: Sequence[str] | None = None, exact_times: bool = False) -> list[dict[str, Any]]:
+        """Return these streams (None: all, by name) as `Stream.info` has them, from one look at the volumes.
+
+        Without `exact_times` no message is read: the bounds of the first and last block stand for the times of the
+        first and last message.
+        """
+        return describe.stream_report(self, streams, exact_times)
 
     def events(
         self, limit: int | None = None, stream: str | None = None, kind: str | None = None

@@ -53,7 +53,8 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
     [
         ({"table": "consumers"}, "'consumers' is not supported by this version"),
         ({"table": "damage"}, "'damage' is not supported by this version"),
-        ({"table": "events"}, "'events' is not supported by this version"),
+        ({"table": "event"}, "did you mean 'events'"),
+        ({"table": "events", "subject": "a"}, "'subject' is for reading messages"),
         ({"table": "stream"}, "did you mean 'streams'"),
         ({"layout": "kafka"}, "'kafka' is not one of jstream, nats, stan"),
         ({"layout": "stan", "account": "A"}, "'account' is for layout=nats only"),

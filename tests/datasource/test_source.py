@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from datasource import source
-from datasource.schema import MESSAGE_TYPES, STREAM_TYPES, spark_schema
+from datasource.schema import EVENT_TYPES, MESSAGE_TYPES, STREAM_TYPES, spark_schema
 from storage_core.errors import NotAStoreError, NotFoundError
 
 # What Spark hands to `schema` for CREATE TABLE t USING jstream.
@@ -16,6 +16,7 @@ OF_A_TABLE = {"owner": "me", "provider": "jstream"}
 def test_columns_of_messages_and_of_streams(driver: Any) -> None:
     assert source.schema(driver.options({"stream": "ORDERS"})) == spark_schema(MESSAGE_TYPES)
     assert source.schema(driver.options({"table": "streams"})) == spark_schema(STREAM_TYPES)
+    assert source.schema(driver.options({"table": "events"})) == spark_schema(EVENT_TYPES)
 
 
 def test_load_finds_out_about_paths_and_streams(driver: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pyspark_jstream import register
 from storage_core import Store
+from storage_core.metadata.commands import Event, RecordEvents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -204,10 +205,17 @@ def test_dataframe_repeats_while_the_stream_changes(spark: Any, read: Any, write
     assert read().count() == 7
 
 
-def test_table_of_streams(read: Any, store: Store, orders: Make) -> None:
+def test_tables_of_streams_and_events(read: Any, store: Store, orders: Make) -> None:
     store.stream("ORDERS").append(orders(5))
+    with store.turn() as turn:
+        store.propose(turn, RecordEvents((Event("scrub", reason="a test"),)))
     rows = read(None, table="streams").where("messages > 0").select("stream", "messages", "subjects").collect()
     assert [tuple(row) for row in rows] == [("ORDERS", 5, ["orders.>"])]
+    replicas = read(None, table="streams").selectExpr("stream", "inline(replicas)").where("current").collect()
+    assert {row.stream for row in replicas} == set(store.streams())
+    assert [(row.kind, row.volume, row.reason) for row in read(None, table="events").collect()] == [
+        ("scrub", None, "a test")
+    ]
 
 
 def test_foreign_store_is_read_in_place(spark: Any) -> None:

@@ -1,5 +1,6 @@
-"""`table=streams`: what there is, as rows."""
+"""`table=streams` and `table=events`: what there is and what happened, as rows."""
 
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -8,11 +9,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from datasource.schema import STREAM_TYPES, spark_schema
+from datasource.schema import EVENT_TYPES, STREAM_TYPES, spark_schema
 from storage_core import Store
 from storage_core.errors import NotFoundError
+from storage_core.metadata.commands import Event, RecordEvents
 
 SCHEMA = to_arrow_schema(spark_schema(STREAM_TYPES), timezone="UTC")
+EVENTS = to_arrow_schema(spark_schema(EVENT_TYPES), timezone="UTC")
 
 
 def test_streams_are_rows_with_configuration_and_state(
@@ -55,3 +58,44 @@ def test_store_without_streams_has_no_rows(tmp_path: Any, driver: Any) -> None:
 def test_unknown_stream_is_refused(driver: Any) -> None:
     with pytest.raises(NotFoundError, match="did you mean 'LOGS'"):
         driver.read(SCHEMA, table="streams", stream="LOG")
+
+
+def test_streams_say_which_of_their_replicas_are_current(tmp_path: Any, driver: Any) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    store = Store.create(paths)
+    store.add_stream({"name": "S"}).publish("S", b"x")
+    shutil.rmtree(paths[1])
+    (row,) = driver.read(SCHEMA, table="streams", path=str(paths[0])).to_pylist()
+    assert [one["state"] for one in row["replicas"]] == ["current", "missing", "current"]
+    assert [one["current"] for one in row["replicas"]] == [True, False, True]
+    assert [one["path"] for one in row["replicas"]] == [str(path) for path in paths]
+    assert row["lost_ranges"] == []
+
+
+def record(store: Store, *events: Event) -> None:
+    with store.turn() as turn:
+        store.propose(turn, RecordEvents(events))
+
+
+def test_events_are_rows_oldest_first_with_nothing_for_what_they_are_not_about(store: Store, driver: Any) -> None:
+    record(store, Event("scrub", time_ns=1_000_000_001), Event("lost", "ORDERS", after="3 messages", reason="gone"))
+    scrub, lost = driver.read(EVENTS, table="events").to_pylist()
+    assert scrub["time"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+    assert {key: value for key, value in scrub.items() if value is not None and key != "time"} == {"kind": "scrub"}
+    assert (lost["kind"], lost["stream"], lost["after"], lost["reason"]) == ("lost", "ORDERS", "3 messages", "gone")
+    assert lost["time"] > scrub["time"]
+
+
+def test_events_of_a_stream_can_be_chosen_also_when_it_is_gone(store: Store, driver: Any) -> None:
+    record(store, Event("lost", "LOGS"), Event("scrub"), Event("lost", "ORDERS"))
+    store.delete_stream("LOGS")
+    chosen = pa.schema([EVENTS.field("stream")])
+    assert driver.read(chosen, table="events", stream="L*").to_pylist() == [{"stream": "LOGS"}]
+    assert driver.read(chosen, table="events", stream="ORDERS_EU").num_rows == 0
+    assert driver.read(chosen, table="events").num_rows == 3
+    with pytest.raises(NotFoundError, match="no stream 'NONE'"):
+        driver.read(chosen, table="events", stream="NONE")
+
+
+def test_a_store_to_which_nothing_happened_has_no_events(driver: Any) -> None:
+    assert driver.read(EVENTS, table="events").num_rows == 0
