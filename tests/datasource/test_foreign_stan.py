@@ -77,6 +77,18 @@ def test_unexpected_end_fails_the_read_unless_truncate_bad_eof_asks_to_go_on(
     assert "as the options ask, the read goes on: stream 'foo': the message with sequence 70 is lost" in caplog.text
 
 
+@pytest.mark.parametrize("case", ["basic", "damaged-bitflip-no-index", "damaged-truncated-msgs", "damaged-zero-tail"])
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_small_partitions_read_what_large_ones_do(
+    case: str, limit: int, driver: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"stream": "foo", **place(case), "noCrc": "true", "truncateBadEof": "true"}
+    with caplog.at_level(logging.WARNING, "jstream"):
+        assert driver.read(**options, maxRecordsPerPartition=limit) == driver.read(**options)
+    wrong = [text for text in caplog.messages if "was read" in text or "is lost" in text]
+    assert len(wrong) == (2 if case in ("damaged-bitflip-no-index", "damaged-truncated-msgs") else 0)  # once a read
+
+
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_encrypted_channel_is_refused(fail: str, driver: Any) -> None:
     with pytest.raises(UnsupportedVersionError, match="channel 'foo': its messages are encrypted"):

@@ -41,19 +41,30 @@ def read_slice(
     """
     read_schema(tuple(columns))
     account = _Account(part, on_damage)
-    try:
-        for window in scan_file(part.path, MESSAGES, part.stream, part.file_size, files):
-            refuse_encrypted(part.stream, part.path, window)
-            rows, sequences = account.take(window)
-            rows, sequences = _filtered(part, window.buffer, rows, sequences)
-            sizes = np.maximum(rows.ends - rows.starts, BATCH_SIZE // BATCH_ROW_COUNT)
-            for first, end in runs_by_size(sizes, BATCH_SIZE):
-                run = slice(first, end)
-                yield build_batch(part.stream, window.buffer, rows.take(run), sequences[run], columns)
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        account.unreadable("the file is gone" if gone else f"the file cannot be read: {error.strerror}")
+    for window in _windows(part, account, files):
+        refuse_encrypted(part.stream, part.path, window)
+        rows, sequences = account.take(window)
+        rows, sequences = _filtered(part, window.buffer, rows, sequences)
+        sizes = np.maximum(rows.ends - rows.starts, BATCH_SIZE // BATCH_ROW_COUNT)
+        for first, end in runs_by_size(sizes, BATCH_SIZE):
+            run = slice(first, end)
+            yield build_batch(part.stream, window.buffer, rows.take(run), sequences[run], columns)
     account.finish()
+
+
+def _windows(part: ForeignSlice, account: "_Account", files: Files) -> Iterator[Window]:
+    """Yield the windows of the file, up to where it can be read."""
+    windows = scan_file(part.path, MESSAGES, part.stream, part.file_size, files)
+    while True:
+        try:
+            window = next(windows, None)
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            account.unreadable("the file is gone" if gone else f"the file cannot be read: {error.strerror}")
+            return
+        if window is None:
+            return
+        yield window
 
 
 def refuse_encrypted(stream: str, path: str, window: Window) -> None:
@@ -89,10 +100,14 @@ class _Account:
         self._apart = False  # bytes that are no record came after it
         self._shown = part.first - 1  # highest sequence that was served, or lies before the part
         self._pending: list[Stretch] = []  # stretches after the last served record
+        self._read_bytes = 0  # of the file
 
     def take(self, window: Window) -> tuple[Records, np.ndarray]:
         """Return the messages of the window to serve, with their sequences; tell the damage in front of them."""
         records, part = window.records, self._part
+        stretches_end = max((one.end_bytes for one in window.stretches), default=0)
+        records_end = window.offset_bytes + int(np.max(records.ends, initial=0))
+        self._read_bytes = max(self._read_bytes, records_end, stretches_end)
         sequences = place_sequences(records, self._placed, self._apart)
         self._note_places(window, sequences)
         shown = (sequences > 0) & (records.good | part.no_crc)
@@ -104,8 +119,7 @@ class _Account:
         return records.take(rows), sequences[rows]
 
     def unreadable(self, reason: str) -> None:
-        at = self._pending[-1].end_bytes if self._pending else 0
-        self._pending.append(Stretch(at, self._part.file_size, Cause.MISSING, reason, b""))
+        self._pending.append(Stretch(self._read_bytes, self._part.file_size, Cause.MISSING, reason, b""))
 
     def finish(self) -> None:
         """Tell the damage at the end of the file, and what is missing of the part."""

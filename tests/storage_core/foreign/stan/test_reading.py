@@ -1,5 +1,7 @@
 """Slices of a channel together: gaps, indexes that tell more or less than the data, encryption, what is told."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from struct import pack
@@ -9,7 +11,9 @@ import pytest
 from crc32c import crc32c
 
 from storage_core.errors import DataLossError, UnsupportedVersionError
+from storage_core.files import OsFile, OsFiles
 from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+from storage_core.foreign.stan import scan
 
 Read = Callable[..., list[dict[str, Any]]]
 
@@ -139,6 +143,32 @@ def test_file_that_shrinks_or_goes_after_the_plan_is_told(writer: Any, make_chan
     path.unlink()
     with pytest.raises(DataLossError, match="10 messages of the sequences 1 to 10 are lost: .*: the file is gone"):
         list(read_foreign_slice(part, ["sequence"]))
+
+
+def test_disk_that_fails_in_the_middle_of_a_file_loses_the_rest_of_it(
+    writer: Any, make_channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "WINDOW_SIZE", 100)
+
+    class FailingFile(OsFile):
+        def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+            if offset_bytes > 150:
+                raise OSError(errno.EIO, "Input/output error", str(self.path))
+            return super().read_into(offset_bytes, buffer)
+
+    class FailingFiles(OsFiles):
+        def open(self, path: Path, writable: bool = False) -> OsFile:
+            return FailingFile(path, os.open(path, os.O_RDONLY))
+
+    store = make_channel(msgs_1_dat=writer.slice(1, 11))
+    (part,) = open_foreign(store, "stan").plan("foo")
+    told: list[ForeignDamage] = []
+    batches = read_foreign_slice(part, ["sequence"], told.append, FailingFiles())
+    got = [row["sequence"] for batch in batches for row in batch.to_pylist()]
+    assert got == list(range(1, len(got) + 1)) and 2 < len(got) < 10
+    assert [(one.first, one.end, one.allowed) for one in told] == [(len(got) + 1, 11, False)]
+    assert "the file cannot be read: Input/output error" in told[0].reason
+    assert told[0].offset_bytes == len(writer.slice(1, len(got) + 1))
 
 
 def test_file_that_grows_after_the_plan_gives_the_same_rows(writer: Any, make_channel: Any) -> None:
