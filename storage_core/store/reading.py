@@ -274,7 +274,7 @@ def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Findin
     try:
         file = env.files.open(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        return _Finding(copy, path, 0, "the file is missing", FileNotFoundError(*error.args), copy.expected)
+        return _Finding(copy, path, 0, reports.FILE_IS_MISSING, FileNotFoundError(*error.args), copy.expected)
     except OSError as error:
         return _Finding(copy, path, 0, f"the file cannot be opened: {error.strerror}", error, True)
     readable = _Readable(file)

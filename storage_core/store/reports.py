@@ -29,6 +29,7 @@ HEADER = Struct("<8sIII")  # magic, version, CRC32C of the payload, payload size
 PAYLOAD_SIZE_MAX = 4096  # bytes
 REASON_SIZE_MAX = 1024  # bytes of UTF-8
 REPORT_COUNT_MAX = 256  # files on a volume; what comes after them is found by scrub
+FILE_IS_MISSING = "the file is missing"  # reason of a report about a copy that was not there
 _NAME_SIZE = 16  # hex digits
 
 
