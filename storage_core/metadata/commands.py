@@ -135,6 +135,20 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     state: bytes  # as encode_state wrote it
 
 
+class PrepareStreams(msgspec.Struct, frozen=True, tag="prepare_streams"):
+    """Directories of streams to come are being filled. What is in them is unlinked if the streams never come."""
+
+    incarnations: tuple[bytes, ...]
+    until_ns: int  # buried then
+
+
+class RestoreStreams(msgspec.Struct, frozen=True, tag="restore_streams"):
+    """Streams with everything that is in them, under incarnations that were prepared: all of them, or none."""
+
+    streams: tuple[bytes, ...]  # each as encode_stream wrote it
+    events: tuple[Event, ...] = ()
+
+
 class ChangeVolumes(msgspec.Struct, frozen=True, tag="change_volumes"):
     """The volumes of the store from now on. The voters among them change by one at most."""
 
@@ -182,6 +196,8 @@ Command = (
     | AddStream
     | EditStream
     | DeleteStream
+    | PrepareStreams
+    | RestoreStreams
     | ChangePlacement
     | Append
     | Abort

@@ -32,9 +32,11 @@ from storage_core.metadata.commands import (
     ForgetTransactions,
     Init,
     NoOp,
+    PrepareStreams,
     RecordEvents,
     RecordHolders,
     Remove,
+    RestoreStreams,
     TakeOver,
     Voter,
 )
@@ -51,6 +53,7 @@ from storage_core.metadata.state import (
     StreamState,
     WriterState,
     decode_state,
+    decode_stream,
 )
 from storage_core.sequences import SequenceSet
 
@@ -192,13 +195,16 @@ def _with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> 
 
 
 def _add_stream(state: StoreState, place: Place, time_ns: int, command: AddStream) -> tuple[StoreState, Result]:
-    name = command.config.name
+    _check_name_is_free(state, command.config.name)
+    stream = StreamState(command.config, command.incarnation, time_ns, command.placement)
+    return state.with_stream(stream), Done()
+
+
+def _check_name_is_free(state: StoreState, name: str) -> None:
     there = state.streams.get(name.casefold())
     if there is not None:
         how = "exists" if there.name == name else f"differs from stream {there.name!r} only in case"
         _refuse(errors.AlreadyExistsError, f"stream {name!r} {how}")
-    stream = StreamState(command.config, command.incarnation, time_ns, command.placement)
-    return state.with_stream(stream), Done()
 
 
 def _edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStream) -> tuple[StoreState, Result]:
@@ -223,6 +229,36 @@ def _delete_stream(state: StoreState, place: Place, time_ns: int, command: Delet
     directory = np.zeros(len(stream.incarnations), GRAVE_DTYPE)
     directory["incarnation"], directory["dropped_ns"] = ids(stream.incarnations), time_ns
     return replace(state, streams=streams, graveyard=graveyard.append(directory)), Done()
+
+
+def _prepare_streams(
+    state: StoreState, place: Place, time_ns: int, command: PrepareStreams
+) -> tuple[StoreState, Result]:
+    if any(state.by_incarnation(one) is not None for one in command.incarnations):
+        _refuse(errors.AlreadyExistsError, "a stream is prepared under an incarnation that there is")
+    graves = np.zeros(len(command.incarnations), GRAVE_DTYPE)
+    graves["incarnation"], graves["dropped_ns"] = ids(command.incarnations), command.until_ns
+    return replace(state, graveyard=state.graveyard.append(graves)), Done()
+
+
+def _restore_streams(
+    state: StoreState, place: Place, time_ns: int, command: RestoreStreams
+) -> tuple[StoreState, Result]:
+    for encoded in command.streams:
+        stream = decode_stream(encoded)
+        _check_name_is_free(state, stream.name)
+        if state.by_incarnation(stream.incarnation) is not None:
+            _refuse(errors.AlreadyExistsError, f"stream {stream.name!r}: its incarnation is another stream's")
+        if not stream.placement or any(state.voter(one) is None for one in stream.placement):
+            _refuse(errors.RequirementError, f"stream {stream.name!r}: its placement names volumes that there are not")
+        graves = state.graveyard.rows
+        prepared = (graves["incarnation"] == np.void(stream.incarnation)) & (graves["block_id"] == np.void(bytes(16)))
+        if not prepared.any():
+            _refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks were buried before it was restored")
+        histories = ((place.history, 1),) if stream.next_sequence > 1 else ()
+        stream = replace(stream, created_ns=time_ns, histories=histories)
+        state = replace(state, graveyard=state.graveyard.keep(~prepared)).with_stream(stream)
+    return _with_events(state, command.events, time_ns), Done()
 
 
 def _change_placement(
@@ -529,6 +565,8 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     AddStream: _add_stream,
     EditStream: _edit_stream,
     DeleteStream: _delete_stream,
+    PrepareStreams: _prepare_streams,
+    RestoreStreams: _restore_streams,
     Append: _append,
     Abort: _abort,
     Remove: _remove,

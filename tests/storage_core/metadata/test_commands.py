@@ -65,7 +65,7 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
     assert kind.__struct_config__.tag in {
         "init", "noop", "take_over", "add_stream", "edit_stream", "delete_stream", "append", "abort", "remove", "bury",
         "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost", "record_events",
-        "record_holders",
+        "record_holders", "prepare_streams", "restore_streams",
     }  # fmt: skip
 
 
