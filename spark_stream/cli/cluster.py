@@ -137,7 +137,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         return
     change = info["change"]
     facts = [
-        ("leader", info["leader"]),
+        ("leader", info["leader"] or "none: too few volumes can vote"),
         ("term", info["term"]),
         ("index", info["index"]),
         ("volumes that vote", info["voters"]),

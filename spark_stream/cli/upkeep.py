@@ -140,6 +140,8 @@ def _print_repair(found: dict[str, Any]) -> None:
     else:
         verdict = f"{counted(len(damage), 'damaged place')}, " + (f"{left} left" if left else "all repaired")
     say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
+    for lost in found["lost"]:
+        say(f"stream {lost['stream']}: no copy has sequences {lost['first']} to {lost['end'] - 1}: they are lost")
 
 
 def _size(text: str | None, option: str) -> int | None:

@@ -67,7 +67,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
     voting = [one.volume_id for one in view.state.voters if not one.learner]
     return {
         "name": view.state.store_id.hex(),
-        "leader": survey.leader(voting).hex(),
+        "leader": _name(survey.leader(voting)),
         "term": view.term,
         "index": view.index,
         "generation": view.commit.generation if view.commit is not None else None,
@@ -100,6 +100,10 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
         "damaged_blocks": sum(one.damaged_blocks for _, one in copies),
         "last_scrub": rfc3339(scrubbed_ns) if scrubbed_ns else None,
     }
+
+
+def _name(volume_id: bytes | None) -> str | None:
+    return None if volume_id is None else volume_id.hex()
 
 
 def _change(state: StoreState) -> dict[str, Any] | None:
@@ -191,7 +195,7 @@ def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
 def _cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
     """Return the volumes of the placement, the leader too."""
     return {
-        "leader": survey.leader(stream.placement).hex(),
+        "leader": _name(survey.leader(stream.placement)),
         "replicas": [
             {
                 "name": one.name,

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.raft.quorum import majority
 from storage_core.store import reports
 from storage_core.store.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
 from storage_core.store.index import VolumeIndex
@@ -76,7 +77,7 @@ class Survey:
     def __init__(self, store: "Store") -> None:
         self._files = store.environment.files
         self.view: View = store.view()
-        self.standings: Mapping[bytes, Standing] = store.metadata.standings()
+        self.standings: Mapping[bytes, Standing] = _decided(store.metadata.standings(), self.view.state)
         self.volumes: tuple[Volume, ...] = store.volumes()
         self._at = {one.volume_id: one for one in self.volumes}
         self._indexes = {one.volume_id: VolumeIndex(self._files, one.path) for one in self.volumes if _readable(one)}
@@ -91,10 +92,12 @@ class Survey:
         one = self.standing(volume_id)
         return 0 if one.state == CURRENT else max(0, self.view.index - one.index)
 
-    def leader(self, volume_ids: Iterable[bytes]) -> bytes:
-        """Return the first of these volumes that may vote. One process hosts all voters: leading means no more here."""
-        listed = list(volume_ids)
-        return next((one for one in listed if self.standing(one).state == CURRENT), listed[0])
+    def leader(self, volume_ids: Iterable[bytes]) -> bytes | None:
+        """Return the first of these volumes that may vote, None if there is none.
+
+        One process hosts all voters: leading means no more here.
+        """
+        return next((one for one in volume_ids if self.standing(one).state == CURRENT), None)
 
     def replicas(self, stream: StreamState) -> list[Replica]:
         """Return the copies of a stream in the order of its placement."""
@@ -109,6 +112,8 @@ class Survey:
             except OSError:
                 continue  # a volume that cannot be looked at has its own state
             for _, report in left:
+                if report.reason == reports.FILE_IS_MISSING:
+                    continue  # the listing says whether it is; the whole volume may have been away
                 copies = found.setdefault(report.volume_id, {})
                 copy = (report.incarnation, report.block_id)
                 copies[copy] = max(copies.get(copy, 0), report.time_ns)
@@ -130,7 +135,7 @@ class Survey:
                 state, reason = MISSING, f"none of its {len(rows)} blocks is there"
             elif damaged:
                 state, reason = DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
-            elif absent:
+            elif absent and state == CURRENT:
                 state, reason = BEHIND, f"{_blocks(absent)} of {len(rows)} not written there yet"
         return Replica(
             volume_id=volume_id,
@@ -172,6 +177,19 @@ class Survey:
                         verified_ns[at] = -told_ns
             begin = end
         return sizes, verified_ns
+
+
+def _decided(standings: Mapping[bytes, Standing], state: StoreState) -> Mapping[bytes, Standing]:
+    """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
+    voting = [one.volume_id for one in state.voters if not one.learner]
+    count = sum(standings.get(one, _UNKNOWN).state in (CURRENT, BEHIND) for one in voting)
+    if count >= majority(len(voting)):
+        return standings
+    reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
+    return {
+        volume_id: Standing(BEHIND, reason, one.index) if one.state == CURRENT else one
+        for volume_id, one in standings.items()
+    }
 
 
 def worst(states: Iterable[str]) -> str:

@@ -156,6 +156,18 @@ def test_what_a_reader_reported_is_damage_until_the_copy_was_read_as_a_whole(sto
     assert states(store) == ["current"] * 3
 
 
+def test_a_copy_that_a_reader_missed_while_its_volume_was_away_is_whole_when_it_is_back(
+    store: Store, paths: list[Path]
+) -> None:
+    stream, volumes = store.stream_state("ORDERS"), store.volumes()
+    block_id = bytes(stream.blocks.rows["block_id"][1])
+    missed = Report(
+        stream.incarnation, block_id, volumes[2].volume_id, 11, 21, 0, reports.FILE_IS_MISSING, REAL.now_ns()
+    )
+    reports.leave(REAL, [paths[0]], missed)
+    assert states(store) == ["current"] * 3
+
+
 def test_the_scrub_that_lies_longest_back_counts_and_none_until_all_was_read(store: Store) -> None:
     assert {one.last_scrub_ns for one in copies(store)} == {0}
     store.verify()
@@ -253,12 +265,20 @@ def test_a_volume_that_was_away_is_behind_by_what_it_missed(store: Store, paths:
     assert (found.damaged_blocks, found.missing_blocks, found.block_count) == (0, 2, BLOCK_COUNT)
 
 
-def test_with_too_few_volumes_for_a_decision_the_rest_still_tells(store: Store, paths: list[Path]) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+def test_without_a_majority_no_copy_is_called_current(store: Store, paths: list[Path], read_only: bool) -> None:
+    paths[0].rename(paths[0].with_name("away"))
+    put(store.stream("ORDERS"), 1)
+    paths[0].with_name("away").rename(paths[0])
     for path in paths[1:]:
         shutil.rmtree(path)
-    seen = Store.open(paths[0], read_only=True)
-    assert states(seen) == ["current", "missing", "missing"]
-    assert seen.cluster_info()["leader"] == copies(seen)[0].name
+    seen = Store.open(paths[0], read_only=read_only)
+    assert states(seen) == ["behind", "missing", "missing"]
+    assert "1 of 3 volumes can vote, 2 are needed" in copies(seen)[0].reason
+    info = seen.cluster_info()
+    assert info["leader"] is None
+    assert info["volumes"][0]["state"] == "behind"
+    assert seen.stream("ORDERS").info()["cluster"]["leader"] is None
 
 
 def test_a_healthy_look_lists_each_directory_once_and_opens_no_block(store: Store, paths: list[Path]) -> None:
