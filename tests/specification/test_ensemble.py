@@ -109,8 +109,8 @@ NEEDED = {
     ),
     "drop_record": Need(
         "FALSE-CURRENT",
-        Budget(("a,b", "c"), turns=3, kills=1, failed_fsyncs=1, volume_faults=1),
-        [*turn(0), "the last record of volume 0 is damaged"],
+        Budget(("a,b", "c"), turns=3, kills=2, failed_fsyncs=1, volume_faults=1),
+        [*turn(0), "P0 KILLED", "the last record of volume 0 is damaged"],
     ),
     "vote_first": Need(
         "LOST",

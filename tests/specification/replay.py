@@ -1,0 +1,383 @@
+"""Traces of the model of the ensemble, played with the real store on a simulated disk.
+
+Each process of a trace is a thread that takes real turns; the I/O of a round runs in a thread for each volume, as in
+reality. Gates at the file interface hold every call back until the trace says that it happens: before the first write
+of a volume's round ("prepares", "writes the entry"), before the fsync of what it wrote ("fsyncs", "FAILS"), before a
+commit record ("records"). Kills, power losses and faults of volumes are done to the disk.
+
+A label that the real store has no call waiting for is passed over: a trace of a weakened rule may have steps that the
+real one does not take. What was promised is what the real store stored on a quorum.
+"""
+
+import errno
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.simulated_disk import (
+    ALL_KEPT,
+    NOTHING_KEPT,
+    ProcessEnded,
+    SimulatedDirectory,
+    SimulatedDisk,
+    SimulatedFile,
+    SimulatedFiles,
+)
+
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import AddStream
+from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.raft import log_format
+from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE
+from storage_core.store.creation import create_volumes
+from storage_core.store.ensemble import Metadata
+from storage_core.store.environment import Environment, one_after_another
+
+PATHS = [Path("/disk/v0"), Path("/disk/v1"), Path("/disk/v2")]
+GATES = {
+    "prepares": "prepare",
+    "writes the entry on": "entry",
+    "fsyncs": "sync",
+    "fsync of": "sync",
+    "records on": "record",
+}  # what is told of a volume, and what its thread waits for
+KIND_AT = 8  # of a record, in its header
+WAIT_MAX_S = 30.0  # for threads that compute and never wait for a clock: reached only if one hangs
+
+
+def volume_of(path: Path) -> int:
+    return int(path.parts[2][1:])
+
+
+class Gates:
+    """Where the threads of one process stop, and what lets them go on."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._running = 0
+        self._waiting: dict[int, str] = {}  # volume: what its thread, or the turn, is about to do
+        self._granted: dict[int, str] = {}
+        self.is_open = False  # everything goes on
+        self.end: type[BaseException] | None = None  # what every thread meets at its gate
+
+    def thread(self, change: int) -> None:
+        with self._condition:
+            self._running += change
+            self._condition.notify_all()
+
+    def pass_(self, volume: int, what: str) -> str:
+        """Wait until the trace lets `what` happen; return how."""
+        with self._condition:
+            self._waiting[volume] = what
+            self._running -= 1
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: volume in self._granted or self.is_open or self.end is not None)
+            self._running += 1
+            del self._waiting[volume]
+            if self.end is not None:
+                raise self.end
+            return self._granted.pop(volume, "")
+
+    def waits_for(self, volume: int, what: str) -> bool:
+        self.rest()
+        return self._waiting.get(volume) == what
+
+    def grant(self, volume: int, how: str = "") -> None:
+        with self._condition:
+            self._granted[volume] = how
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: volume not in self._granted, WAIT_MAX_S)
+        self.rest()
+
+    def release(self, end: type[BaseException] | None = None) -> None:
+        """Let everything go on, or end."""
+        with self._condition:
+            self.is_open, self.end = end is None, end
+            self._condition.notify_all()
+        self.rest()
+
+    def rest(self) -> None:
+        """Wait until every thread waits at a gate or has ended."""
+        with self._condition:
+            assert self._condition.wait_for(lambda: self._running == 0, WAIT_MAX_S), self._waiting
+
+
+class GatedFile:
+    """A file of which writes and syncs wait at the gates."""
+
+    def __init__(self, file: SimulatedFile, process: "Process") -> None:
+        self._file, self._process = file, process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        self._process.before_write(volume_of(self._file.path), offset_bytes, bytes(data[: 4 * PAGE_SIZE]))
+        self._file.write_at(offset_bytes, data)
+
+    def sync(self) -> None:
+        if self._process.before_sync(volume_of(self._file.path)) == "fails":
+            self._file.strand()
+            raise OSError(errno.EIO, "a failed fsync", str(self._file.path))
+        self._file.sync()
+
+
+class GatedFiles:
+    """`Files` of a process in a replay."""
+
+    def __init__(self, files: SimulatedFiles, process: "Process") -> None:
+        self._files, self._process = files, process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def create(self, path: Path) -> GatedFile:
+        return GatedFile(self._files.create(path), self._process)
+
+    def open(self, path: Path, writable: bool = False) -> GatedFile:
+        return GatedFile(self._files.open(path, writable), self._process)
+
+
+class Process:
+    """A process that takes turns; each turn is a thread."""
+
+    def __init__(self, number: int, replay: "Replay") -> None:
+        self.number, self.replay = number, replay
+        self.files = replay.disk.process()
+        self.env = replay.environment(GatedFiles(self.files, self), self.in_round)
+        self.gates = Gates()
+        self.metadata: Metadata | None = None
+        self.turn: threading.Thread | None = None
+        self.outcome: str | BaseException = "no turn yet"
+        self._round = threading.local()
+        self._proposing = ""
+        self.writes_entry = False
+
+    def begin(self, name: str) -> None:
+        """Take a turn that makes a stream; it stops at its first gate."""
+        self.gates = Gates()
+        self.gates.thread(+1)
+        self.turn = threading.Thread(target=self._take, args=(name,), daemon=True)
+        self.turn.start()
+        self.gates.rest()
+
+    def _take(self, name: str) -> None:
+        try:
+            if self.metadata is None:
+                self.metadata = Metadata.at(self.env, PATHS)
+            self._proposing = ""
+            with self.metadata.turn(0.0) as turn:
+                self._proposing = name
+                turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+                self._proposing = ""
+            self.outcome = "done"
+        except (StorageError, ProcessEnded, KeyboardInterrupt) as error:
+            self.outcome = error
+        finally:
+            self.gates.thread(-1)
+
+    def in_round(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run the calls of one round, each in its thread, as `Environment.parallel` does."""
+        outcomes: list[Any] = [None] * len(calls)
+        left = threading.Semaphore(len(calls) - 1)
+
+        def run(at: int) -> None:
+            self._round.stage = "not begun"
+            try:
+                outcomes[at] = calls[at]()
+            except BaseException as error:
+                outcomes[at] = error
+            finally:
+                if left.acquire(blocking=False):
+                    self.gates.thread(-1)  # the last one to end hands over to the turn, which goes on at once
+
+        threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(calls))]
+        self.gates.thread(len(calls) - 1)  # the turn itself waits
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        ended = next((one for one in outcomes if isinstance(one, (ProcessEnded, KeyboardInterrupt))), None)
+        stored = sum(not isinstance(one, BaseException) for one in outcomes)
+        if self._proposing and self.writes_entry and stored >= 2:
+            self.replay.promised.add(self._proposing)
+        if ended is not None:
+            raise ended
+        return outcomes
+
+    def before_write(self, volume: int, offset_bytes: int, data: bytes) -> None:
+        """Wait with the first write of a round, and with commit records."""
+        if not hasattr(self._round, "stage"):
+            if PAGE_SIZE <= offset_bytes < BATCHES_OFFSET:
+                self.gates.pass_(volume, "record")
+        elif self._round.stage == "not begun" and any(data):  # zeros take a commit record away
+            is_entry = offset_bytes >= BATCHES_OFFSET and data[KIND_AT] == log_format.KIND_ENTRY
+            self.writes_entry = is_entry
+            self.gates.pass_(volume, "entry" if is_entry else "prepare")
+            self._round.stage = "written"
+
+    def before_sync(self, volume: int) -> str:
+        """Wait with the sync of what the round has written; return whether it fails."""
+        if getattr(self._round, "stage", "") != "written":
+            return ""
+        how = self.gates.pass_(volume, "sync")
+        self._round.stage = "synced"
+        if how == "succeeds" and self.writes_entry:
+            self.replay.keep_image(volume)
+        return how
+
+    def stop(self, end: type[BaseException] | None) -> None:
+        """Let the turn run to its end, or end it."""
+        self.gates.release(end)
+        if self.turn is not None:
+            self.turn.join(WAIT_MAX_S)
+            self.turn = None
+
+    def kill(self) -> None:
+        self.files.kill()
+        self.stop(ProcessEnded)
+
+
+class Replay:
+    """Three volumes on a simulated disk, and what has happened to them."""
+
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk()
+        self.promised: set[str] = set()
+        self._images: dict[int, list[Any]] = {}  # by volume: what was durable before each entry of the trace
+        self._away: dict[int, Any] = {}
+        self._count = 0
+        self._locks: dict[int, list[Any]] = {}
+        create_volumes(PATHS, StoreSettings(), self.environment(self.disk.process(), one_after_another))
+        self._images = {volume: [self.disk.image_below(path)] for volume, path in enumerate(PATHS)}
+        self.processes = [Process(number, self) for number in (0, 1)]
+        self.outcomes: list[str | BaseException] = []  # of turns that ran to their end
+
+    def environment(self, files: Any, parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]]) -> Environment:
+        return Environment(
+            files=files,
+            now_ns=self._next,
+            random_bytes=lambda size: self._next().to_bytes(size, "big"),  # ids grow: volumes are locked in this order
+            lock_domain=lambda: "here",
+            sleep=lambda _: None,
+            parallel=parallel,
+        )
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def keep_image(self, volume: int) -> None:
+        self._images[volume].append(self.disk.image_below(PATHS[volume]))
+
+    # --- labels
+
+    def play(self, labels: Sequence[str]) -> list[str]:
+        """Let it all happen; return the labels that the real store had no call for."""
+        return [label for label in labels if not self._happens(label)]
+
+    def _happens(self, label: str) -> bool:
+        if label.startswith("POWER LOSS"):
+            self._lose_power(label.removeprefix("POWER LOSS ").split(" | "))
+            return True
+        if found := re.fullmatch(r"(?:the last record of )?volume (\d) (.*)", label):
+            self._fault(int(found[1]), found[2])
+            return True
+        short = re.sub(
+            r"(leads|locks together|proposes|acknowledges).*", r"\1", label.replace("locks [", "locks together")
+        )
+        found = re.fullmatch(r"P(\d) (\D*?)(?: (\d))?( FAILS)?", short)
+        assert found is not None, label
+        process, what, volume = self.processes[int(found[1])], found[2], int(found[3] or 0)
+        if what in GATES:
+            return self._pass(process, volume, GATES[what], "fails" if found[4] else "succeeds")
+        if what == "locks" and found[3]:
+            lock = process.files.lock(PATHS[volume] / "lock")
+            self._locks.setdefault(process.number, []).append(lock)
+            return lock.try_acquire()
+        if what in ("leads", "reads", "refuses", "backs off", "has a majority"):
+            for lock in self._locks.pop(process.number, []):
+                lock.close()
+            if what in ("leads", "reads"):
+                process.begin(f"stream-{self._next()}")
+            return True
+        if what in ("lets go", "gives up", "KILLED", "INTERRUPTED"):
+            self._end(process, what)
+        return True
+
+    def _pass(self, process: Process, volume: int, what: str, how: str) -> bool:
+        if process.turn is None or not process.gates.waits_for(volume, what):
+            return False
+        process.gates.grant(volume, how)
+        return True
+
+    def _end(self, process: Process, what: str) -> None:
+        if what == "KILLED":
+            self._locks.pop(process.number, None)
+            process.kill()
+            self.processes[process.number] = Process(process.number, self)
+            return
+        process.stop(KeyboardInterrupt if what == "INTERRUPTED" else None)
+        if what != "INTERRUPTED":
+            self.outcomes.append(process.outcome)
+
+    def _lose_power(self, fates: Sequence[str]) -> None:
+        for process in self.processes:
+            process.kill()
+        self._locks.clear()
+        for volume, path in enumerate(PATHS):
+            told = fates[volume] if len(fates) == len(PATHS) else ""
+            is_kept = "k" in told and "l" not in told.split(" ")[0]
+            node = self._away[volume] if volume in self._away else self.disk.directory(path)
+            node.lose_power(ALL_KEPT if is_kept else NOTHING_KEPT, self.disk.random)
+        self.disk.evict_clean_pages()
+        self.processes = [Process(number, self) for number in (0, 1)]
+
+    def _fault(self, volume: int, how: str) -> None:
+        path = PATHS[volume]
+        if how in ("is out of sight", "cannot be reached"):
+            self._away[volume] = self.disk.take_away(path)
+        elif how == "is back":
+            self.disk.put_back(path, self._away.pop(volume))
+        elif how == "comes back blank":
+            self.disk.put_back(path, SimulatedDirectory())
+        elif how.startswith("is rolled back"):
+            images = self._images[volume][-int(how.split()[-1]) :]
+            self.disk.put_back(path, images[0].copy_platter())
+        elif how == "is damaged":
+            newest = max(one for one, _ in self.disk.files(path / "meta") if one.suffix == ".log")
+            content = bytes(self.disk.inode(newest).content)
+            last = [end for one, end in log_format.scan(memoryview(content)[BATCHES_OFFSET:], BATCHES_OFFSET)][-1]
+            self.disk.flip_bit(newest, 8 * (last - PAGE_SIZE + 50))
+        else:
+            raise AssertionError(how)
+
+    # --- the end
+
+    def heal(self) -> dict[str, str]:
+        """End everything, bring volumes back, and take a turn; return how each volume stands then."""
+        for process in self.processes:
+            if process.turn is not None:
+                process.stop(None)
+                self.outcomes.append(process.outcome)
+            process.kill()
+        for volume in list(self._away):
+            self.disk.put_back(PATHS[volume], self._away.pop(volume))
+        with self._alone(self.disk).turn(0.0) as turn:
+            turn.propose(AddStream(b"healed".ljust(16), StreamConfig(name="healed", subjects=("healed",)), ()))
+            return {str(one.path): turn.standing(one.volume_id).state for one in turn.volumes}
+
+    def streams(self, without: int | None = None) -> set[str]:
+        """Return what is there after a power loss that keeps nothing, on all volumes or without one of them."""
+        disk = self.disk.copy()
+        if without is not None:
+            disk.take_away(PATHS[without])
+        disk.evict_clean_pages()
+        disk.lose_power(NOTHING_KEPT)
+        with self._alone(disk).turn(0.0) as turn:
+            return {one.name for one in turn.state.streams.values()}
+
+    def _alone(self, disk: SimulatedDisk) -> Metadata:
+        return Metadata.at(self.environment(disk.process(), one_after_another), PATHS)
