@@ -24,7 +24,8 @@ from storage_core.store.placements import PlacementJournal
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16
 MADE_NS = 1_700_000_000_000_000_000
-FIRST_ENVELOPE = Envelope(MADE_NS, Init(STORE, StoreSettings(), (Voter(VOLUME, INSTANCE, "."),), "d0", "host-a"))
+SETTINGS = StoreSettings(graveyard_keep=86_400_000_000_000, snapshot_every=512)
+FIRST_ENVELOPE = Envelope(MADE_NS, Init(STORE, SETTINGS, (Voter(VOLUME, INSTANCE, "."),), "d0", "host-a"))
 SECOND_ENVELOPE = Envelope(MADE_NS + 1, NoOp(), {VOLUME: 1})
 
 
