@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from storage_core.foreign.nats.headers import parse_headers, to_strings
-from storage_core.foreign.nats.record import HASH_SIZE, HEAD_SIZE, Records, gather
+from storage_core.foreign.arrays import gather, to_strings
+from storage_core.foreign.nats.headers import parse_headers
+from storage_core.foreign.nats.record import HASH_SIZE, HEAD_SIZE, Records
 from storage_core.schema import TIMESTAMP_TYPE, read_schema
 
 

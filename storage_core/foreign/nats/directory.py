@@ -20,15 +20,18 @@ from storage_core.errors import CorruptionError, NotAStoreError, StorageError, U
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.block import read_file
 from storage_core.foreign.nats.index import highwayhash_of
+from storage_core.foreign.tree import (
+    DEPTH_MAX,
+    DIRECTORY_COUNT_MAX,
+    GLANCE_COUNT_MAX,
+    GLANCE_DEPTH_MAX,
+    directories,
+)
 
 META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
 MESSAGES_DIRECTORY, PURGED_DIRECTORY = "msgs", "__new_msgs__"
 BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
 META_SIZE_MAX = 16 << 20  # bytes
-DEPTH_MAX = 7  # below the given path: enough for a folder of nodes with their store directories
-DIRECTORY_COUNT_MAX = 200_000  # visited below one path; more means that it is not a store
-GLANCE_DEPTH_MAX = 4  # from a server's store directory to its streams
-GLANCE_COUNT_MAX = 500  # directories visited where somebody only wonders whether there is a store
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
 
 
@@ -81,27 +84,17 @@ def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool
 
 def _stream_paths(root: Path, files: Files, depth_max: int, count_max: int) -> Iterator[Path]:
     """Yield the directories of streams, down to `depth_max`; raises NotAStoreError after `count_max` directories."""
-    waiting, seen = [(root, 0)], {str(root)}
-    while waiting:
-        place, depth = waiting.pop()
-        if len(seen) > count_max:
-            raise NotAStoreError(f"{root}: more than {count_max} directories; give one nearer to the streams")
-        try:
-            names = files.list_directory(place.resolve())
-        except OSError as error:
-            raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
+
+    def is_above_streams(place: Path, names: list[str]) -> bool:
+        return not _is_stream(place, names, files)
+
+    for place, names in directories(root, files, is_above_streams, _is_never_searched, depth_max, count_max):
         if _is_stream(place, names, files):
             yield place
-        elif depth < depth_max:
-            for name in names:
-                below = place / name
-                # A name with a dot in front is left over from a deletion.
-                if name == _RAFT_DIRECTORY or name.startswith(".") or not files.is_directory(below):
-                    continue
-                true_path = os.path.realpath(below)  # links are followed, to each directory once
-                if true_path not in seen:
-                    seen.add(true_path)
-                    waiting.append((below, depth + 1))
+
+
+def _is_never_searched(name: str) -> bool:
+    return name == _RAFT_DIRECTORY or name.startswith(".")  # a name with a dot in front is left over from a deletion
 
 
 def _is_stream(place: Path, names: list[str], files: Files) -> bool:

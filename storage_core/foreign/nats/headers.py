@@ -10,7 +10,7 @@ Source: docs.nats.io, "NATS Client Protocol" (HPUB), and the header readers of n
 import numpy as np
 import pyarrow as pa
 
-from storage_core.foreign.nats.record import gather
+from storage_core.foreign.arrays import gather, to_strings
 from storage_core.schema import HEADERS_TYPE
 
 _CR, _LF, _COLON, _BLANK, _TAB = 13, 10, 58, 32, 9
@@ -31,14 +31,6 @@ def parse_headers(raw: pa.BinaryArray, present: np.ndarray) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays([to_strings(keys), values], fields=list(HEADERS_TYPE.value_type))
     mask = None if present.all() else pa.array(~present)
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE, mask=mask)
-
-
-def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
-    """Return the bytes as strings; what is no UTF-8 (servers let it pass) shows as `\\xNN`."""
-    try:
-        return raw.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()], pa.string())
 
 
 def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndarray]:

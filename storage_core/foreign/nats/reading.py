@@ -12,18 +12,16 @@ import pyarrow.compute as pc
 
 from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
 from storage_core.foreign.nats.block import BlockContent, read_block
 from storage_core.foreign.nats.columns import build_batch, subjects_of
 from storage_core.foreign.nats.index import SEQUENCE_END
-from storage_core.foreign.nats.record import Records, block_key, runs_by_size
+from storage_core.foreign.nats.record import Records, block_key
 from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
 from storage_core.subjects import match_mask
-
-BATCH_SIZE = 3 << 20  # bytes of records in a batch
-BATCH_ROW_COUNT = 65_536
 
 
 def read_slice(

@@ -30,6 +30,7 @@ from struct import Struct
 import numpy as np
 import pyarrow as pa
 
+from storage_core.foreign.arrays import gather, runs_by_size
 from storage_core.foreign.nats.highwayhash import Key, highwayhash64, key_from_bytes
 
 SIZE_MIN = 30  # bytes: an empty message without subject, or a tombstone
@@ -179,32 +180,6 @@ def headers_end_well(view: np.ndarray, records: Records) -> np.ndarray:
     long_enough = sizes >= len(HEADERS_BEGIN) + len(HEADERS_END)
     good[asked] = long_enough & (tails == np.frombuffer(HEADERS_END, "<u4")[0])
     return good
-
-
-def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
-    """Cut `range(len(sizes))` into runs of at most `size_max` bytes, each of at least one element."""
-    totals = np.cumsum(sizes)
-    runs, first, done = [], 0, 0
-    while first < len(sizes):
-        end = max(first + 1, int(np.searchsorted(totals, done + size_max, side="right")))
-        runs.append((first, end))
-        first, done = end, int(totals[end - 1])
-    return runs
-
-
-def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.BinaryArray:
-    """Return the byte ranges of a block as one array. Ranges must ascend and be free of overlap.
-
-    The ranges and what lies between them are laid over the block as one array without a copy, of which Arrow then
-    takes every second element: a memcpy a range.
-    """
-    if not len(starts):
-        return pa.array([], pa.binary())
-    offsets = np.empty(2 * len(starts) + 1, np.int32)
-    offsets[0:-1:2], offsets[1::2] = starts, starts + sizes
-    offsets[-1] = offsets[-2]
-    laid = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), block])
-    return laid.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
 
 
 def _verify_run(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:

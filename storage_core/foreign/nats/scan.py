@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from storage_core.foreign.arrays import runs_by_size
 from storage_core.foreign.nats.highwayhash import Key
 from storage_core.foreign.nats.record import (
     HEAD_SIZE,
@@ -23,7 +24,6 @@ from storage_core.foreign.nats.record import (
     Records,
     headers_end_well,
     read_heads,
-    runs_by_size,
     verify,
     verify_scattered,
     walk,

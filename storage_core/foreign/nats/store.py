@@ -4,18 +4,15 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from storage_core.errors import NotFoundError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
+from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignSlice
-from storage_core.schema import read_schema
-from storage_core.subjects import is_filter
 
 LAYOUT = "nats"
-_GLOB_CHARACTERS = frozenset("*?[")
 
 
 class NatsStore:
@@ -84,14 +81,9 @@ class NatsStore:
         subject_filters: Sequence[str] = (),
     ) -> list[ForeignSlice]:
         """Return the slices to read; see ForeignStore.plan."""
-        read_schema(None if columns is None else tuple(columns))
-        _check_range("sequences", first, end)
-        _check_range("times", time_first_ns, time_end_ns)
-        for one in subject_filters:
-            if not is_filter(one):
-                raise ValueError(f"subject: {one!r} is no subject filter")
+        check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
         slices = []
-        for name in self._match([streams] if isinstance(streams, str) else streams):
+        for name in match_names(streams, self._directories, lambda name: self.directory(name).name, self._paths):
             directory, state = self.directory(name), self.state(name)
             for block in state.blocks:
                 low = block.first if first is None else max(block.first, first)
@@ -100,23 +92,6 @@ class NatsStore:
                 if low < high and (part.row_count or not block.known):
                     slices.append(_with_filters(part, time_first_ns, time_end_ns, tuple(subject_filters)))
         return slices
-
-    def _match(self, patterns: Sequence[str]) -> list[str]:
-        names: list[str] = []
-        for pattern in patterns:
-            if pattern in self._directories or not _GLOB_CHARACTERS & set(pattern):
-                names.append(self.directory(pattern).name)
-                continue
-            hits = [name for name in self.streams() if fnmatchcase(name, pattern)]
-            if not hits:
-                raise NotFoundError(f"stream: nothing in {self._paths} matches {pattern!r}")
-            names += hits
-        return sorted(set(names))
-
-
-def _check_range(what: str, first: int | None, end: int | None) -> None:
-    if first is not None and end is not None and first > end:
-        raise ValueError(f"range of {what}: {first} to {end} ends before it begins")
 
 
 def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, first: int, end: int) -> ForeignSlice:

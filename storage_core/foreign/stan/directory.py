@@ -10,20 +10,15 @@ Source: nats-streaming-server, stores/filestore.go (`Recover`, `newFileMsgStore`
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.directory import (
-    DEPTH_MAX,
-    DIRECTORY_COUNT_MAX,
-    GLANCE_COUNT_MAX,
-    GLANCE_DEPTH_MAX,
-)
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
+from storage_core.foreign.tree import GLANCE_COUNT_MAX, GLANCE_DEPTH_MAX, directories
 
 SERVER_FILE, CLIENTS_FILE, SUBSCRIPTIONS_FILE = "server.dat", "clients.dat", "subs.dat"
 SERVER_SIZE_MAX = 64 << 10  # bytes
@@ -83,7 +78,7 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
             what = "is a file; give the directory of its channel or store" if top.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
         found = False
-        for place, names in _directories(top, files, DEPTH_MAX, DIRECTORY_COUNT_MAX):
+        for place, names in directories(top, files, _is_above_channels):
             if _is_channel(names):
                 channels[str(place)] = _load(place, names, files)
                 roots.add(str(place.parent))
@@ -107,7 +102,8 @@ def holds_channels(path: str | os.PathLike[str], files: Files = OS_FILES) -> boo
     try:
         if not files.is_directory(top):
             return False
-        return any(_is_channel(names) for _, names in _directories(top, files, GLANCE_DEPTH_MAX, GLANCE_COUNT_MAX))
+        glance = directories(top, files, _is_above_channels, depth_max=GLANCE_DEPTH_MAX, count_max=GLANCE_COUNT_MAX)
+        return any(_is_channel(names) for _, names in glance)
     except (StorageError, OSError):
         return False
 
@@ -139,26 +135,8 @@ def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
     return cluster.decode("utf-8", "backslashreplace")
 
 
-def _directories(top: Path, files: Files, depth_max: int, count_max: int) -> Iterator[tuple[Path, list[str]]]:
-    """Yield directories with the names in them; nothing below a channel is one."""
-    waiting, seen = [(top, 0)], {str(top)}
-    while waiting:
-        place, depth = waiting.pop()
-        if len(seen) > count_max:
-            raise NotAStoreError(f"{top}: more than {count_max} directories; give one nearer to the channels")
-        try:
-            names = files.list_directory(place.resolve())
-        except OSError as error:
-            raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
-        yield place, names
-        if _is_channel(names) or depth == depth_max:
-            continue
-        for name in names:
-            below = place / name
-            true_path = os.path.realpath(below)  # links are followed, to each directory once
-            if true_path not in seen and files.is_directory(below):
-                seen.add(true_path)
-                waiting.append((below, depth + 1))
+def _is_above_channels(_place: Path, names: list[str]) -> bool:
+    return not _is_channel(names)
 
 
 def _is_channel(names: list[str]) -> bool:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from storage_core.foreign.nats.headers import to_strings
-from storage_core.foreign.nats.record import gather
+from storage_core.foreign.arrays import gather, to_strings
 from storage_core.foreign.stan.protobuf import elements
 from storage_core.foreign.stan.record import SEQUENCE_MAX, Records
 from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema

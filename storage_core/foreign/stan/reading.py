@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from storage_core.errors import DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.reading import BATCH_ROW_COUNT, BATCH_SIZE
-from storage_core.foreign.nats.record import runs_by_size
+from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.foreign.stan.messages import build_batch, encrypted_at, place_sequences, subjects_of, times_of
 from storage_core.foreign.stan.record import MESSAGES, Records

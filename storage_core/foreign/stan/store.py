@@ -3,11 +3,11 @@
 import difflib
 import os
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from storage_core.errors import NotFoundError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
 from storage_core.foreign.stan.reading import SEQUENCE_END
@@ -19,12 +19,9 @@ from storage_core.foreign.stan.subscriptions import (
     replay_clients,
     replay_subscriptions,
 )
-from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.subjects import is_filter
 
 LAYOUT = "stan"
-_GLOB_CHARACTERS = frozenset("*?[")
 
 
 class StanStore:
@@ -105,14 +102,9 @@ class StanStore:
         subject_filters: Sequence[str] = (),
     ) -> list[ForeignSlice]:
         """Return the slices to read; see ForeignStore.plan."""
-        read_schema(None if columns is None else tuple(columns))
-        _check_range("sequences", first, end)
-        _check_range("times", time_first_ns, time_end_ns)
-        for one in subject_filters:
-            if not is_filter(one):
-                raise ValueError(f"subject: {one!r} is no subject filter")
+        check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
         slices = []
-        for name in self._match([streams] if isinstance(streams, str) else streams):
+        for name in match_names(streams, self._directories, lambda name: self.directory(name).name, self._paths):
             for state in self.state(name).slices:
                 low = state.first if first is None else max(state.first, first)
                 high = state.end if end is None else min(state.end, end)
@@ -153,20 +145,3 @@ class StanStore:
 
     def _replay(self) -> ReplayOptions:
         return ReplayOptions(self._truncate_bad_eof, self._no_crc)
-
-    def _match(self, patterns: Sequence[str]) -> list[str]:
-        names: list[str] = []
-        for pattern in patterns:
-            if pattern in self._directories or not _GLOB_CHARACTERS & set(pattern):
-                names.append(self.directory(pattern).name)
-                continue
-            hits = [name for name in self.streams() if fnmatchcase(name, pattern)]
-            if not hits and pattern != "*":
-                raise NotFoundError(f"stream: nothing in {self._paths} matches {pattern!r}")
-            names += hits
-        return sorted(set(names))
-
-
-def _check_range(what: str, first: int | None, end: int | None) -> None:
-    if first is not None and end is not None and first > end:
-        raise ValueError(f"range of {what}: {first} to {end} ends before it begins")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.foreign.nats.headers import parse_headers, to_strings
+from storage_core.foreign.arrays import to_strings
+from storage_core.foreign.nats.headers import parse_headers
 from storage_core.schema import HEADERS_TYPE
 
 Pairs = list[tuple[str, bytes | None]]

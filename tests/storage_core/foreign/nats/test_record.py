@@ -8,9 +8,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.foreign.arrays import gather, runs_by_size
 from storage_core.foreign.nats.block import read_block
 from storage_core.foreign.nats.columns import build_batch
-from storage_core.foreign.nats.record import SIZE_MIN, block_key, gather, read_heads, runs_by_size, verify, walk
+from storage_core.foreign.nats.record import SIZE_MIN, block_key, read_heads, verify, walk
 from storage_core.foreign.nats.scan import scan_block
 
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"

@@ -1,0 +1,41 @@
+"""Arrays over the bytes of a foreign file: ranges gathered, texts, and runs of a bounded size."""
+
+import numpy as np
+import pyarrow as pa
+
+BATCH_SIZE = 3 << 20  # bytes of records in a batch
+BATCH_ROW_COUNT = 65_536
+
+
+def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.BinaryArray:
+    """Return the byte ranges of a block as one array. Ranges must ascend and be free of overlap.
+
+    The ranges and what lies between them are laid over the block as one array without a copy, of which Arrow then
+    takes every second element: a memcpy a range.
+    """
+    if not len(starts):
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2] = starts, starts + sizes
+    offsets[-1] = offsets[-2]
+    laid = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), block])
+    return laid.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
+
+
+def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
+    """Cut `range(len(sizes))` into runs of at most `size_max` bytes, each of at least one element."""
+    totals = np.cumsum(sizes)
+    runs, first, done = [], 0, 0
+    while first < len(sizes):
+        end = max(first + 1, int(np.searchsorted(totals, done + size_max, side="right")))
+        runs.append((first, end))
+        first, done = end, int(totals[end - 1])
+    return runs
+
+
+def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
+    """Return the bytes as strings; what is no UTF-8 (servers let it pass) shows as `\\xNN`."""
+    try:
+        return raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()], pa.string())
