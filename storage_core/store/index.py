@@ -21,6 +21,7 @@ FILE_NAME = "index.db"
 MAGIC = b"JSTRMIDX"
 FORMAT_VERSION = 1
 SIZE_MAX = 1 << 30  # bytes
+_CURSOR = b""  # in place of an incarnation: how far a scrub has come
 _HEADER = Struct("<8sIIQ")  # magic, version, CRC32C of the payload, payload size
 
 
@@ -40,6 +41,9 @@ class VolumeIndex:
     def __init__(self, files: Files, volume: Path) -> None:
         self._files, self._volume, self.path = files, volume, volume / FILE_NAME
         self._streams: dict[bytes, StreamIndex] = self._load()
+        # Where the next scrub goes on: (incarnation, sequence); None: at the beginning.
+        cursor = self._streams.pop(_CURSOR, StreamIndex()).blocks
+        self.scrubbed_to = next(((incarnation, sequence) for incarnation, (sequence, _) in cursor.items()), None)
 
     def stream(self, incarnation: bytes) -> StreamIndex:
         """Return the blocks that lie in the stream's directory now; names and sizes come from the files."""
@@ -66,8 +70,10 @@ class VolumeIndex:
 
     def save(self, incarnations: set[bytes]) -> None:
         """Write the index of these streams; a reader of a half-written one makes it anew."""
+        cursor = {_CURSOR: [[*self.scrubbed_to, 0]]} if self.scrubbed_to is not None else {}
         payload = pack(
-            {
+            cursor
+            | {
                 incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
                 for incarnation, one in sorted(self._streams.items())
                 if incarnation in incarnations

@@ -72,7 +72,7 @@ class Repair:
         self.volumes()
         self._metadata_files()
         self.blocks(names, progress)
-        self._finish(names)
+        self.sweep(names)
         return self._report(names)
 
     # --- volumes
@@ -216,7 +216,7 @@ class Repair:
 
     # --- the end
 
-    def _finish(self, names: Sequence[str] | None) -> None:
+    def sweep(self, names: Sequence[str] | None = None) -> None:
         """Take away what is settled: damage reports, and files of repairs that were killed."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
             settle_reports(turn, self._env, self._seen.settled)

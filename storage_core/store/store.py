@@ -18,7 +18,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, orphans, placement, verification
+from storage_core.store import appends, creation, describe, drift, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
@@ -28,6 +28,7 @@ from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.repair import Repair
 from storage_core.store.replicas import Survey
+from storage_core.store.scrub import Scrub
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Turn
@@ -54,10 +55,10 @@ class Store:
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
         """Make a store on empty or missing directories, one, three or five, and open it.
 
-        Settings: graveyard_keep, snapshot_every. Raises ValueError (number of volumes, one twice, unknown setting),
-        AlreadyExistsError (a directory that is not empty).
+        Settings: graveyard_keep, snapshot_every. Raises ValueError (number of volumes, one twice or within another,
+        unknown setting), AlreadyExistsError (a directory that is not empty).
         """
-        made = creation.create_volumes(resolve_paths(volumes), StoreSettings.from_mapping(settings), env)
+        made = creation.create_volumes(_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
         return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
 
     @classmethod
@@ -79,8 +80,24 @@ class Store:
         if take_over:
             with metadata.turn(lock_timeout_s, take_over=True):
                 pass
-        store.state()
+        state = store.state()
+        if not read_only:
+            store._look_at_open(state)
         return store
+
+    def _look_at_open(self, state: StoreState) -> None:
+        """Do the upkeep of a writable open if a short look says that some is due: bounded, and never waiting for it."""
+        due, drifts = drift.look_at_open(state, self.volumes(), self._env)
+        if not due and not drifts:
+            return
+        try:
+            with self.metadata.turn(0.0) as turn:
+                if due:
+                    self._upkeep.after(turn)
+                    _, drifts = drift.look_at_open(turn.state, turn.volumes, self._env)
+                drift.tell(turn, drifts, self._env)
+        except StorageError as error:
+            logger.info("%s: upkeep is left for later: %s", self.label, error)
 
     # --- who and where
 
@@ -319,8 +336,39 @@ class Store:
             self.stream_state(name)
         return Repair(self.metadata, self._env, self._lock_timeout_s).run(streams, progress)
 
+    def scrub(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        limit_bytes: int | None = None,
+        rate_bytes_per_s: int | None = None,
+        streams: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Read and check the next portion of all copies, at most about `limit_bytes` of them; go on there next time.
+
+        Damage is written down, and left to be repaired by upkeep and `repair`. `progress` hears (copies done, copies in
+        all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
+        """
+        for name in streams or ():
+            self.stream_state(name)
+        scrubbing = Scrub(self.metadata, self._env, self._lock_timeout_s, self.read_only)
+        return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
+
     def maintain(self) -> None:
-        """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""
+        """Do all upkeep that is due, without the bounds of a turn.
+
+        Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
+        mended, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An empty or missing
+        directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
+        """
+        repairing = Repair(self.metadata, self._env, self._lock_timeout_s)
+        repairing.volumes(ask=False)
+        with self.metadata.turn(self._lock_timeout_s) as turn:
+            drift.tell(turn, drift.everywhere(turn, self._env), self._env)
+        more = True
+        while more:  # others get their turn in between
+            with self.metadata.turn(self._lock_timeout_s) as turn:
+                more = self._upkeep.mend(turn)
+        repairing.sweep()
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
@@ -358,3 +406,12 @@ def resolve_paths(paths: Paths) -> list[Path]:
             if os.path.realpath(earlier) == os.path.realpath(path):
                 raise ValueError(f"path: {given[position]!r} is given twice")
     return resolved
+
+
+def _apart(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the paths; raises ValueError if one lies within another, and would be lost with it."""
+    for one in paths:
+        for other in paths:
+            if Path(os.path.realpath(other)) in Path(os.path.realpath(one)).parents:
+                raise ValueError(f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own")
+    return paths

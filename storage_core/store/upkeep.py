@@ -1,7 +1,8 @@
 """Upkeep: the bounded maintenance that a holder does after its ack.
 
-Journal of placements, snapshot of the metadata, unlinking of blocks whose grave is old enough. Each piece is bounded,
-and one that fails is said and tried again at the next turn: an append that was acked stays acked.
+Copies that need mending first (mending.py), then the journal of placements, unlinking of blocks whose grave is old
+enough, a snapshot of the metadata. Each piece is bounded, and one that fails is said and tried again at the next turn:
+an append that was acked stays acked.
 """
 
 import logging
@@ -12,6 +13,7 @@ import numpy as np
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.store.environment import Environment
+from storage_core.store.mending import Mending
 from storage_core.store.placement import block_directory
 from storage_core.store.placements import Placement, PlacementJournal
 from storage_core.store.staging import block_id_of, block_path
@@ -31,11 +33,12 @@ class Upkeep:
     def __init__(self, env: Environment) -> None:
         self._env = env
         # By volume, then by incarnation: the end of what the journal of the volume has.
-        self._journaled: dict[tuple[bytes, Path], dict[bytes, int]] = {}
+        self._journaled: dict[Volume, dict[bytes, int]] = {}
+        self._mending = Mending(env)
 
     def after(self, turn: Turn, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
-        for piece in (self._write_journal, self._unlink, self._forget_transactions):
+        for piece in (self._mend, self._write_journal, self._unlink, self._forget_transactions):
             try:
                 piece(turn, everything)
             except (OSError, StorageError) as error:
@@ -46,6 +49,16 @@ class Upkeep:
         except (OSError, StorageError) as error:
             logger.warning("%s: upkeep (snapshot): %s", turn.label, error)
 
+    def mend(self, turn: Turn) -> bool:
+        """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
+
+        Raises what a turn raises.
+        """
+        return self._mending.mend(turn, everything=True)
+
+    def _mend(self, turn: Turn, everything: bool) -> None:
+        self._mending.mend(turn, everything)
+
     def _write_journal(self, turn: Turn, everything: bool) -> None:
         for one in turn.writable:
             try:
@@ -55,8 +68,8 @@ class Upkeep:
 
     def _write_one(self, turn: Turn, volume: Volume) -> None:
         # What this process has not written itself may be torn anywhere: it goes by what it finds, once.
-        journal, key = PlacementJournal(self._env.files, volume.path), (volume.volume_id, volume.path)
-        journaled = self._journaled.get(key)
+        journal = PlacementJournal(self._env.files, volume.path)
+        journaled = self._journaled.get(volume)
         found = _blocks(journal) if journaled is None else {}
         placements = []
         for stream in turn.state.streams.values():
@@ -69,7 +82,7 @@ class Upkeep:
             if len(rows):
                 placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements)
-        self._journaled[key] = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
+        self._journaled[volume] = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
 
     def _sync_journals(self, turn: Turn) -> None:
         for one in turn.writable:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store import decision
@@ -100,17 +102,25 @@ def check_blocks(
     env: Environment,
     progress: Progress | None = None,
     afresh: Collection[bytes] = (),
+    start: tuple[bytes, int] = (b"", 0),
+    ahead_size_max: int = CHUNK_SIZE_MAX,
 ) -> Iterator[Checked]:
     """Read all copies of all blocks on the volumes that count, several volumes at once; yield block by block.
 
-    `afresh`: volumes that are read past the page cache.
+    `afresh`: volumes that are read past the page cache. `start`: (incarnation, sequence) before which all is passed
+    over; the streams are in the order of their incarnations then. A block of which no copy counts is yielded as well.
+    `ahead_size_max`: bytes of blocks that are read before the first of them is yielded; one block at least.
     """
     counted = {one.volume_id: one for one in volumes if counts(state, one)}
     placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
     total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
     done = 0
     for stream, there in zip(streams, placed, strict=True):
-        for chunk in _chunks(live_blocks(state, stream)):
+        rows = stream.blocks.rows
+        if stream.incarnation <= start[0]:
+            passed = len(rows) if stream.incarnation < start[0] else int(np.searchsorted(rows["first"], start[1]))
+            rows, done = rows[passed:], done + passed * len(there)
+        for chunk in _chunks(live_blocks(state, stream, rows), ahead_size_max):
             calls = [partial(_look_at, chunk, one, stream, env, one.volume_id in afresh) for one in there]
             results = env.parallel(calls)
             for result in results:
@@ -131,11 +141,11 @@ def counts(state: StoreState, volume: Volume) -> bool:
     return volume.identity.instance_id == voter.instance_id
 
 
-def _chunks(blocks: Sequence[LiveBlock]) -> Iterator[list[LiveBlock]]:
+def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlock]]:
     chunk: list[LiveBlock] = []
     size = 0
     for one in blocks:
-        if chunk and (size + one.file_size > CHUNK_SIZE_MAX or len(chunk) >= CHUNK_COUNT_MAX):
+        if chunk and (size + one.file_size > size_max or len(chunk) >= CHUNK_COUNT_MAX):
             yield chunk
             chunk, size = [], 0
         chunk.append(one)
