@@ -96,15 +96,18 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     at = {one.volume_id: one for one in known}
     recorded = {voter.volume_id: voter.path for voter in voters}
     store_id = next(one.identity.store_id for one in known if one.identity is not None)
-    for one in known:
+    search = list(known)
+    for one in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
         for volume_id, path in _neighbours(one, recorded):
             there = look(files, path, volume_id, store_id)
             before = at.get(volume_id)
             if there.identity is None:
                 continue
-            if before is not None and not _same_place(before.path, path):
+            if before is None:
+                at[volume_id] = there
+                search.append(there)
+            elif not _same_place(before.path, path):
                 raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}")
-            at.setdefault(volume_id, there)
     expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
     lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
     spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
