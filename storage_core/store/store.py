@@ -18,7 +18,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, orphans, placement, verification
+from storage_core.store import appends, creation, describe, drift, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
@@ -28,6 +28,7 @@ from storage_core.store.index import VolumeIndex
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.repair import Repair
 from storage_core.store.replicas import Survey
+from storage_core.store.scrub import Scrub
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Turn
@@ -79,8 +80,24 @@ class Store:
         if take_over:
             with metadata.turn(lock_timeout_s, take_over=True):
                 pass
-        store.state()
+        state = store.state()
+        if not read_only:
+            store._look_at_open(state)
         return store
+
+    def _look_at_open(self, state: StoreState) -> None:
+        """Do the upkeep of a writable open if a short look says that some is due: bounded, and never waiting for it."""
+        due, drifts = drift.look_at_open(state, self.volumes(), self._env)
+        if not due and not drifts:
+            return
+        try:
+            with self.metadata.turn(0.0) as turn:
+                if due:
+                    self._upkeep.after(turn)
+                    _, drifts = drift.look_at_open(turn.state, turn.volumes, self._env)
+                drift.tell(turn, drifts, self._env)
+        except StorageError as error:
+            logger.info("%s: upkeep is left for later: %s", self.label, error)
 
     # --- who and where
 
@@ -319,8 +336,39 @@ class Store:
             self.stream_state(name)
         return Repair(self.metadata, self._env, self._lock_timeout_s).run(streams, progress)
 
+    def scrub(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        limit_bytes: int | None = None,
+        rate_bytes_per_s: int | None = None,
+        streams: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Read and check the next portion of all copies, at most about `limit_bytes` of them; go on there next time.
+
+        Damage is written down, and left to be repaired by upkeep and `repair`. `progress` hears (copies done, copies in
+        all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
+        """
+        for name in streams or ():
+            self.stream_state(name)
+        scrubbing = Scrub(self.metadata, self._env, self._lock_timeout_s, self.read_only)
+        return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
+
     def maintain(self) -> None:
-        """Do all upkeep that is due, without the bounds of a turn: old graves, orphaned blocks, journal, snapshot."""
+        """Do all upkeep that is due, without the bounds of a turn.
+
+        Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
+        mended, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An empty or missing
+        directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
+        """
+        repairing = Repair(self.metadata, self._env, self._lock_timeout_s)
+        repairing.volumes(ask=False)
+        with self.metadata.turn(self._lock_timeout_s) as turn:
+            drift.tell(turn, drift.everywhere(turn, self._env), self._env)
+        more = True
+        while more:  # others get their turn in between
+            with self.metadata.turn(self._lock_timeout_s) as turn:
+                more = self._upkeep.mend(turn)
+        repairing.sweep()
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
