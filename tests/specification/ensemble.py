@@ -224,54 +224,53 @@ class Ensemble:
             tasks=tasks,
             tip=tip,
             new=0,
-            acked=False,
             recorded=frozenset(),
         )
 
     # --- writing
 
     def _work(self, state: State, number: int, process: Process) -> Iterator[tuple[str, State]]:
-        stages = process.stages
-        for at, stage in enumerate(stages):
-            volume = state.volumes[at]
-            to_write = stage == NONE or (process.new and stage in (WRITTEN, READY))
-            if not (to_write or stage in (WRITTEN, SENT)):
-                continue
-            if not volume.is_there:
-                yield f"P{number} I/O error on {at}", self._failed(state, number, process, at)
-                continue
-            if stage in (WRITTEN, SENT):
-                yield from self._fsync(state, number, process, at)
-            if to_write and not {NONE, *(WRITTEN, READY) * bool(process.new)} & set(stages[:at]):
-                yield from self._write(state, number, process, at)
-        voters = [at for at, task in enumerate(process.tasks) if task.votes]
-        if process.at == "recording" or (not self.rules.record_after_fsync and process.new and not process.acked):
+        """A call on one volume returns; or all of a round have, and the next one begins."""
+        for at, stage in enumerate(process.stages):
+            yield from self._work_on(state, number, process, at, stage)
+        if process.at == "recording" or (process.new and not self.rules.record_after_fsync):
             yield from self._record(state, number, process)
-        if process.at == "recording" or NONE in stages or WRITTEN in stages:
-            may_go_early = not self.rules.vote_first and process.election and not process.new
-            if not (may_go_early and process.at == "writing" and NONE not in stages):
-                return
-        if not process.new:
-            ready = READY if self.rules.vote_first or not process.election else WRITTEN
-            if sum(stages[at] >= ready for at in voters) >= QUORUM:
-                yield from self._propose(state, number, process)
-            else:
+        if process.at == "writing" and self._round_is_over(process):
+            voters = [stage for stage, task in zip(process.stages, process.tasks, strict=True) if task.votes]
+            if sum(stage >= (STORED if process.new else WRITTEN) for stage in voters) < QUORUM:
                 yield f"P{number} gives up", self._give_up(state, number, process)
-        elif not {READY, SENT, WRITTEN, NONE} & set(stages):
-            if sum(stages[at] == STORED for at in voters) >= QUORUM:
+            elif process.new:
                 yield self._acknowledge(state, number, process)
             else:
-                yield f"P{number} gives up", self._give_up(state, number, process)
+                yield from self._propose(state, number, process)
 
-    def _write(self, state: State, number: int, process: Process, at: int) -> Iterator[tuple[str, State]]:
-        if process.new:
-            volume = state.volumes[at]
-            records = (*volume.records, Record("E", process.new, 0, "W"))
-            sent = with_process(state, number, process._replace(stages=put(process.stages, at, SENT)))
-            yield f"P{number} writes the entry on {at}", with_volume(sent, at, volume._replace(records=records))
-        else:
+    def _work_on(self, state: State, number: int, process: Process, at: int, stage: int) -> Iterator[tuple[str, State]]:
+        """What may happen next to one volume. Those before it in the order of ids are written first."""
+        unwritten = {NONE, WRITTEN, READY} if process.new else {NONE}
+        to_write, to_fsync = stage in unwritten, stage in (WRITTEN, SENT)
+        if (to_write or to_fsync) and not state.volumes[at].is_there:
+            yield f"P{number} I/O error on {at}", self._failed(state, number, process, at)
+            return
+        if to_fsync:
+            yield from self._fsync(state, number, process, at)
+        if to_write and unwritten.isdisjoint(process.stages[:at]):
+            yield self._write(state, number, process, at)
+
+    def _round_is_over(self, process: Process) -> bool:
+        """Return whether every call of the round has returned."""
+        under_way = {NONE, WRITTEN, READY, SENT} if process.new else {NONE, WRITTEN}
+        if process.election and not process.new and not self.rules.vote_first:
+            under_way = {NONE}
+        return under_way.isdisjoint(process.stages)
+
+    def _write(self, state: State, number: int, process: Process, at: int) -> tuple[str, State]:
+        if not process.new:
             written = with_process(state, number, process._replace(stages=put(process.stages, at, WRITTEN)))
-            yield f"P{number} prepares {at}", with_volume(written, at, self._prepared(state, number, process, at))
+            return f"P{number} prepares {at}", with_volume(written, at, self._prepared(state, number, process, at))
+        volume = state.volumes[at]
+        records = (*volume.records, Record("E", process.new, 0, "W"))
+        sent = with_process(state, number, process._replace(stages=put(process.stages, at, SENT)))
+        return f"P{number} writes the entry on {at}", with_volume(sent, at, volume._replace(records=records))
 
     def _prepared(self, state: State, number: int, process: Process, at: int) -> Volume:
         """Return the volume repaired, caught up, with everything in doubt written anew, and voted on."""
@@ -329,11 +328,7 @@ class Ensemble:
                 if not self.rules.blank_waits or still_holds(state.volumes[at], instance, job)
             ]
             if len(good) < QUORUM:
-                lacking = process._replace(took=())
-                yield (
-                    f"P{number} misses blocks, gives up",
-                    self._give_up(with_process(state, number, lacking), number, lacking),
-                )
+                yield f"P{number} misses blocks, gives up", self._give_up(state, number, process._replace(took=()))
                 return
         before = STATED[tip] or (0,) * N
         stated = tuple(max(before[at], INDEX[tip] if stage == READY else 0) for at, stage in enumerate(process.stages))
@@ -347,7 +342,7 @@ class Ensemble:
         stored = effective(process.new)[0]
         if len(set(stored)) < len(stored):
             raise Violation("DUPLICATE")
-        acked = process._replace(at="recording", jobs=process.jobs[1:], acked=True, took=())
+        acked = process._replace(at="recording", jobs=process.jobs[1:], took=())
         return self.doing, with_process(state, number, acked)._replace(promised=process.new)
 
     def _record(self, state: State, number: int, process: Process) -> Iterator[tuple[str, State]]:

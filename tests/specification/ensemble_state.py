@@ -58,7 +58,6 @@ class Process(NamedTuple):
     election: bool  # it writes a vote first
     tip: int  # that it leads with
     new: int  # entry that it is writing; 0: not yet
-    acked: bool
     recorded: frozenset[int]  # volumes that have its commit record
     took: tuple[tuple[int, int], ...]  # (volume, instance) that took the block of its next job
 
@@ -74,7 +73,7 @@ class State(NamedTuple):
 def at_rest(jobs: tuple[str, ...], attempt: int) -> Process:
     """Return a process that knows nothing."""
     nothing = (NOT_WRITTEN,) * N
-    return Process("idle", jobs, 0, (0,) * N, attempt, 0, (OUT,) * N, nothing, False, 0, 0, False, frozenset(), ())
+    return Process("idle", jobs, 0, (0,) * N, attempt, 0, (OUT,) * N, nothing, False, 0, 0, frozenset(), ())
 
 
 def put(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:
