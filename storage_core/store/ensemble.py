@@ -89,6 +89,11 @@ class Metadata:
         """The store, for messages."""
         return str(self._volumes[0].path) if len(self._volumes) == 1 else ", ".join(str(o.path) for o in self._volumes)
 
+    @property
+    def term_seen(self) -> int:
+        """The highest term that this process has heard of."""
+        return self.known_view.term_seen if self.known_view is not None else 0
+
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
         files = self.env.files

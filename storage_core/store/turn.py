@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from storage_core.errors import (
+    CorruptionError,
     DiskFullError,
     NoQuorumError,
     OutcomeUnknownError,
@@ -265,6 +266,7 @@ class Turn:
             # The members by the log that leads count; those by the newest one had to agree to it as well.
             decision = decide(found, state.voters)
             state = self._metadata.state_of(decision.lead)
+        self._check_known(decision.lead)
         index, term, chain = decision.lead.tip
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
         members = [volume_id for volume_id, one in decision.findings.items() if one.written]
@@ -278,7 +280,7 @@ class Turn:
             chain=chain,
             commit=decision.commit,
             positions={one: evidences[one].position for one in members if decision.findings[one].in_step},
-            term_seen=decision.term_seen,
+            term_seen=max(decision.term_seen, self._metadata.term_seen),
             snapshot_index=snapshot.index if snapshot is not None else 0,
             durable=durable,
         )
@@ -287,6 +289,17 @@ class Turn:
         if decision.is_settled:
             self._metadata.keep(self.view)
         return decision
+
+    def _check_known(self, lead: Lead) -> None:
+        """Raise CorruptionError if the volumes hold less than this process has seen to be committed."""
+        known = self._metadata.known_view
+        if known is None or (known.index <= lead.tip[0] and lead.agrees(known.index, known.chain)):
+            return
+        raise CorruptionError(
+            f"{self.label}: the metadata log ends at entry {lead.tip[0]} or is another one, and this process has seen "
+            f"entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been changed; to "
+            "use the store as it is now, open it anew"
+        )
 
     def _settle(self, decision: Decision) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
