@@ -38,6 +38,7 @@ class Jstream:
 
     def __init__(self, volume: Path) -> None:
         self.volume = volume
+        self.places: dict[Path, str] = {volume: "<volume>"}  # what they are called in normalised text
 
     def __call__(self, *words: object, stdin: str | bytes = b"", with_store: bool = True) -> Outcome:
         """Run a command in this process to its end, whatever that is."""
@@ -72,7 +73,8 @@ class Jstream:
 
     def normalised(self, text: str) -> str:
         """Return the text with ids, times and the store's place replaced, which differ from run to run."""
-        text = text.replace(str(self.volume), "<volume>")
+        for path, name in self.places.items():
+            text = text.replace(str(path), name)
         for pattern, name in VOLATILE:
             text = pattern.sub(name, text)
         return text
@@ -108,3 +110,36 @@ def orders(store: Store) -> Store:
         )
     stream.remove([2, 3])
     return store
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> list[Path]:
+    """The volumes of a store on three of them."""
+    paths = [tmp_path / name for name in ("disk-1", "disk-2", "disk-3")]
+    Store.create(paths).close()
+    return paths
+
+
+@pytest.fixture
+def trio(volumes: list[Path]) -> Jstream:
+    """Commands on the store on three volumes."""
+    made = Jstream(volumes[0])
+    made.places = {path: f"<{path.name}>" for path in volumes}
+    return made
+
+
+@pytest.fixture
+def replicated(volumes: list[Path]) -> Store:
+    """The store on three volumes with a stream ORDERS of four messages, each a block."""
+    store = Store.open(volumes)
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    for number in range(1, 5):
+        stream.publish("orders.new", b"body %d" % number)
+    return store
+
+
+def blocks_on(store: Store, volume: Path) -> list[Path]:
+    """Return the files of ORDERS on a volume, in order of sequence."""
+    stream = store.stream_state("ORDERS")
+    names = [bytes(one).hex() for one in stream.blocks.rows["block_id"]]
+    return [volume / "streams" / stream.incarnation.hex() / f"{name}.blk" for name in names]
