@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -138,8 +138,13 @@ def replicated(volumes: list[Path]) -> Store:
     return store
 
 
-def blocks_on(store: Store, volume: Path) -> list[Path]:
-    """Return the files of ORDERS on a volume, in order of sequence."""
-    stream = store.stream_state("ORDERS")
-    names = [bytes(one).hex() for one in stream.blocks.rows["block_id"]]
-    return [volume / "streams" / stream.incarnation.hex() / f"{name}.blk" for name in names]
+@pytest.fixture
+def blocks_on(replicated: Store) -> Callable[[Path], list[Path]]:
+    """Gives the files of ORDERS on a volume of the store on three, in order of sequence."""
+
+    def listed(volume: Path) -> list[Path]:
+        stream = replicated.stream_state("ORDERS")
+        names = [bytes(one).hex() for one in stream.blocks.rows["block_id"]]
+        return [volume / "streams" / stream.incarnation.hex() / f"{name}.blk" for name in names]
+
+    return listed

@@ -1,0 +1,180 @@
+"""`jstream verify`, `scrub`, `repair` and `maintain` of a store on three volumes."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from storage_core import Store
+
+
+def flip(path: Path, offset_bytes: int = 300) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset_bytes] ^= 1
+    path.write_bytes(data)
+
+
+def states_of(trio) -> list[str]:
+    return [volume["state"] for volume in json.loads(trio.done("cluster", "info", "--json"))["volumes"]]
+
+
+def check_whole(trio) -> None:
+    """Check that all copies are current and equal, and that everything is read."""
+    replicas = json.loads(trio.done("stream", "info", "ORDERS", "--json"))["cluster"]["replicas"]
+    assert [one["state"] for one in replicas] == ["current"] * 3
+    assert len({one["digest"] for one in replicas}) == 1
+    assert trio.done("stream", "view", "ORDERS", "--raw") == "body 1\nbody 2\nbody 3\nbody 4\n"
+    assert json.loads(trio.done("verify", "--json")) == {"ok": True, "checked_blocks": 12, "damage": []}
+
+
+def test_a_damaged_copy_is_found_by_verify_and_named_with_its_volume(trio, replicated, volumes, blocks_on) -> None:
+    flip(blocks_on(volumes[1])[2])
+    outcome = trio("verify", "--json")
+    assert outcome.code == 1
+    (found,) = json.loads(outcome.out)["damage"]
+    assert (found["volume"], found["file"]) == (replicated.volumes()[1].name, str(blocks_on(volumes[1])[2]))
+    assert (found["first"], found["end"], found["repaired"]) == (3, 4, False)
+
+
+@pytest.mark.parametrize("bad", [[0], [1], [2], [0, 1], [1, 2], [2, 0]])
+def test_repair_brings_bad_copies_back_from_good_ones_and_is_done_then(
+    trio, replicated, volumes, blocks_on, bad: list[int]
+) -> None:
+    for number in bad:
+        flip(blocks_on(volumes[number])[1])
+        blocks_on(volumes[number])[3].unlink()
+    outcome = trio("repair", "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["ok"], found["lost"]) == (0, True, [])
+    assert all(one["repaired"] for one in found["damage"])
+    assert trio("repair").err == "12 blocks checked: all is well\n"
+    check_whole(trio)
+    assert "repaired" in {event["kind"] for event in json.loads(trio.done("events", "--json"))}
+
+
+def test_repair_is_told_for_people(trio, replicated, volumes, blocks_on) -> None:
+    flip(blocks_on(volumes[2])[0])
+    outcome = trio("repair")
+    assert outcome.code == 0
+    heading, row = outcome.out.splitlines()
+    assert heading.split()[-2:] == ["reason", "repaired"]
+    assert row.startswith("ORDERS ")
+    assert row.endswith("  yes")
+    assert outcome.err == "12 blocks checked: 1 damaged place, all repaired\n"
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_a_lost_volume_is_filled_again(trio, replicated, volumes, blank: bool) -> None:
+    shutil.rmtree(volumes[1])
+    if blank:
+        volumes[1].mkdir()
+    assert states_of(trio) == ["current", "missing", "current"]
+    outcome = trio("repair", "--json")
+    assert (outcome.code, json.loads(outcome.out)["ok"]) == (0, True)
+    check_whole(trio)
+
+
+def test_what_no_volume_has_is_declared_lost_once_and_shown(trio, replicated, volumes, blocks_on) -> None:
+    for volume in volumes:
+        flip(blocks_on(volume)[1])
+    outcome = trio("repair")
+    assert outcome.code == 1
+    assert "stream ORDERS: no copy has sequences 2 to 2: they are lost\n" in outcome.err
+    again = trio("repair", "--json")
+    assert (again.code, json.loads(again.out)["lost"]) == (0, [])
+    info = json.loads(trio.done("stream", "info", "ORDERS", "--json"))
+    assert info["state"]["lost_ranges"] == [[2, 3]]
+    assert {one["state"] for one in info["cluster"]["replicas"]} == {"current"}
+    assert "lost ranges: 2 to 2" in trio.done("stream", "info", "ORDERS")
+    assert trio.done("stream", "view", "ORDERS", "--raw") == "body 1\nbody 3\nbody 4\n"
+    assert trio.done("pub", "orders.new", "body 5") == "ORDERS 5\n"
+    assert [event["kind"] for event in json.loads(trio.done("events", "--stream", "ORDERS", "--json"))].count("lost")
+
+
+def test_only_the_streams_that_are_named_are_repaired(trio, replicated, volumes, blocks_on) -> None:
+    replicated.add_stream({"name": "OTHER"}).publish("OTHER", b"x")
+    flip(blocks_on(volumes[0])[0])
+    assert json.loads(trio.done("repair", "OTHER", "--json"))["checked_blocks"] == 3
+    assert trio("verify").code == 1
+    assert trio("repair", "NONE").code == 1
+    assert trio("repair", "ORDERS").code == 0
+    assert trio("verify").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["repair", "--execute"],
+        ["repair", "ORDERS", "--adopt"],
+        ["scrub", "--limit", "0"],
+        ["scrub", "--limit", "much"],
+        ["scrub", "--rate", "-1"],
+        ["maintain", "--watch", "--every", "0s"],
+        ["maintain", "--every", "60"],
+    ],
+)
+def test_what_makes_no_sense_is_wrong_usage(trio, replicated, words: list[str]) -> None:
+    outcome = trio(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+
+
+def test_scrub_reads_everything_in_portions_and_then_begins_anew(trio, replicated) -> None:
+    portions = [json.loads(trio.done("scrub", "--limit", "1", "--json"))]
+    while not portions[-1]["done"]:
+        portions.append(json.loads(trio.done("scrub", "--limit", "1", "--json")))
+    assert len(portions) > 1
+    assert sum(one["checked_blocks"] for one in portions) == 12
+    assert all(volume["last_scrub"] for volume in json.loads(trio.done("cluster", "info", "--json"))["volumes"])
+    outcome = trio("scrub", "--limit", "1")
+    assert outcome.err.endswith("there is more to read: the next scrub goes on from here\n")
+    assert trio("scrub", "--rate", "1GB").code == 0
+
+
+def test_scrub_finds_damage_and_mends_nothing(trio, replicated, volumes, blocks_on) -> None:
+    bad = blocks_on(volumes[2])[3]
+    flip(bad)
+    before = bad.read_bytes()
+    outcome = trio("scrub")
+    assert outcome.code == 1
+    assert str(bad) in outcome.out
+    assert outcome.err == "12 blocks checked: 1 damaged place\n"
+    assert bad.read_bytes() == before
+    assert "damaged" in {event["kind"] for event in replicated.events()}
+
+
+def test_maintain_fetches_what_is_missing(trio, replicated, volumes, blocks_on) -> None:
+    blocks_on(volumes[1])[0].unlink()
+    outcome = trio("maintain")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "upkeep is done\n")
+    check_whole(trio)
+
+
+def test_maintain_goes_on_until_it_is_interrupted(trio, replicated, volumes, blocks_on) -> None:
+    with trio.start("maintain", "--watch", "--every", "50ms") as watching, trio.start("events", "--follow") as told:
+        assert watching.stderr.readline() == b"upkeep is done\n"
+        blocks_on(volumes[2])[1].unlink()
+        for line in told.stdout:
+            if b" repaired: stream ORDERS" in line:
+                break
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 130
+        told.kill()
+    check_whole(trio)
+
+
+def test_repair_without_a_majority_says_what_is_missing_and_changes_nothing(trio, replicated, volumes) -> None:
+    for path in volumes[1:]:
+        path.rename(path.with_name(f"{path.name} away"))
+    before = {path: path.read_bytes() for path in volumes[0].rglob("*") if path.is_file() and path.name != "lock"}
+    outcome = trio("repair")
+    assert outcome.code == 1
+    assert str(volumes[1]) in outcome.err.splitlines()[-1]
+    assert {path: path.read_bytes() for path in before} == before
+    for path in volumes[1:]:
+        shutil.rmtree(path, ignore_errors=True)
+        path.with_name(f"{path.name} away").rename(path)
+    Store.open(volumes).close()
+    check_whole(trio)
