@@ -5,6 +5,7 @@ test_json_shapes.py` writes them anew; what differs from run to run is replaced.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ CASES = {
     "pub": ["pub", "EMPTY", "hello"],
     "pub-count": ["pub", "EMPTY", "hello", "--count", "3"],
     "verify": ["verify"],
+    "stream-report": ["stream", "report"],
+    "cluster-info": ["cluster", "info"],
+    "events-none": ["events"],
+    "scrub": ["scrub"],
+    "repair": ["repair"],
+}
+
+
+AFTERWARDS = {
+    "replicas-store-info": ["store", "info"],
+    "replicas-cluster-info": ["cluster", "info"],
+    "replicas-stream-info": ["stream", "info", "ORDERS"],
+    "replicas-stream-report": ["stream", "report"],
 }
 
 
@@ -53,3 +67,21 @@ def test_json_of_damage_is_as_written_down(jstream, orders) -> None:
     assert (verified.code, dumped.code) == (1, 1)
     check("verify-damage", jstream.normalised(verified.out))
     check("block-dump-damage", jstream.normalised(dumped.out))
+
+
+@pytest.mark.parametrize("name", AFTERWARDS)
+def test_json_of_replicas_is_as_written_down(trio, replicated, volumes, name: str) -> None:
+    shutil.rmtree(volumes[2])
+    check(name, trio.normalised(trio.done(*AFTERWARDS[name], "--json")))
+
+
+def test_json_of_a_repair_and_its_events_is_as_written_down(trio, replicated, volumes, blocks_on) -> None:
+    data = bytearray(blocks_on(volumes[1])[1].read_bytes())
+    data[300] ^= 1
+    blocks_on(volumes[1])[1].write_bytes(data)
+    scrubbed = trio("scrub", "--json")
+    assert scrubbed.code == 1
+    check("replicas-scrub-damage", trio.normalised(scrubbed.out).replace(blocks_on(volumes[1])[1].name, "<file>"))
+    shutil.rmtree(volumes[2])
+    check("replicas-repair", trio.normalised(trio.done("repair", "--json")))
+    check("replicas-events", trio.normalised(trio.done("events", "--kind", "damaged", "--json")))
