@@ -25,7 +25,7 @@ from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
 from storage_core.store.copies import LiveBlock, live_blocks
 from storage_core.store.identity import PAGE_SIZE, VolumeIdentity, decode_identity
 
-MANIFEST, UNFINISHED, RESTORING = "jstream.backup", "jstream.unfinished", "jstream.restoring"
+MANIFEST, UNFINISHED = "jstream.backup", "jstream.unfinished"
 MAGIC, UNFINISHED_MAGIC, RESTORING_MAGIC = b"JSTRMBKP", b"JSTRMBKU", b"JSTRMRST"
 FORMAT_VERSION = 1
 PROLOGUE = Struct("<8sI")  # magic, version; its CRC follows, in every version
@@ -34,7 +34,7 @@ _CRC = Struct("<I")
 HEADER_SIZE = HEADER.size + _CRC.size
 DIGEST_SIZE = 16
 PAYLOAD_SIZE_MAX = 2 * ENTRY_SIZE_MAX  # bytes; a state must fit the one entry that a restored log begins with
-STATE_SIZE_MAX = ENTRY_SIZE_MAX - 4096  # bytes; room for the rest of that entry
+STATE_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes; room for the rest of that entry
 NUMBER_DTYPE = np.dtype([("block_id", "V16"), ("number", "<u4")])
 NUMBER_MAX = 99_999_999
 VOLUME_COUNT_MAX = 16  # identities in a mark; a store has five volumes at most

@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from storage_core.store import identity as volume_file
 from storage_core.store import locks, log
 from storage_core.store.ensemble import translated
 from storage_core.store.environment import Environment
-from storage_core.store.identity import STREAMS, VolumeIdentity
+from storage_core.store.identity import RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
+Content = Callable[[Sequence[Volume]], None]
 
 
 def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
@@ -28,11 +29,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
     VolumeFailedError; ValueError if a parent is missing, or for an even number of volumes.
     """
-    if len(paths) % 2 == 0:
-        raise ValueError(
-            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them: an even "
-            "number survives no more losses than one less"
-        )
+    check_count(paths)
     paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
     made = env.now_ns()
     store_id = env.new_id()
@@ -45,23 +42,38 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     return found
 
 
-def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment) -> None:
-    """Make the volumes, whole: their directories may be missing or empty, and are left so if it fails."""
+def check_count(paths: Sequence[Path]) -> None:
+    """Raise ValueError for a number of volumes that no store has."""
+    if len(paths) % 2 == 0:
+        raise ValueError(
+            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them: an even "
+            "number survives no more losses than one less"
+        )
+
+
+def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content: Content | None = None) -> None:
+    """Make the volumes, whole: their directories may be missing or empty, and are left so if it fails.
+
+    `content` is called in between, with their locks held: what it writes is durable when it returns, and all in files
+    that `empty` takes away.
+    """
     with translated(", ".join(str(one.path) for one in made)):
         for one in made:
             _make_root(one.path, env)
         by_id = sorted(made, key=lambda one: one.volume_id)
         with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
             for one in made:
-                _check_empty(one.path, env)  # once more: another process may have been faster
+                check_empty(one.path, env)  # once more: another process may have been faster
             try:
+                if content is not None:
+                    content(made)
                 for one in made:
                     _write_metadata(one, first, env)
                 for one in made:  # whoever sees an identity finds all the rest
                     write_identity(one, env)
-            except OSError:
+            except (Exception, KeyboardInterrupt):
                 for one in made:
-                    _empty(one.path, env)
+                    empty(one.path, env)
                 raise
 
 
@@ -89,25 +101,33 @@ def write_identity(one: Volume, env: Environment) -> None:
     env.files.sync_directory(one.path.parent)
 
 
-def _empty(path: Path, env: Environment) -> None:
+def empty(path: Path, env: Environment) -> None:
     """Take back what was made, identity first, so that the next attempt finds the directory as this one did."""
-    meta = path / log.DIRECTORY
     try:
         if volume_file.FILE_NAME in env.files.list_directory(path):
             env.files.unlink(path / volume_file.FILE_NAME)
-        if env.files.is_directory(meta):
-            for name in env.files.list_directory(meta):
-                env.files.unlink(meta / name)
-        for directory in (meta, path / STREAMS):
-            if env.files.is_directory(directory):
-                env.files.remove_directory(directory)
+        _remove_files(path / log.DIRECTORY, env)
+        if env.files.is_directory(path / STREAMS):
+            for name in env.files.list_directory(path / STREAMS):
+                _remove_files(path / STREAMS / name, env)
+            env.files.remove_directory(path / STREAMS)
+        if RESTORING in env.files.list_directory(path):
+            env.files.sync_directory(path)  # the mark is the last to go
+            env.files.unlink(path / RESTORING)
     except OSError as error:
         logger.warning("%s: a store that could not be made is left there: %s", path, error)
 
 
+def _remove_files(directory: Path, env: Environment) -> None:
+    if env.files.is_directory(directory):
+        for name in env.files.list_directory(directory):
+            env.files.unlink(directory / name)
+        env.files.remove_directory(directory)
+
+
 def _make_root(path: Path, env: Environment) -> None:
     if env.files.is_directory(path):
-        _check_empty(path, env)
+        check_empty(path, env)
         return
     if not env.files.is_directory(path.parent):
         raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
@@ -117,10 +137,13 @@ def _make_root(path: Path, env: Environment) -> None:
         raise AlreadyExistsError(f"{path} exists and is not a directory") from error
 
 
-def _check_empty(path: Path, env: Environment) -> None:
+def check_empty(path: Path, env: Environment) -> None:
+    """Raise AlreadyExistsError unless there is nothing in the directory but its lock."""
     there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME})
     if volume_file.FILE_NAME in there:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
+    if RESTORING in there:
+        raise AlreadyExistsError(f"{path} holds a restore that was not finished: restore onto the same volumes again")
     if there:
         raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
 

@@ -20,6 +20,7 @@ from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVers
 from storage_core.files import Files
 
 FILE_NAME = "jstream.volume"
+RESTORING = "jstream.restoring"  # beside no identity: a backup is being restored here, or that was interrupted
 STREAMS = "streams"  # the directory of the blocks
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
@@ -66,6 +67,10 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
     except (FileNotFoundError, NotADirectoryError):
         if not files.is_directory(directory):
             raise NotAStoreError(f"{directory} does not exist or is not a directory") from None
+        if _is_file(files, directory / RESTORING):
+            raise NotAStoreError(
+                f"{directory} holds a restore that was not finished: restore onto the same volumes again"
+            ) from None
         raise NotAStoreError(
             f"{directory} holds no jstream store: there is no {FILE_NAME} in it (jstream store create PATH makes one)"
         ) from None
@@ -81,6 +86,14 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
         raise VolumeFailedError(f"{path} cannot be read: {error}") from error
     finally:
         file.close()
+
+
+def _is_file(files: Files, path: Path) -> bool:
+    try:
+        files.file_size(path)
+    except OSError:
+        return False
+    return True
 
 
 def lock_domain() -> str:
