@@ -73,7 +73,7 @@ WALKED = (
 def walk_the_real_store(seed: int, budget: Budget) -> Replay:
     labels, replay = a_walk(seed, budget), Replay()
     try:
-        replay.play(labels)
+        replay.play(labels, look=("records on", *FAULTS))
         check_promises(replay, replay.heal())
     except Exception as error:
         raise AssertionError(f"seed={seed}: {error}:\n  " + "\n  ".join(labels)) from error
@@ -82,8 +82,8 @@ def walk_the_real_store(seed: int, budget: Budget) -> Replay:
 
 @pytest.mark.parametrize("which", range(len(WALKED)))
 def test_the_real_store_keeps_its_promises_on_walks_of_the_model(which: int) -> None:
-    promises = sum(len(walk_the_real_store(seed, WALKED[which]).promised) for seed in range(60))
-    assert promises >= 60
+    promises = sum(len(walk_the_real_store(seed, WALKED[which]).promised) for seed in range(25))
+    assert promises >= 25
 
 
 @pytest.mark.soak
