@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,17 @@ class Shell:
             name, value = line.removeprefix("export ").split("=")
             self.variables[name] = value
             return ""
+        if line.startswith("rm -r "):
+            shutil.rmtree(self.directory / line.removeprefix("rm -r "))
+            return ""
         before, _, command = line.rpartition(" | ")
         stdin = shlex.split(before)[1].encode().decode("unicode_escape") if before.startswith("printf ") else ""
+        command, _, file = command.partition(" > ")
         program, *words = shlex.split(command)
         assert program == "jstream", line
         words = [path for word in words for path in (sorted(glob.glob(word))[:1] if "/" in word else [word])]
         found = CliRunner().invoke(app, words, input=stdin, env=self.variables)
-        shown = found.output.strip("\n").replace(str(self.directory), HOME)
+        shown = (found.stderr if file else found.output).strip("\n").replace(str(self.directory), HOME)
         shown = re.sub(r'(written from: |"host": ")[^"\n]*', r"\1desk", shown)
         return "\n".join(part.rstrip() for part in shown.split("\n"))
 
