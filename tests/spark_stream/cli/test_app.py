@@ -18,7 +18,26 @@ def test_version_needs_no_store(jstream) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["stream"], ["store"], ["block"], ["pub"], ["sub"], ["verify"], ["stream", "view"], ["block", "dump"]]
+    "words",
+    [
+        [],
+        ["stream"],
+        ["store"],
+        ["block"],
+        ["pub"],
+        ["sub"],
+        ["verify"],
+        ["stream", "view"],
+        ["block", "dump"],
+        ["cluster"],
+        ["cluster", "volume"],
+        ["cluster", "volume", "replace"],
+        ["stream", "report"],
+        ["scrub"],
+        ["repair"],
+        ["maintain"],
+        ["events"],
+    ],
 )
 def test_every_level_has_help(jstream, words: list[str]) -> None:
     outcome = jstream(*words, "--help", with_store=False)
