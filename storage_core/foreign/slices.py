@@ -1,6 +1,6 @@
 """What a plan over a foreign store consists of, and what is told about damage in it. Plain values, picklable."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class ForeignSlice:
     time_end_ns: int | None = None  # and before this one
     subject_filters: tuple[str, ...] = ()  # empty: all
     truncate_bad_eof: bool = False  # layout=stan: read past an unexpected end of the file
+    key: bytes = field(default=b"", repr=False)  # layout=nats: opens the key file of an encrypted block
     no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each told as damage
 
 

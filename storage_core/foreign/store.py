@@ -62,10 +62,12 @@ def open_foreign(
     *,
     truncate_bad_eof: bool = False,
     no_crc: bool = False,
+    encryption_key: str | None = None,
 ) -> ForeignStore:
     """Return the store of another server that lies at or below the paths.
 
-    For layout=nats `account` leaves only the streams of that account. For layout=stan `truncate_bad_eof` reads past
+    For layout=nats `account` leaves only the streams of that account, and `encryption_key` is the key in the server's
+    configuration, for streams that are encrypted. For layout=stan `truncate_bad_eof` reads past
     an unexpected end of a file, and `no_crc` serves messages whose checksum fails; both are told as damage. Raises
     NotAStoreError, NotFoundError for an account that is not there, ValueError for a layout that is not known or has
     not what is asked for.
@@ -78,10 +80,12 @@ def open_foreign(
     if layout == STAN_LAYOUT:
         if account is not None:
             raise ValueError(f"account: layout={STAN_LAYOUT} has no accounts")
+        if encryption_key is not None:
+            raise ValueError(f"encryption_key: layout={STAN_LAYOUT} is not decrypted")
         return StanStore(listed, truncate_bad_eof, no_crc, files)
     if truncate_bad_eof or no_crc:
         raise ValueError(f"truncate_bad_eof, no_crc: they are for layout={STAN_LAYOUT}, {layout} needs neither")
-    return NatsStore(listed, account, files)
+    return NatsStore(listed, account, files, encryption_key)
 
 
 def recognise_foreign(path: str | os.PathLike[str], files: Files = OS_FILES) -> str | None:

@@ -1,4 +1,4 @@
-"""Content of a JetStream block file: read, recognised as plain, compressed or encrypted, and handed on uncompressed.
+"""Content of a JetStream block file: read, decrypted if there is a key to it, and handed on uncompressed.
 
 A compressed file is `cmp`, the algorithm (u8: 0 none, 1 S2), the uncompressed size as uvarint, the S2 stream of all
 but the last 8 bytes, and those 8 bytes as they are.
@@ -15,12 +15,22 @@ import pyarrow as pa
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.cursor import Cursor
+from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, open_key_file
 from storage_core.foreign.nats.record import HASH_SIZE
 from storage_core.foreign.nats.s2 import decompress_stream
 
 BLOCK_SIZE_MAX = 128 << 20  # bytes; blocks are at most 8 MiB or one record, those of old servers 64 MiB
 COMPRESSED_MAGIC = b"cmp"
+BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
 _ALGORITHM_NONE, _ALGORITHM_S2 = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    block_index: int
+    path: str
+    size: int  # bytes
+    key: bytes = field(default=b"", repr=False)  # opens the key file beside it, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,11 @@ def read_file(path: str | Path, size_max: int, files: Files = OS_FILES) -> pa.Bu
     return buffer.slice(0, count)
 
 
-def read_block(path: str | Path, files: Files = OS_FILES) -> BlockContent:
+def read_block(path: str | Path, files: Files = OS_FILES, key: bytes = b"") -> BlockContent:
     """Return what a block file holds. Damage to compression is reported in it, not raised.
 
-    Raises OSError, or CorruptionError / UnsupportedVersionError if it is compressed in a way that is not known.
+    `key` opens the key file beside the block; without a key file the block is plain. Raises OSError, or
+    CorruptionError / UnsupportedVersionError if it is compressed in a way that is not known or its key does not open.
     """
     content = read_file(path, BLOCK_SIZE_MAX + 1, files)
     if content.size > BLOCK_SIZE_MAX:
@@ -54,9 +65,33 @@ def read_block(path: str | Path, files: Files = OS_FILES) -> BlockContent:
         content, damage = content.slice(0, BLOCK_SIZE_MAX), [(BLOCK_SIZE_MAX, reason)]
     else:
         damage = []
+    if key:
+        content = _decrypt(content, Path(path).with_suffix(KEY_SUFFIX), key, files)
     if not is_compressed(content):
         return BlockContent(content, False, damage)
     return _decompress(content, str(path), damage)
+
+
+def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
+    """Return the last 8 bytes of a block file, decrypted; fewer if it is shorter. Raises as read_block does."""
+    first = max(0, block.size - HASH_SIZE)
+    if block.key:
+        content = read_file(block.path, BLOCK_SIZE_MAX, files)
+        plain = _decrypt(content, Path(block.path).with_suffix(KEY_SUFFIX), block.key, files)
+        return bytes(plain[max(0, plain.size - HASH_SIZE) :])
+    file = files.open(Path(os.path.realpath(block.path)))
+    try:
+        return file.read_at(first, HASH_SIZE)
+    finally:
+        file.close()
+
+
+def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa.Buffer:
+    try:
+        wrapped = read_file(key_path, KEY_FILE_SIZE_MAX, files).to_pybytes()
+    except FileNotFoundError:
+        return content  # written before the server had a key
+    return pa.py_buffer(open_key_file(key, wrapped, str(key_path)).decrypt_block(memoryview(content)))
 
 
 def is_compressed(content: pa.Buffer) -> bool:

@@ -2,24 +2,24 @@
 
     STORE/jetstream/ACCOUNT/streams/STREAM/meta.inf, meta.sum, msgs/N.blk, msgs/index.db
 
-The name of a stream is the one in meta.inf: it is part of the key of every checksum, and a directory may have been
-renamed. A stream that cannot be read is still found; its `problem` is raised when it is asked for.
+The name of a stream is the one in meta.inf (see meta.py), for a directory may have been renamed. A stream that cannot
+be read is still found; its `problem` is raised when it is asked for.
 
 Source: nats-server, server/jetstream.go (`EnableJetStream`) and server/filestore.go (`recoverMsgs`,
 `recoverPartialPurge`, `writeStreamMeta`).
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.block import read_file
-from storage_core.foreign.nats.index import highwayhash_of
+from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile
+from storage_core.foreign.nats.encryption import Seed
+from storage_core.foreign.nats.meta import DEFAULT_ACCOUNT, META_FILE, ServerKey, load_meta
 from storage_core.foreign.tree import (
     DEPTH_MAX,
     DIRECTORY_COUNT_MAX,
@@ -28,18 +28,8 @@ from storage_core.foreign.tree import (
     directories,
 )
 
-META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
 MESSAGES_DIRECTORY, PURGED_DIRECTORY = "msgs", "__new_msgs__"
-BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
-META_SIZE_MAX = 16 << 20  # bytes
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    block_index: int
-    path: str
-    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +42,16 @@ class StreamDirectory:
     config: dict[str, Any] = field(default_factory=dict)  # as in meta.inf
     messages_path: str = ""
     blocks: tuple[BlockFile, ...] = ()  # by index
+    notes: tuple[str, ...] = ()  # what is wrong with its configuration, which then counts as unknown
+    seed: Seed | None = field(default=None, repr=False)  # opens index.db if the stream is encrypted
+    server_key: ServerKey | None = field(default=None, repr=False)
     problem: StorageError | None = None  # why it cannot be read
 
 
-def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> list[StreamDirectory]:
-    """Return every stream at or below the paths, by account, name and path.
+def find_streams(
+    paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES, encryption_key: str | None = None
+) -> list[StreamDirectory]:
+    """Return every stream at or below the paths, by account, name and path. `encryption_key` is the server's.
 
     Raises NotAStoreError if a path is no directory or has no stream in or below it.
     """
@@ -66,7 +61,8 @@ def find_streams(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILE
         if not files.is_directory(root):
             what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
-        here = {str(place): _load(place, files) for place in _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)}
+        found_places = _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)
+        here = {str(place): _load(place, encryption_key, files) for place in found_places}
         if not here:
             raise NotAStoreError(f"{path} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
         found.update(here)
@@ -106,46 +102,26 @@ def _is_stream(place: Path, names: list[str], files: Files) -> bool:
     return any(name.endswith(BLOCK_SUFFIX) for name in files.list_directory(messages.resolve()))
 
 
-def _load(place: Path, files: Files) -> StreamDirectory:
+def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirectory:
     account = place.parent.parent.name if place.parent.name == "streams" else ""
+    key = None if encryption_key is None else ServerKey(encryption_key, account or DEFAULT_ACCOUNT)
     try:
-        config = _load_config(place, files)
+        names = files.list_directory(place.resolve())
         messages = _messages_path(place, files)
-        blocks = _blocks(messages, files)
+        found = _blocks(messages, key, files)
+
+        def blocks(name: str) -> tuple[BlockFile, ...]:
+            if key is None:
+                return found
+            return tuple(replace(block, key=key.derive(f"{name}:{block.block_index}")) for block in found)
+
+        meta = load_meta(place, names, key, blocks, files)
     except (StorageError, OSError) as error:
         problem = error if isinstance(error, StorageError) else CorruptionError(f"{place}: {error}")
         return StreamDirectory(str(place), account, place.name, problem=problem)
-    return StreamDirectory(str(place), account, config["name"], config, str(messages), blocks)
-
-
-def _load_config(place: Path, files: Files) -> dict[str, Any]:
-    names = files.list_directory(place.resolve())
-    if META_FILE not in names:
-        raise CorruptionError(
-            f"{place} has blocks but no {META_FILE}: without the stream's name in it no checksum can be checked"
-        )
-    content = read_file(place / META_FILE, META_SIZE_MAX, files).to_pybytes()
-    if META_KEY_FILE in names:
-        raise UnsupportedVersionError(
-            f"{place} is encrypted ({META_KEY_FILE} lies beside {META_FILE}): encrypted streams cannot be read"
-        )
-    try:
-        config = json.loads(content)
-        name = config["name"]
-        if not isinstance(name, str) or not name:
-            raise ValueError("name")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptionError(f"{place / META_FILE} is not the JSON object of a stream: {error}") from error
-    if META_SUM_FILE not in names:
-        raise CorruptionError(f"{place} has no {META_SUM_FILE}, so {META_FILE} cannot be checked")
-    stored = read_file(place / META_SUM_FILE, 64, files).to_pybytes().strip()
-    actual = highwayhash_of(content, name).to_bytes(8, "little").hex().encode()
-    if stored != actual:
-        raise CorruptionError(
-            f"{place / META_FILE}: checksum is {stored.decode('ascii', 'backslashreplace')}, "
-            f"the content has {actual.decode()} for a stream named {name!r}"
-        )
-    return dict(config)
+    return StreamDirectory(
+        str(place), account, meta.name, meta.config, str(messages), blocks(meta.name), meta.notes, meta.seed, key
+    )
 
 
 def _messages_path(place: Path, files: Files) -> Path:
@@ -158,15 +134,18 @@ def _messages_path(place: Path, files: Files) -> Path:
     return place / MESSAGES_DIRECTORY
 
 
-def _blocks(messages: Path, files: Files) -> tuple[BlockFile, ...]:
+def _blocks(messages: Path, key: ServerKey | None, files: Files) -> tuple[BlockFile, ...]:
     blocks = []
     for name in files.list_directory(messages.resolve()):
         stem, suffix = os.path.splitext(name)
         if not (stem.isascii() and stem.isdecimal()):
             continue
         path = messages / name
-        if suffix == KEY_SUFFIX:
-            raise UnsupportedVersionError(f"{path}: the block is encrypted: encrypted streams cannot be read")
+        if suffix == KEY_SUFFIX and key is None:
+            raise UnsupportedVersionError(
+                f"{messages.parent} is encrypted ({name} lies beside its block): the key in the server's configuration "
+                "reads it, with option encryptionKey"
+            )
         if suffix == BLOCK_SUFFIX:
             blocks.append(BlockFile(int(stem), str(path), files.file_size(Path(os.path.realpath(path)))))
     return tuple(sorted(blocks, key=lambda block: block.block_index))

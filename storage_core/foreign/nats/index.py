@@ -18,11 +18,13 @@ import numpy as np
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.foreign.nats.cursor import Cursor
+from storage_core.foreign.nats.encryption import Seed
 from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.nats.record import ERASED_BIT, HASH_SIZE, identity_key
 from storage_core.sequences import SequenceSet
 
 INDEX_MAGIC, INDEX_VERSION_MAX = 11, 4
+INDEX_SIZE_MAX = 1 << 30  # bytes
 INDEX_SIZE_MIN = 32  # bytes; the server takes nothing smaller
 SET_MAGIC = 22
 BLOCK_IDX_MAGIC = 22
@@ -76,8 +78,14 @@ def highwayhash_of(data: bytes, identity: str) -> int:
     return int(highwayhash64(whole, np.zeros(1, np.int64), np.array([len(data)]), identity_key(identity))[0])
 
 
-def decode_index(data: bytes, stream: str, name: str) -> StreamIndex:
-    """Return the content of an index.db; `name` is what errors call it.
+def index_checksum_holds(data: bytes, stream: str) -> bool:
+    """Return whether the checksum of an index.db, encrypted or not, holds under the name of a stream."""
+    stored = int.from_bytes(data[-HASH_SIZE:], "little")
+    return len(data) >= INDEX_SIZE_MIN and highwayhash_of(data[:-HASH_SIZE], stream) == stored
+
+
+def decode_index(data: bytes, stream: str, name: str, seed: Seed | None = None) -> StreamIndex:
+    """Return the content of an index.db; `name` is what errors call it, `seed` opens it if it is encrypted.
 
     Raises CorruptionError if its checksum fails or its content is impossible, UnsupportedVersionError if a newer
     server wrote it.
@@ -88,6 +96,8 @@ def decode_index(data: bytes, stream: str, name: str) -> StreamIndex:
     actual = highwayhash_of(body, stream)
     if actual != stored:
         raise CorruptionError(f"{name}: checksum is {stored:016x}, the content has {actual:016x}")
+    if seed is not None:
+        body = seed.open_box(body, name)
     cursor = Cursor(body, name)
     magic, version = cursor.byte(), cursor.byte()
     if magic != INDEX_MAGIC:

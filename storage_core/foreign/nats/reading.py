@@ -38,7 +38,7 @@ def read_slice(
     read_schema(tuple(columns))
     removed = SequenceSet.decode(part.removed)
     try:
-        content = read_block(part.path, files)
+        content = read_block(part.path, files, part.key)
     except FileNotFoundError:
         _tell([_whole_block(part, removed, "the file is gone")], on_damage)
         return

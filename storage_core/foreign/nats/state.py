@@ -21,10 +21,11 @@ import pyarrow as pa
 
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.block import read_block, read_file
+from storage_core.foreign.nats.block import BlockFile, last_bytes, read_block, read_file
 from storage_core.foreign.nats.columns import subjects_of
-from storage_core.foreign.nats.directory import BlockFile, StreamDirectory
+from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
+    INDEX_SIZE_MAX,
     SEQUENCE_END,
     OldBlockIndex,
     StreamIndex,
@@ -32,12 +33,12 @@ from storage_core.foreign.nats.index import (
     decode_old_block_index,
 )
 from storage_core.foreign.nats.limits import Limits
+from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.record import HASH_SIZE, Records, block_key
 from storage_core.foreign.nats.scan import scan_block
 from storage_core.sequences import SequenceSet
 
-INDEX_FILE, OLD_INDEX_SUFFIX = "index.db", ".idx"
-INDEX_SIZE_MAX = 1 << 30  # bytes
+OLD_INDEX_SUFFIX = ".idx"
 SUBJECT_COUNT_MAX = 1024  # subjects that are told to readers; more are not checked against
 SUBJECTS_SIZE_MAX = 32 << 10  # bytes of them
 
@@ -86,7 +87,7 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
 def _load_index(stream: StreamDirectory, files: Files) -> StreamIndex | None:
     path = Path(stream.messages_path) / INDEX_FILE
     try:
-        return decode_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), stream.name, str(path))
+        return decode_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), stream.name, str(path), stream.seed)
     except (FileNotFoundError, CorruptionError, UnsupportedVersionError):
         return None  # it is a cache: the blocks tell as well
 
@@ -105,11 +106,10 @@ def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bo
 def _ends_with(block: BlockFile, last_hash: bytes, files: Files) -> bool:
     if block.size < HASH_SIZE:
         return not any(last_hash)
-    file = files.open(Path(block.path).resolve())
     try:
-        return file.read_at(block.size - HASH_SIZE, HASH_SIZE) == last_hash
-    finally:
-        file.close()
+        return last_bytes(block, files) == last_hash
+    except (OSError, StorageError):
+        return False
 
 
 def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
@@ -192,7 +192,7 @@ def _from_blocks(
 
 def _read_block(stream: StreamDirectory, file: BlockFile, with_subjects: bool, files: Files) -> _Read:
     try:
-        content = read_block(file.path, files)
+        content = read_block(file.path, files, file.key)
         data, damaged = content.data, bool(content.damage)
         scan = scan_block(data, block_key(stream.name, file.block_index))
     except (OSError, StorageError):  # told when the block is read for its messages

@@ -21,11 +21,15 @@ class NatsStore:
     layout = LAYOUT
 
     def __init__(
-        self, paths: Sequence[str | os.PathLike[str]], account: str | None = None, files: Files = OS_FILES
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        account: str | None = None,
+        files: Files = OS_FILES,
+        encryption_key: str | None = None,
     ) -> None:
         self._files = files
         self._paths = ", ".join(str(path) for path in paths)
-        found = find_streams(paths, files)
+        found = find_streams(paths, files, encryption_key)
         if account is not None:
             accounts = sorted({stream.account for stream in found})
             found = [stream for stream in found if stream.account == account]
@@ -112,6 +116,7 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         row_count=row_count,
         byte_size=block.file.size * row_count // max(1, block.message_count),
         subjects=state.subjects,
+        key=block.file.key,
     )
 
 

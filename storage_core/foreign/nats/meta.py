@@ -1,0 +1,148 @@
+"""Name and configuration of a stream: meta.inf with its checksum in meta.sum, opened with meta.key if it is encrypted.
+
+The name is part of the key of every checksum in the stream, so it has to be the true one. Where the checksum of
+meta.inf does not hold, or there is no meta.inf, the name that it claims and the name of the directory are tried on
+index.db and the blocks: a checksum that holds under a name proves it. The messages can then be read, and the
+configuration counts as unknown: what its limits were, nobody can tell.
+
+Source: nats-server, server/filestore.go (`writeStreamMeta`), server/jetstream.go (`EnableJetStream`).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
+from storage_core.files import Files
+from storage_core.foreign.nats.block import BlockFile, read_block, read_file
+from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, Seed, derive_key, open_key_file
+from storage_core.foreign.nats.index import INDEX_SIZE_MAX, highwayhash_of, index_checksum_holds
+from storage_core.foreign.nats.record import block_key
+from storage_core.foreign.nats.scan import scan_block
+
+META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
+INDEX_FILE = "index.db"
+META_SIZE_MAX = 16 << 20  # bytes
+PROOF_BLOCK_COUNT = 8  # blocks that are asked whether a name is theirs
+PROOF_SIZE = 256 << 10  # bytes of each
+DEFAULT_ACCOUNT = "$G"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """The encryption key of a server's configuration, for one account."""
+
+    key: str = field(repr=False)
+    account: str = DEFAULT_ACCOUNT
+
+    def derive(self, context: str) -> bytes:
+        return derive_key(self.key, self.account, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What meta.inf says, as far as it can be believed."""
+
+    name: str
+    config: dict[str, Any]  # {"name": name} alone if it cannot be believed
+    seed: Seed | None = None  # opens index.db
+    notes: tuple[str, ...] = ()  # what is wrong with it
+
+
+def load_meta(
+    place: Path, names: Sequence[str], key: ServerKey | None, blocks: Callable[[str], Sequence[BlockFile]], files: Files
+) -> Meta:
+    """Return name and configuration of the stream in the directory `place`, which has `names` in it.
+
+    `blocks` returns the block files as they are opened under a name. Raises UnsupportedVersionError if the stream is
+    encrypted and there is no key, CorruptionError if its name cannot be told.
+    """
+    if META_KEY_FILE in names and key is None:
+        raise UnsupportedVersionError(
+            f"{place} is encrypted ({META_KEY_FILE} lies beside {META_FILE}): the key in the server's configuration "
+            "reads it, with option encryptionKey"
+        )
+    seed, claimed = None, ""
+    try:
+        content = _read(place, META_FILE, META_SIZE_MAX, names, files)
+        plain = content
+        if META_KEY_FILE in names and key is not None:
+            seed = _open_key(place, names, key, files)
+            plain = seed.open_box(content, str(place / META_FILE))
+        config = decode_config(plain, "name", str(place / META_FILE))
+        claimed = config["name"]
+        _check_sum(place, names, content, claimed, files)
+    except CorruptionError as error:
+        for name in dict.fromkeys((claimed, place.name)):
+            if name and _is_proven(name, blocks(name), seed is not None or META_KEY_FILE not in names, files):
+                return Meta(name, {"name": name}, seed, (str(error),))
+        raise
+    return Meta(claimed, config, seed)
+
+
+def decode_config(content: bytes, name_field: str, name: str) -> dict[str, Any]:
+    """Return the JSON object of a stream or consumer; `name_field` must be text. Raises CorruptionError."""
+    try:
+        config = json.loads(content)
+        found = config[name_field]
+        if not isinstance(found, str) or not found or not found.encode():
+            raise ValueError(name_field)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptionError(f"{name} is not the JSON object of a stream: {error}") from error
+    return dict(config)
+
+
+def checksum_text(content: bytes, identity: str) -> str:
+    """Return what a meta.sum holds for the content of its meta.inf."""
+    return highwayhash_of(content, identity).to_bytes(8, "little").hex()
+
+
+def _read(place: Path, file: str, size_max: int, names: Sequence[str], files: Files) -> bytes:
+    if file not in names:
+        raise CorruptionError(f"{place} has no {file}")
+    try:
+        return bytes(read_file(place / file, size_max, files))
+    except (OSError, StorageError) as error:
+        raise CorruptionError(f"{place / file} cannot be read: {error}") from error
+
+
+def _open_key(place: Path, names: Sequence[str], key: ServerKey, files: Files) -> Seed:
+    content = _read(place, META_KEY_FILE, KEY_FILE_SIZE_MAX, names, files)
+    return open_key_file(key.derive(place.name), content, str(place / META_KEY_FILE))
+
+
+def _check_sum(place: Path, names: Sequence[str], content: bytes, identity: str, files: Files) -> None:
+    stored = _read(place, META_SUM_FILE, 64, names, files).strip().decode("ascii", "backslashreplace")
+    actual = checksum_text(content, identity)
+    if stored != actual:
+        raise CorruptionError(
+            f"{place / META_FILE}: checksum is {stored}, the content has {actual} for a stream named {identity!r}"
+        )
+
+
+def _is_proven(name: str, blocks: Sequence[BlockFile], is_open: bool, files: Files) -> bool:
+    """Return whether a checksum of the stream holds under the name.
+
+    That of index.db covers its encrypted form: it says nothing about the key, which has to open a record unless the
+    stream `is_open`.
+    """
+    if is_open and blocks and _holds_index(Path(blocks[0].path).with_name(INDEX_FILE), name, files):
+        return True
+    return any(_holds_record(block, name, files) for block in blocks[:PROOF_BLOCK_COUNT] if block.size)
+
+
+def _holds_index(path: Path, name: str, files: Files) -> bool:
+    try:
+        return index_checksum_holds(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), name)
+    except (OSError, StorageError):
+        return False
+
+
+def _holds_record(block: BlockFile, name: str, files: Files) -> bool:
+    try:
+        data = read_block(block.path, files, block.key).data
+    except (OSError, StorageError):
+        return False
+    return len(scan_block(data.slice(0, min(data.size, PROOF_SIZE)), block_key(name, block.block_index)).records) > 0
