@@ -1,8 +1,8 @@
 """Restoring streams of a backup into a store that there is, beside what it has.
 
 A restored stream is a new incarnation, also under its old name: the old one may be in its grave still, and blocks carry
-who they were written for. So its blocks are written anew, without what was removed from them; sequences, holes, times,
-headers and msg_ids stay what they were. Two entries frame the work:
+who they were written for. So its blocks are written anew; sequences, holes, times, headers and msg_ids stay what they
+were, and what was removed is in the blocks still, and not shown, as it was. Two entries frame the work:
 
     prepare_streams    the new directories are graves in time to come: what a killed restore leaves in them goes then
     restore_streams    the streams are there, with everything; before it nobody sees anything of them
@@ -128,25 +128,26 @@ def _prepare(
 ) -> list[StreamState]:
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
     _check_free(turn.state, names)
+    incarnations = tuple(env.new_id() for _ in chosen)
+    store.propose(turn, PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
     voter_count = sum(not one.learner for one in turn.state.voters)
     targets = []
-    for stream, name in zip(chosen, names, strict=True):
+    for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):
         count = min(stream.config.num_replicas, voter_count)
         count -= 1 - count % 2
+        placed = placement.choose(turn.state, turn.writable, count)
+        appends.make_directories(turn, incarnation, placed, env)
         targets.append(
             replace(
                 stream,
                 config=msgspec.structs.replace(stream.config, name=name, num_replicas=count),
-                incarnation=env.new_id(),
-                placement=placement.choose(turn.state, turn.writable, count),
+                incarnation=incarnation,
+                placement=placed,
                 histories=(),
                 origins=(),
                 writers=stream.writers if name == stream.name else {},  # nobody has written to a copy
             )
         )
-    store.propose(turn, PrepareStreams(tuple(one.incarnation for one in targets), env.now_ns() + PREPARED_NS))
-    for one in targets:
-        appends.make_directories(turn, one.incarnation, one.placement, env)
     return targets
 
 
@@ -237,7 +238,7 @@ class _Writing:
                 raise outcome
 
     def _rewrite(self, block: NumberedBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
-        """Write what is shown of one block; None if that is nothing."""
+        """Write one block, without frames of which nothing is left; None if nothing is left at all."""
         places = [(one.volume_id, block_path(one.path, identity.block_id)) for one in self._directories]
         source = self._env.files.open(block.path_on(self._found.directory))
         try:
@@ -265,21 +266,14 @@ class _Writing:
         return self._as_written(block, summary, identity, row, mirrored)
 
     def _request(self, block: NumberedBlock) -> FrameRequest:
-        removed = self._stream.removed.clip(block.first, block.end)
+        removed, floor = self._stream.removed, self._stream.floor
 
         def hear(damage: FrameDamage) -> None:
-            shown = SequenceSet.from_ranges([(max(damage.first, self._stream.floor), damage.end)])
+            shown = SequenceSet.from_ranges([(max(damage.first, floor), max(damage.end, floor))])
             if damage.row_count and shown.difference(removed):
                 raise CorruptionError(f"{damage.file} was changed meanwhile: {damage.reason}")
 
-        return FrameRequest(
-            columns=_COLUMNS,
-            first_sequence=block.first,
-            first=max(block.first, self._stream.floor),
-            end=block.end,
-            removed=removed or None,
-            on_damage=hear,
-        )
+        return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)
 
     def _as_written(
         self, block: NumberedBlock, summary: BlockSummary, identity: BlockIdentity, row: np.ndarray, file: MirroredFile
