@@ -7,7 +7,10 @@ do not become many tasks. `minPartitions` and `maxRecordsPerPartition` split blo
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from pyspark.sql.datasource import InputPartition
+
+from storage_core.store.slices import BlockSlices
 
 PACK_SIZE = 16 * 1024 * 1024  # bytes of block files that share a partition: some 30 ms of reading
 
@@ -30,7 +33,7 @@ S = TypeVar("S", bound=Slice)
 class SlicePartition(InputPartition):
     """Slices that one task reads, one after another; none in the only partition of an empty read."""
 
-    def __init__(self, slices: tuple[Any, ...]) -> None:
+    def __init__(self, slices: Sequence[Any]) -> None:
         super().__init__(None)
         self.slices = slices
 
@@ -41,26 +44,44 @@ def pack(slices: Iterable[S], partitions_min: int | None = None, rows_max: int |
     There are `partitions_min` partitions or more, unless there are fewer rows, and none has more than `rows_max` rows.
     """
     listed = [one for one in slices if one.row_count]
-    limit = _row_limit(listed, partitions_min, rows_max)
-    partitions: list[list[S]] = []
-    rows = size = 0
-    for one in _split(listed, limit):
-        fits = size + one.byte_size <= PACK_SIZE and (limit is None or rows + one.row_count <= limit)
-        if partitions and fits:
-            partitions[-1].append(one)
-        else:
-            partitions.append([one])
-            rows = size = 0
-        rows, size = rows + one.row_count, size + one.byte_size
-    return partitions or [[]]
+    limit = _row_limit(sum(one.row_count for one in listed), partitions_min, rows_max)
+    cut = [one for one in _split(listed, limit) if one.row_count]
+    row_counts = np.array([one.row_count for one in cut], np.int64)
+    byte_sizes = np.array([one.byte_size for one in cut], np.int64)
+    edges = _edges(row_counts, byte_sizes, limit)
+    return [cut[start:end] for start, end in zip(edges, edges[1:], strict=False)] or [[]]
 
 
-def _row_limit(slices: Sequence[S], partitions_min: int | None, rows_max: int | None) -> int | None:
+def pack_blocks(
+    slices: BlockSlices, partitions_min: int | None = None, rows_max: int | None = None
+) -> list[BlockSlices]:
+    """Return the same for slices in columns: no object is made for a slice, nor sent for one."""
+    listed = slices.with_rows()
+    limit = _row_limit(int(listed.row_counts.sum()), partitions_min, rows_max)
+    cut = listed if limit is None else listed.split(limit).with_rows()
+    edges = _edges(cut.row_counts, cut.byte_sizes, limit)
+    return [cut[start:end] for start, end in zip(edges, edges[1:], strict=False)] or [cut]
+
+
+def _row_limit(row_count: int, partitions_min: int | None, rows_max: int | None) -> int | None:
     """Return how many rows a partition may have. Rounded down: then the partitions that result are enough."""
     limits = [] if rows_max is None else [rows_max]
     if partitions_min is not None:
-        limits.append(max(1, sum(one.row_count for one in slices) // partitions_min))
+        limits.append(max(1, row_count // partitions_min))
     return min(limits, default=None)
+
+
+def _edges(row_counts: np.ndarray, byte_sizes: np.ndarray, limit: int | None) -> list[int]:
+    """Return where partitions begin, and where the last one ends: each takes as many slices as fit, one at least."""
+    rows, sizes = np.cumsum(row_counts), np.cumsum(byte_sizes)
+    edges = [0]
+    while (start := edges[-1]) < len(rows):
+        before_rows, before_size = (int(rows[start - 1]), int(sizes[start - 1])) if start else (0, 0)
+        end = int(np.searchsorted(sizes, before_size + PACK_SIZE, side="right"))
+        if limit is not None:
+            end = min(end, int(np.searchsorted(rows, before_rows + limit, side="right")))
+        edges.append(max(end, start + 1))
+    return edges
 
 
 def _split(slices: Iterable[S], limit: int | None) -> Iterable[S]:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from datasource import places
 from datasource.filters import INT64_MAX, INT64_MIN, Constraints, push
 from datasource.offsets import Extent, resolve_ranges
-from datasource.partitions import SlicePartition, pack
+from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings
 from datasource.values import nearest
 from storage_core import Store
@@ -40,8 +40,8 @@ class MessageReader(DataSourceReader):
             return [SlicePartition(())]
         with open_store(self.settings) as store:
             plan = store.plan(self._request(store))
-        packed = pack(plan.slices, self.settings.min_partitions, self.settings.partition_rows_max)
-        return [SlicePartition(tuple(slices)) for slices in packed]
+        packed = pack_blocks(plan.slices, self.settings.min_partitions, self.settings.partition_rows_max)
+        return [SlicePartition(slices) for slices in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; called on an executor, once for each attempt of its task."""

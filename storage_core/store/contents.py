@@ -9,8 +9,9 @@ from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.state import StreamState
 from storage_core.store.duplicates import msg_ids
-from storage_core.store.plan import BlockSlice, ReadRequest, whole_blocks
+from storage_core.store.plan import ReadRequest, whole_blocks
 from storage_core.store.reading import ReadOptions, ask_block, read_slices
+from storage_core.store.slices import BlockSlice, BlockSlices
 from storage_core.subjects import match_mask
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
     return None
 
 
-def slices(store: "Store", stream: StreamState, request: ReadRequest) -> tuple[BlockSlice, ...]:
+def slices(store: "Store", stream: StreamState, request: ReadRequest) -> BlockSlices:
     """Return the plan of a read of one stream; raises StaleIncarnationError if it was made again since `stream`."""
     plan = store.plan(request)
     if plan.ranges[0].incarnation != stream.incarnation:

@@ -29,6 +29,7 @@ from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.repair import Repair
 from storage_core.store.replicas import Survey
 from storage_core.store.scrub import Scrub
+from storage_core.store.slices import BlockSlices
 from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.stream import Stream
 from storage_core.store.turn import Turn
@@ -261,9 +262,9 @@ class Store:
         for name in request.streams:
             stream = self.stream_state(name, view.state)
             found, covered = plan_stream(view.state, stream, volumes, request)
-            slices.extend(found)
+            slices.append(found)
             ranges.append(covered)
-        return ReadPlan(tuple(slices), tuple(ranges), view.index)
+        return ReadPlan(BlockSlices.concatenate(slices), tuple(ranges), view.index)
 
     def first_at_time(self, stream: str, time_ns: int) -> int | None:
         """Return the first sequence whose time is not before `time_ns`; None if there is none."""

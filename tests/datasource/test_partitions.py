@@ -3,10 +3,14 @@
 import pickle
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasource.partitions import PACK_SIZE, SlicePartition, pack
+from datasource.partitions import PACK_SIZE, SlicePartition, pack, pack_blocks
+from storage_core.sequences import SequenceSet
+from storage_core.store.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,33 @@ def test_partitions_cover_every_row_once_within_the_bounds(
         assert len(packed) >= min(partitions_min, len(rows))
     if rows_max is not None:
         assert all(sum(one.row_count for one in partition) <= rows_max for partition in packed)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.sampled_from([100, PACK_SIZE // 3, PACK_SIZE])), max_size=12),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=4),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 60),
+)
+def test_blocks_in_columns_are_packed_like_slices_one_by_one(
+    blocks: list[tuple[int, int]], removals: list[tuple[int, int]], partitions_min: int | None, rows_max: int | None
+) -> None:
+    removed = SequenceSet.from_ranges((first, first + count) for first, count in removals)
+    rows = np.zeros(len(blocks), SLICE_DTYPE)
+    rows["end"] = np.cumsum([span for span, _ in blocks])
+    rows["first"] = rows["end"] - [span for span, _ in blocks]
+    rows["row_count"] = shown_counts(rows["first"], rows["end"], removed)
+    rows["byte_size"] = [size for _, size in blocks]
+    slices = BlockSlices(rows, (StreamOfSlices("S", b"", b"", (b"",), ((),), removed),))
+    packed = pack_blocks(slices, partitions_min, rows_max)
+    assert [list(one) for one in packed] == pack(slices, partitions_min, rows_max)
+
+
+def test_a_hundred_thousand_small_blocks_travel_in_little() -> None:
+    rows = np.zeros(100_000, SLICE_DTYPE)
+    rows["first"], rows["end"], rows["row_count"] = np.arange(100_000), np.arange(100_000) + 1, 1
+    rows["byte_size"] = 8192
+    slices = BlockSlices(rows, (StreamOfSlices("S", bytes(16), bytes(16), (bytes(16),), ((),), SequenceSet.empty()),))
+    packed = pack_blocks(slices)
+    assert len(packed) == pytest.approx(100_000 * 8192 / PACK_SIZE, abs=1)
+    assert sum(len(pickle.dumps(SlicePartition(one))) for one in packed) < 110 * 100_000

@@ -18,7 +18,8 @@ from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.identity import FILE_NAME, VolumeIdentity
 from storage_core.store.placement import block_directory
-from storage_core.store.plan import BlockSlice, ReadRequest, plan_stream
+from storage_core.store.plan import ReadRequest, plan_stream
+from storage_core.store.slices import BlockSlices
 from storage_core.store.volumes import Volume
 
 STORE_ID = b"STORE-ID--------"
@@ -101,7 +102,7 @@ class Scattered:
         self.change(blocks=stream.blocks.append(row), next_sequence=stream.next_sequence + summary.span)
         return summary
 
-    def slices(self, first: int | None = None, end: int | None = None) -> list[BlockSlice]:
+    def slices(self, first: int | None = None, end: int | None = None) -> BlockSlices:
         """Return the plan of a read of [first, end)."""
         request = ReadRequest(("S",), {"S": (first, end)})
         return plan_stream(self.state, self.stream, self.volumes, request)[0]
