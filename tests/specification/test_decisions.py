@@ -109,10 +109,8 @@ def commit_record(entry: int) -> CommitRecord:
 
 
 def is_read(volume: Volume) -> bool:
-    """Return whether a volume says anything. A blank one is no volume of the store until it was taken in, and a log
-    that begins later than at entry 1, with nothing before it, is not read."""
-    begins_late = read(volume.records).entries[:1] == (0,)
-    return volume.is_there and volume.standing != "blank" and bool(volume.records) and not begins_late
+    """Return whether a volume says anything: one that was made blank is no volume of the store until it is taken in."""
+    return volume.is_there and volume.standing != "blank" and bool(volume.records)
 
 
 def found(state: State, process: int) -> list[Found]:

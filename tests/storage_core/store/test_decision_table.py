@@ -403,3 +403,22 @@ def test_all_rows_about_hosts_and_known_views_are_used() -> None:
     for columns in (KNOWING, HOSTS):
         used = {what_the_holder_does(columns, case) for case in cases_of(columns)}
         assert used == {does for _, does in rows_of(columns)}
+
+
+@pytest.mark.parametrize("torn", range(4, LAST + 1))
+def test_a_torn_batch_of_several_entries_is_a_torn_tail(tmp_path: Path, torn: int) -> None:
+    """A power loss keeps any pages of a batch that was not fsynced: entries behind the torn one do not count either."""
+    volume = tmp_path / "volume"
+    batches: list[list[Record]] = [[Vote(1, b"candidate-one..."), *ENTRIES[:3]], ENTRIES[3:]]
+    data, _ = segment(1, 0, {2: commit_record(2), 3: commit_record(3)}, batches)
+    at = len(log_format.encode_batch(batches[0], BATCHES_OFFSET)) + BATCHES_OFFSET
+    at += sum(-(-(64 + len(entry.payload)) // 8) * 8 for entry in ENTRIES[3 : torn - 1])
+    data[at + 30] ^= 1
+    (volume / "meta").mkdir(parents=True)
+    (volume / "streams").mkdir()
+    (volume / "jstream.volume").write_bytes(IDENTITY.encode())
+    (volume / "meta" / f"{1:016x}.log").write_bytes(data)
+
+    with Metadata.at(HERE, [volume]).turn(1.0) as turn:
+        assert {one.name for one in turn.state.streams.values()} == {f"S{index}" for index in range(2, torn)}
+    check_going_on(volume, {f"S{index}" for index in range(2, torn)})

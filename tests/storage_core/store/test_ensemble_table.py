@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import CorruptionError, NoQuorumError, StorageError
+from storage_core.errors import CorruptionError, NoQuorumError, StorageError, StoreBusyError
+from storage_core.files import OS_FILES
 from storage_core.metadata.commands import AddStream, Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, make_entry
@@ -320,3 +321,58 @@ def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(v
     for left_out in range(3):
         rest = [path for place, path in enumerate(volumes) if place != left_out]
         assert streams_of(rest) == {"ONE", "TWO", "THREE"}
+
+
+def make_stream(metadata: Metadata, name: str) -> dict[str, str]:
+    """Take a turn that makes a stream; return how each volume stands at its end."""
+    with metadata.turn(1.0) as turn:
+        turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+        return {one.path.name: turn.standing(one.volume_id).state for one in turn.volumes}
+
+
+def test_a_process_goes_on_without_a_volume_that_goes_while_it_knows_the_store(volumes: list[Path]) -> None:
+    metadata = Metadata.at(HERE, volumes)
+    make_stream(metadata, "THREE")
+    shutil.rmtree(volumes[1])
+    assert make_stream(metadata, "FOUR") == {"a": "current", "b": "missing", "c": "current"}
+    assert streams_of(volumes) == {"ONE", "TWO", "THREE", "FOUR"}
+
+
+def test_a_volume_that_another_process_has_locked_is_left_out_and_catches_up(volumes: list[Path]) -> None:
+    metadata = Metadata.at(HERE, volumes)
+    make_stream(metadata, "THREE")
+    busy = OS_FILES.lock(volumes[2] / "lock")
+    assert busy.try_acquire()
+    before = metadata_files(volumes[2:])
+    assert make_stream(metadata, "FOUR") == {"a": "current", "b": "current", "c": "behind"}
+    assert metadata_files(volumes[2:]) == before, "what is not locked is not written"
+    busy.close()
+    assert set(make_stream(metadata, "FIVE").values()) == {"current"}
+    assert streams_of(volumes[1:]) == {"ONE", "TWO", "THREE", "FOUR", "FIVE"}
+
+
+def test_two_of_three_volumes_locked_by_others_are_waited_for(volumes: list[Path]) -> None:
+    busy = [OS_FILES.lock(path / "lock") for path in volumes[:2]]
+    assert all(one.try_acquire() for one in busy)
+    with pytest.raises(StoreBusyError), Metadata.at(HERE, volumes).turn(0.0):
+        pass
+    for one in busy:
+        one.close()
+    make_stream(Metadata.at(HERE, volumes), "THREE")
+
+
+def test_a_process_does_not_go_back_behind_what_it_has_seen(volumes: list[Path]) -> None:
+    """Two volumes are put back as they were: for a process that begins anew a valid older store, for this one not."""
+    metadata = Metadata.at(HERE, volumes)
+    old = {path: [(file, file.read_bytes()) for file in (path / "meta").iterdir()] for path in volumes[:2]}
+    make_stream(metadata, "THREE")
+    for path, files in old.items():
+        shutil.rmtree(path / "meta")
+        (path / "meta").mkdir()
+        for file, content in files:
+            file.write_bytes(content)
+    shutil.rmtree(volumes[2])
+    before = metadata_files(volumes)
+    with pytest.raises(CorruptionError), metadata.turn(1.0):
+        pass
+    assert metadata_files(volumes) == before
