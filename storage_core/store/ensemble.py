@@ -17,6 +17,7 @@ from storage_core.errors import (
     CorruptionError,
     DiskFullError,
     NoQuorumError,
+    NotAStoreError,
     ReadOnlyError,
     StorageError,
     StoreBusyError,
@@ -133,10 +134,10 @@ class Metadata:
 
     def _complete(self, voters: Sequence[Voter]) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
-        self._voters = tuple(voters)
         before = {one.volume_id for one in self._volumes}
         known = [one for one in self._volumes if one.identity is not None]
         self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
+        self._voters = tuple(voters)
         return not {one.volume_id for one in self._volumes} <= before
 
     # --- reading
@@ -150,7 +151,7 @@ class Metadata:
                     view = self._follow_commit_record()
                 except _Doubt:
                     break
-                except UnsupportedVersionError:
+                except (UnsupportedVersionError, NotAStoreError):
                     raise
                 except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
                     error = caught

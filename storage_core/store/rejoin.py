@@ -110,10 +110,12 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
         position = prepare(turn, made, env, set_aside=is_stray)
     except OSError as error:
         raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
-    event = Event(
-        "rejoined", volume=volume.name, before=one.state, after=decision.CURRENT, reason=one.reason or one.state
-    )
-    command = ChangeVolumes(_with_instance(turn.state, made, turn.volumes), turn.state.volume_change, (event,))
+    voter = turn.state.voter(volume.volume_id)
+    events: tuple[Event, ...] = ()
+    if voter is not None and not voter.learner:  # of a learner the end of the change will tell
+        reason = one.reason or one.state
+        events = (Event("rejoined", "", "", volume.name, one.state, decision.CURRENT, reason),)
+    command = ChangeVolumes(_with_instance(turn.state, made, turn.volumes), turn.state.volume_change, events)
     result = turn.admit(made, position, command)
     if isinstance(result, machine.Refused):
         result.raise_()

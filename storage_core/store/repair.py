@@ -22,6 +22,7 @@ from storage_core.store.copies import sweep_leftovers
 from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.healing import Outcome, Patient, heal
+from storage_core.store.membership import resume_quietly
 from storage_core.store.placement import block_directory
 from storage_core.store.rejoin import Absent
 from storage_core.store.turn import Turn
@@ -70,6 +71,10 @@ class Repair:
         Raises NotFoundError, NoQuorumError, StoreBusyError, and what else a turn raises.
         """
         self.volumes()
+        why = resume_quietly(self._metadata, self._env, self._lock_timeout_s)
+        if why:
+            place = self._metadata.label
+            self._seen.damage.append(Damage("", "", place, 0, 0, 0, f"a change of volumes does not go on: {why}"))
         self._metadata_files()
         self.blocks(names, progress)
         self.sweep(names)

@@ -18,7 +18,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, drift, orphans, placement, verification
+from storage_core.store import appends, creation, describe, drift, membership, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
@@ -198,11 +198,18 @@ class Store:
         return Stream(self, incarnation, checked.name)
 
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
-        """Change the stream that `name` in the configuration names; keys that are not given stay as they are."""
+        """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
+
+        With another num_replicas its blocks are copied to, or not counted any more on, other volumes first.
+        """
         given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
         name = given.get("name")
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} does not say which stream to change")
+        known = self.stream_state(name)
+        replicas = StreamConfig.from_mapping({**known.config.to_json(), **given}).num_replicas
+        if replicas != known.config.num_replicas:
+            membership.change_replicas(self.metadata, self._env, self._lock_timeout_s, known.incarnation, replicas)
         with self.turn() as turn:
             stream = self.stream_state(name, turn.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
@@ -363,6 +370,7 @@ class Store:
         """
         repairing = Repair(self.metadata, self._env, self._lock_timeout_s)
         repairing.volumes(ask=False)
+        membership.resume_quietly(self.metadata, self._env, self._lock_timeout_s)
         with self.metadata.turn(self._lock_timeout_s) as turn:
             drift.tell(turn, drift.everywhere(turn, self._env), self._env)
         more = True
@@ -373,6 +381,40 @@ class Store:
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
+
+    # --- volumes
+
+    def add_volumes(self, paths: Paths) -> None:
+        """Add volumes, two at a time, on empty or missing directories. Streams keep the replicas that they have.
+
+        Ended anywhere, the same call, `repair` or `maintain` goes on. Raises ValueError (number of volumes, one that is
+        the store's already), AlreadyExistsError (a directory that is not empty), RequirementError (another change is
+        under way, a volume takes no part).
+        """
+        self._membership().add(_apart(resolve_paths(paths)))
+
+    def remove_volumes(self, names: Sequence[str]) -> None:
+        """Remove volumes by name (id in hex), two at a time; streams are moved to others first. Their files stay.
+
+        Raises ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes
+        would be left, another change is under way).
+        """
+        self._membership().remove([names] if isinstance(names, str) else list(names))
+
+    def replace_volume(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Put a new volume in the place of another one, which may be lost; its blocks are copied from the others.
+
+        Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
+        """
+        (resolved,) = resolve_paths([path])
+        self._membership().replace(name, resolved)
+
+    def step_down(self) -> None:
+        """Give up the term and open a new one. All volumes are led by whoever writes, so no other host takes over."""
+        self._membership().step_down()
+
+    def _membership(self) -> membership.Membership:
+        return membership.Membership(self.metadata, self._env, self._lock_timeout_s)
 
     # --- turns
 
@@ -414,5 +456,7 @@ def _apart(paths: Sequence[Path]) -> Sequence[Path]:
     for one in paths:
         for other in paths:
             if Path(os.path.realpath(other)) in Path(os.path.realpath(one)).parents:
-                raise ValueError(f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own")
+                raise ValueError(
+                    f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own"
+                )
     return paths

@@ -204,6 +204,8 @@ class Turn:
         It is all if every volume that takes part did so at the last look, is locked, ends clean, and has a commit
         record that names its last entry. Without any record of others the term of this process still holds.
         """
+        if not {one.volume_id for one in known.state.voters} <= {one.volume_id for one in self.volumes}:
+            return False  # some came with the last change, and have not been looked for yet
         usable = self._usable(known.state.voters)
         paths = {one.volume_id: one.path for one in self.volumes}
         voting = {one.volume_id for one in known.state.voters if not one.learner}
@@ -442,6 +444,10 @@ class Turn:
             self._written = before
         self._staged.append(entry)
         self.view = replace(before, state=change.state, index=entry.index, term=entry.term, chain=entry.chain)
+        if change.state.voters is not before.state.voters:
+            # Such an entry is decided by the voters that it names. A learner that is written to is in step.
+            promoted = {one.volume_id for one in before.state.voters if one.learner}.intersection(self._members)
+            self._voting = (self._voting | promoted).intersection(self._voting_ids())
 
     def _flush(self) -> None:
         """Append the staged entries to every member, fsync them, and move the commit records."""
@@ -563,6 +569,8 @@ class Turn:
         last = self._metadata.last_states(self.state)
         events = []
         for one in self.state.voters:
+            if one.learner:
+                continue  # of which the end of its change will tell
             found = self._decision.findings.get(one.volume_id) if self._decision is not None else None
             if found is not None and found.written and found.state not in (rules.CURRENT, rules.BEHIND):
                 events.append(Event("repaired", "", "", one.volume_id.hex(), found.state, rules.CURRENT, found.reason))

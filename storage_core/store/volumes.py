@@ -91,11 +91,14 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     """Return every volume of the store, in the order of `voters`: as `known`, else where it was recorded.
 
     `paths`: those that the user gave. One of them that holds no volume stands for a volume that has no other place.
-    Raises ValueError if one volume is found at two paths.
+    Raises ValueError if one volume is found at two paths, NotAStoreError if none of `known` is a volume any more.
     """
     at = {one.volume_id: one for one in known}
     recorded = {voter.volume_id: voter.path for voter in voters}
     store_id = next(one.identity.store_id for one in known if one.identity is not None)
+    if not recorded.keys() & at.keys():
+        removed = ", ".join(str(one.path) for one in known)
+        raise NotAStoreError(f"{removed} was removed from store {store_id.hex()}; name a volume that is part of it")
     search = list(known)
     for one in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
         for volume_id, path in _neighbours(one, recorded):
