@@ -50,6 +50,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
                 "path": str(one.path),
             }
             for one in volumes
+            if state.voter(one.volume_id) is not None
         ],
         "streams": len(streams),
         "messages": sum(one.message_count for one in streams),

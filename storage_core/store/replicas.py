@@ -78,7 +78,8 @@ class Survey:
         self._files = store.environment.files
         self.view: View = store.view()
         self.standings: Mapping[bytes, Standing] = _decided(store.metadata.standings(), self.view.state)
-        self.volumes: tuple[Volume, ...] = store.volumes()
+        voters = {one.volume_id for one in self.view.state.voters}
+        self.volumes: tuple[Volume, ...] = tuple(one for one in store.volumes() if one.volume_id in voters)
         self._at = {one.volume_id: one for one in self.volumes}
         self._indexes = {one.volume_id: VolumeIndex(self._files, one.path) for one in self.volumes if _readable(one)}
         self._reported = self._reports(store)
