@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli import block, cluster, events, follow, publish, store, stream, upkeep, verify
+from spark_stream.cli import backup, block, cluster, events, follow, publish, store, stream, upkeep, verify
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
@@ -59,6 +59,8 @@ app.command("scrub")(upkeep.scrub)
 app.command("repair")(upkeep.repair)
 app.command("maintain")(upkeep.maintain)
 app.command("events")(events.events)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def describe(found: Backup) -> dict[str, Any]:
         "index": manifest.index,
         "whole_store": manifest.is_whole,
         "blocks": len(found.numbers),
-        "bytes": sum(sizes),
+        "file_size": sum(sizes),
         "streams": streams,
     }
 

@@ -122,3 +122,29 @@ def test_verify_shows_how_far_it_is(jstream, orders) -> None:
     terminal = Terminal(jstream, "verify")
     assert terminal.end() == 0
     assert "4 blocks checked: all is well" in terminal.seen
+
+
+def test_a_restore_asks_and_a_no_makes_nothing(jstream, orders, tmp_path) -> None:
+    jstream.done("backup", tmp_path / "saved")
+    for words, question in (
+        ([tmp_path / "new"], "Restore store "),
+        (["--stream", "ORDERS", "--as", "COPY"], "Restore ORDERS as COPY (4 messages) into "),
+    ):
+        terminal = Terminal(jstream, "restore", tmp_path / "saved", *words, columns=400)
+        terminal.expect(question)
+        terminal.expect("[y/N]: ")
+        terminal.type("n\n")
+        assert terminal.end() == 1
+        assert "not confirmed, nothing was done" in terminal.seen
+    assert not (tmp_path / "new").exists()
+    assert orders.streams() == ["ORDERS"]
+
+
+def test_a_yes_restores_and_shows_how_far_it_is(jstream, orders, tmp_path) -> None:
+    jstream.done("backup", tmp_path / "saved")
+    terminal = Terminal(jstream, "restore", tmp_path / "saved", tmp_path / "new", columns=400)
+    terminal.expect("[y/N]: ")
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    assert "8/8" in terminal.seen
+    assert (tmp_path / "new" / "jstream.volume").exists()

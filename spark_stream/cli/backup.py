@@ -1,0 +1,147 @@
+"""`jstream backup` and `jstream restore`: a store or its streams to a directory, and back."""
+
+from typing import Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import WrongUsage
+from spark_stream.cli.options import (
+    ForceOption,
+    JsonOption,
+    StoreOption,
+    TakeOverOption,
+    ask_consent,
+    open_store,
+    require_consent_possible,
+    resolve_store,
+)
+from spark_stream.cli.quantities import show_size
+from spark_stream.cli.render import counted, print_json, print_table, say
+from spark_stream.cli.verify import progress_bar
+
+_COLUMNS = ("name", "messages", "size", "first", "last", "blocks", "replicas")
+BackupArgument = Annotated[str, typer.Argument(metavar="DIR", help="Directory of the backup.")]
+
+
+def backup(
+    directory: BackupArgument,
+    streams: Annotated[
+        list[str] | None, typer.Option("--stream", metavar="NAME", help="A stream to back up; may be given again.")
+    ] = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make a backup in a directory that is empty or not there yet; an interrupted one is gone on with.
+
+    The store may be written meanwhile: what comes after the beginning is not in it.
+    """
+    from storage_core.store.backup import backup as make
+
+    with open_store(store) as opened, progress_bar("blocks") as progress:
+        found = make(opened, directory, streams or None, progress)
+    if json:
+        print_json(found)
+        return
+    _print_streams(found)
+    copied = f"{counted(found['blocks'], 'block')}, {found['copied']} copied now"
+    say(f"backed up to {directory}, as of entry {found['index']} of the metadata log: {copied}")
+
+
+def restore(
+    context: typer.Context,
+    directory: BackupArgument,
+    volumes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="VOLUME...", help="One, three or five directories, empty or not there yet."),
+    ] = None,
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--stream", metavar="NAME", help="A stream to restore into --store; may be given again."),
+    ] = None,
+    as_names: Annotated[
+        list[str] | None,
+        typer.Option("--as", metavar="NAME", help="What to call it there; one for each --stream, in their order."),
+    ] = None,
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="VOLUME[,VOLUME]", help="With --stream: the store to restore into.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a store of a backup on new VOLUMEs; or, with --stream, restore streams into the store that --store names."""
+    paths = [path for volume in volumes or [] for path in volume.split(",")]
+    _check_words(paths, streams or [], as_names or [], store, take_over)
+    require_consent_possible("restore", force)
+    if streams:
+        names = dict(zip(streams, as_names or streams, strict=True))
+        found = _restore_streams(directory, names, resolve_store(context, store), force, take_over)
+    else:
+        found = _restore_store(directory, paths, force)
+    if json:
+        print_json(found)
+        return
+    _print_streams(found)
+    for one in found["streams"]:
+        if one["num_replicas"] != one["num_replicas_before"]:
+            replicas = f"{one['num_replicas']} of the {one['num_replicas_before']} replicas it had"
+            say(f"stream {one['name']} has {replicas}: the store has no more volumes")
+    if found.get("finished"):
+        say("a restore that was interrupted has been finished")
+    say(f"restored from {directory}, made at {found['time']}")
+
+
+def _check_words(
+    volumes: list[str], streams: list[str], as_names: list[str], store: str | None, take_over: bool
+) -> None:
+    """Raise WrongUsage for words that contradict each other."""
+    if streams and volumes:
+        raise WrongUsage("--stream restores into a store that there is: name it by --store, and no VOLUME")
+    if not streams and not volumes:
+        raise WrongUsage("restore onto what? VOLUMEs for a store, or --stream NAME and --store VOLUME for a stream")
+    if not streams and (as_names or store or take_over):
+        raise WrongUsage("--as, --store and --take-over are for --stream; a whole store is restored onto VOLUMEs")
+    if as_names and len(as_names) != len(streams):
+        raise WrongUsage(f"--as: {len(as_names)} names for {len(streams)} streams")
+    twice = next((name for name in streams if streams.count(name) > 1), None)
+    if twice is not None:
+        raise WrongUsage(f"--stream: {twice} is given twice")
+
+
+def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str, Any]:
+    from storage_core.store.backup import describe, open_backup
+    from storage_core.store.environment import REAL
+    from storage_core.store.restore import restore_store
+
+    found = describe(open_backup(directory, REAL))
+    told = f"{counted(len(found['streams']), 'stream')} in {counted(found['blocks'], 'block')}"
+    ask_consent(f"Restore store {found['store_id']} as of {found['time']} ({told}) onto {', '.join(volumes)}?", force)
+    with progress_bar("blocks") as progress:
+        restored = restore_store(directory, volumes, progress)
+    restored.store.close()
+    return restored.report
+
+
+def _restore_streams(
+    directory: str, names: dict[str, str], volumes: str, force: bool, take_over: bool
+) -> dict[str, Any]:
+    from storage_core.store.backup import open_backup, selected
+    from storage_core.store.environment import REAL
+    from storage_core.store.restored_streams import restore_streams
+
+    messages = sum(one.message_count for one in selected(open_backup(directory, REAL), list(names)))
+    told = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
+    ask_consent(f"Restore {told} ({counted(messages, 'message')}) into {volumes}?", force)
+    with open_store(volumes, take_over=take_over) as opened, progress_bar("blocks") as progress:
+        return restore_streams(opened, directory, list(names), names, progress)
+
+
+def _print_streams(found: dict[str, Any]) -> None:
+    rows = [
+        [
+            one["name"], one["messages"], show_size(one["bytes"]), one["first_seq"], one["last_seq"], one["blocks"],
+            one["num_replicas"],
+        ]
+        for one in found["streams"]
+    ]  # fmt: skip
+    print_table(_COLUMNS, rows, "Streams")
