@@ -43,7 +43,7 @@ GATES = {
     "fsync of": "sync",
     "records on": "record",
 }  # what is told of a volume, and what its thread waits for
-KIND_AT = 8  # of a record, in its header
+KIND_AT, CHAIN_AT = 8, 48  # of a record, in its header
 WAIT_MAX_S = 30.0  # for threads that compute and never wait for a clock: reached only if one hangs
 
 
@@ -354,12 +354,18 @@ class Replay:
             images = self._images[volume][-int(how.split()[-1]) :]
             self.disk.put_back(path, images[0].copy_platter())
         elif how == "is damaged":
-            newest = max(one for one, _ in self.disk.files(path / "meta") if one.suffix == ".log")
-            content = bytes(self.disk.inode(newest).content)
-            last = [end for one, end in log_format.scan(memoryview(content)[BATCHES_OFFSET:], BATCHES_OFFSET)][-1]
-            self.disk.flip_bit(newest, 8 * (last - PAGE_SIZE + 50))
+            self._damage_last_record(path)
         else:
             raise AssertionError(how)
+
+    def _damage_last_record(self, volume: Path) -> None:
+        segments = sorted((one for one, _ in self.disk.files(volume / "meta") if one.suffix == ".log"), reverse=True)
+        for segment in segments:  # the newest may be empty: it was not begun yet
+            records = memoryview(bytes(self.disk.inode(segment).content))[BATCHES_OFFSET:]
+            ends = [end for _, end in log_format.scan(records, BATCHES_OFFSET)]
+            if ends:
+                self.disk.flip_bit(segment, 8 * (ends[-1] - PAGE_SIZE + CHAIN_AT))
+                return
 
     def look(self) -> None:
         """Read as a process does that has just begun and takes no lock: what it sees is promised."""
@@ -371,6 +377,11 @@ class Replay:
                 raise
 
     # --- the end
+
+    def end(self) -> None:
+        """Leave no thread behind."""
+        for process in self.processes:
+            process.kill()
 
     def heal(self) -> dict[str, str]:
         """End everything, bring volumes back, and take a turn; return how each volume stands then."""

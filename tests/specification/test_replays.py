@@ -77,6 +77,8 @@ def walk_the_real_store(seed: int, budget: Budget) -> Replay:
         check_promises(replay, replay.heal())
     except Exception as error:
         raise AssertionError(f"seed={seed}: {error}:\n  " + "\n  ".join(labels)) from error
+    finally:
+        replay.end()
     return replay
 
 
