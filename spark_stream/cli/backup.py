@@ -35,10 +35,8 @@ def backup(
 
     The store may be written meanwhile: what comes after the beginning is not in it.
     """
-    from storage_core.store.backup import backup as make
-
     with open_store(store) as opened, progress_bar("blocks") as progress:
-        found = make(opened, directory, streams or None, progress)
+        found = opened.backup(directory, streams or None, progress)
     if json:
         print_json(found)
         return
@@ -127,13 +125,12 @@ def _restore_streams(
 ) -> dict[str, Any]:
     from storage_core.store.backup import open_backup, selected
     from storage_core.store.environment import REAL
-    from storage_core.store.restored_streams import restore_streams
 
     messages = sum(one.message_count for one in selected(open_backup(directory, REAL), list(names)))
     told = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
     ask_consent(f"Restore {told} ({counted(messages, 'message')}) into {volumes}?", force)
     with open_store(volumes, take_over=take_over) as opened, progress_bar("blocks") as progress:
-        return restore_streams(opened, directory, list(names), names, progress)
+        return opened.restore_streams(directory, list(names), names, progress)
 
 
 def _print_streams(found: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, creation, describe, drift, membership, orphans, placement, verification
+from storage_core.store import appends, backup, creation, describe, drift, membership, orphans, placement, verification
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
@@ -415,6 +415,50 @@ class Store:
 
     def _membership(self) -> membership.Membership:
         return membership.Membership(self.metadata, self._env, self._lock_timeout_s)
+
+    def backup(
+        self,
+        directory: str | os.PathLike[str],
+        streams: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Back up the store, or these streams, as they are now, into a directory that is empty or not there yet.
+
+        An unfinished backup there is gone on with. `progress` hears (blocks done, blocks in all). Returns what is in
+        it. Raises what backup.backup does.
+        """
+        return backup.backup(self, directory, streams, progress)
+
+    @classmethod
+    def restore(
+        cls,
+        directory: str | os.PathLike[str],
+        volumes: Paths,
+        progress: Callable[[int, int], None] | None = None,
+        env: Environment = REAL,
+    ) -> "Store":
+        """Make a store of a backup on one, three or five directories that are empty or not there yet, and open it.
+
+        Raises what restore.restore does; then nothing was made.
+        """
+        from storage_core.store.restore import restore  # which makes stores
+
+        return restore(directory, volumes, progress=progress, env=env)
+
+    def restore_streams(
+        self,
+        directory: str | os.PathLike[str],
+        streams: Sequence[str] | None = None,
+        as_names: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Restore streams of a backup, None for all, under their own names or those of `as_names`: all or none.
+
+        Returns what was restored. Raises what restored_streams.restore_streams does; then the store is as before.
+        """
+        from storage_core.store.restored_streams import restore_streams  # which works on stores
+
+        return restore_streams(self, directory, streams, as_names, progress)
 
     # --- turns
 
