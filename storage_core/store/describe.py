@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
-    "retired", "reinstated", "rejoined", "rolled_back", "foreign", "blank", "damaged", "repaired", "drift", "lost",
-    "volume_added", "volume_removed", "volume_replaced", "adopted", "restored", "scrub", "took_over",
+    "behind", "damaged", "missing", "foreign", "rolled_back", "retired", "returned", "rejoined", "repaired", "drift",
+    "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
 )  # fmt: skip
 
 

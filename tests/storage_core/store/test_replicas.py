@@ -12,6 +12,7 @@ import pytest
 from harness.faults import READING, FaultyFiles
 
 from storage_core import Store
+from storage_core.errors import NotFoundError
 from storage_core.files import OS_FILES
 from storage_core.store import reports
 from storage_core.store.environment import REAL
@@ -289,6 +290,24 @@ def test_a_healthy_look_lists_each_directory_once_and_opens_no_block(store: Stor
     directory = store.stream("ORDERS").incarnation.hex()
     assert sum(one.operation == "list" and one.path.name == directory for one in files.calls) == len(paths)
     assert not [one for one in files.calls if one.operation in ("open", "read") and one.path.suffix == ".blk"]
+
+
+def test_a_report_of_all_streams_opens_no_block_and_has_the_bounds_of_blocks_for_times(
+    store: Store, paths: list[Path]
+) -> None:
+    files = FaultyFiles(OS_FILES)
+    seen = Store.open(paths, env=replace(REAL, files=files))
+    files.counted, files.calls = READING, []
+    (found,) = seen.report()
+    assert not [one for one in files.calls if one.operation in ("open", "read") and one.path.suffix == ".blk"]
+    exact = store.stream("ORDERS").info()
+    assert {key: value for key, value in found.items() if key != "state"} == {
+        key: value for key, value in exact.items() if key != "state"
+    }
+    assert found["state"] == exact["state"]  # times of messages that are stored as they come rise
+    assert seen.report(["ORDERS"], exact_times=True) == [exact]
+    with pytest.raises(NotFoundError, match="ORDRES"):
+        seen.report(["ORDRES"])
 
 
 def test_the_cluster_shows_of_each_volume_the_worst_of_its_copies(store: Store, paths: list[Path]) -> None:
