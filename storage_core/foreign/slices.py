@@ -1,6 +1,49 @@
-"""What a plan over a foreign store consists of, and what is told about damage in it. Plain values, picklable."""
+"""What a plan over a foreign store consists of, and what is told about its streams and their damage.
 
+Plain values, picklable.
+"""
+
+import json
 from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+STREAMS_SCHEMA = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("account", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("subjects", pa.list_(pa.string())),
+        pa.field("messages", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("blocks", pa.int64()),
+        pa.field("first_sequence", pa.int64()),
+        pa.field("last_sequence", pa.int64()),
+        pa.field("consumers", pa.int64()),
+        pa.field("compression", pa.string()),
+        pa.field("encrypted", pa.bool_()),
+        pa.field("source", pa.string()),
+        pa.field("problem", pa.string()),
+        pa.field("config", pa.string()),
+    ]
+)
+DAMAGE_SCHEMA = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("account", pa.string()),
+        pa.field("file", pa.string()),
+        pa.field("offset_bytes", pa.int64()),
+        pa.field("end_bytes", pa.int64()),
+        pa.field("first", pa.int64()),
+        pa.field("end", pa.int64()),
+        pa.field("lost_count", pa.int64()),
+        pa.field("served", pa.bool_()),
+        pa.field("costs", pa.bool_()),
+        pa.field("reason", pa.string()),
+        pa.field("description", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +72,42 @@ class ForeignSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignStream:
+    """One copy of a stream: where it lies, and what it shows. What is not known of one that cannot be read is None."""
+
+    layout: str
+    account: str
+    stream: str
+    path: str
+    subjects: tuple[str, ...]  # that it takes, as configured
+    messages: int | None  # as many as are known before the blocks are read
+    first: int | None  # sequence of the first message; last + 1 if there is none
+    last: int | None  # highest sequence used
+    byte_size: int  # of its block files
+    block_count: int
+    consumer_count: int | None
+    compression: str
+    encrypted: bool
+    source: str  # what tells which messages it shows
+    problem: str  # why it cannot be read, or what is wrong with it; "" if nothing is known to be
+    config: dict[str, Any] = field(default_factory=dict)  # in the words of its server
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row in STREAMS_SCHEMA."""
+        values = {name: getattr(self, name) for name in STREAMS_SCHEMA.names if hasattr(self, name)}
+        return {
+            **values,
+            "subjects": list(self.subjects),
+            "bytes": self.byte_size,
+            "blocks": self.block_count,
+            "consumers": self.consumer_count,
+            "first_sequence": self.first,
+            "last_sequence": self.last,
+            "config": json.dumps(self.config, sort_keys=True),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignDamage:
     """Bytes of a block file that are not what they should be, and the messages of the slice that they cost."""
 
@@ -46,6 +125,11 @@ class ForeignDamage:
     served: bool = False  # the messages [first, end) were read all the same: an option asked for it
     allowed: bool = False  # an option says to read on past it
     record: str = ""  # how the first bad record looks, in several lines, and which options there are
+
+    def row(self) -> dict[str, Any]:
+        """Return it as a row in DAMAGE_SCHEMA."""
+        values = {name: getattr(self, name) for name in DAMAGE_SCHEMA.names if hasattr(self, name)}
+        return {**values, "costs": self.costs, "description": self.explain()}
 
     @property
     def costs(self) -> bool:
@@ -73,3 +157,20 @@ class ForeignDamage:
             count = "" if self.lost_count is None else f"{self.lost_count} "
             what = f"{count}messages of the sequences {self.first} to {self.end - 1} are lost"
         return f"stream {self.stream!r}: {what}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"
+
+
+def note_damage(layout: str, account: str, stream: str, file: str, reason: str) -> ForeignDamage:
+    """Return damage to a file that holds no messages, or of which nobody knows what messages it held."""
+    return ForeignDamage(
+        layout=layout,
+        account=account,
+        stream=stream,
+        file=file,
+        offset_bytes=0,
+        end_bytes=0,
+        first=None,
+        end=None,
+        lost_count=None,
+        unclear=False,
+        reason=reason,
+    )

@@ -7,11 +7,12 @@ from typing import Protocol
 import pyarrow as pa
 
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.nats.directory import holds_streams
 from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
-from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream
 from storage_core.foreign.stan.directory import holds_channels
 from storage_core.foreign.stan.reading import read_slice as read_stan_slice
 from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
@@ -50,6 +51,23 @@ class ForeignStore(Protocol):
         `streams` is a name, names, or globs; `[first, end)` are sequences, times are ns since 1970 UTC, half open too.
         Raises NotFoundError for a name or glob that no stream has, ValueError for columns or ranges that cannot be,
         and whatever makes an asked stream unreadable.
+        """
+        ...
+
+    def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
+        """Return the consumers of a stream. Damage to what is kept of them goes to `on_damage`, else it is raised."""
+        ...
+
+    def copies(self, stream: str) -> list[ForeignStream]:
+        """Return what is known of each copy of a stream below the paths, also of those that cannot be read.
+
+        Raises NotFoundError if there is none.
+        """
+        ...
+
+    def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
+        """Return what is wrong with a stream and its consumers beside its messages, and the slices to read for the
+        rest; of all copies, whether they can be read or not. Raises NotFoundError if there is none.
         """
         ...
 

@@ -19,7 +19,7 @@ from storage_core.errors import CorruptionError, NotAStoreError, StorageError, U
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile
 from storage_core.foreign.nats.encryption import Seed
-from storage_core.foreign.nats.meta import DEFAULT_ACCOUNT, META_FILE, ServerKey, load_meta
+from storage_core.foreign.nats.meta import DEFAULT_ACCOUNT, META_FILE, META_KEY_FILE, ServerKey, load_meta
 from storage_core.foreign.tree import (
     DEPTH_MAX,
     DIRECTORY_COUNT_MAX,
@@ -46,6 +46,7 @@ class StreamDirectory:
     seed: Seed | None = field(default=None, repr=False)  # opens index.db if the stream is encrypted
     server_key: ServerKey | None = field(default=None, repr=False)
     problem: StorageError | None = None  # why it cannot be read
+    encrypted: bool = False
 
 
 def find_streams(
@@ -105,6 +106,7 @@ def _is_stream(place: Path, names: list[str], files: Files) -> bool:
 def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirectory:
     account = place.parent.parent.name if place.parent.name == "streams" else ""
     key = None if encryption_key is None else ServerKey(encryption_key, account or DEFAULT_ACCOUNT)
+    names: list[str] = []
     try:
         names = files.list_directory(place.resolve())
         messages = _messages_path(place, files)
@@ -118,9 +120,18 @@ def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirect
         meta = load_meta(place, names, key, blocks, files)
     except (StorageError, OSError) as error:
         problem = error if isinstance(error, StorageError) else CorruptionError(f"{place}: {error}")
-        return StreamDirectory(str(place), account, place.name, problem=problem)
+        return StreamDirectory(str(place), account, place.name, problem=problem, encrypted=META_KEY_FILE in names)
     return StreamDirectory(
-        str(place), account, meta.name, meta.config, str(messages), blocks(meta.name), meta.notes, meta.seed, key
+        str(place),
+        account,
+        meta.name,
+        meta.config,
+        str(messages),
+        blocks(meta.name),
+        meta.notes,
+        meta.seed,
+        key,
+        encrypted=META_KEY_FILE in names,
     )
 
 

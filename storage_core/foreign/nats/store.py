@@ -2,15 +2,19 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from storage_core.errors import NotFoundError
+from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.nats.consumers import read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
+from storage_core.foreign.nats.meta import META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
 from storage_core.foreign.plans import check_asked, match_names
-from storage_core.foreign.slices import ForeignSlice
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 
 LAYOUT = "nats"
 
@@ -64,9 +68,7 @@ class NatsStore:
 
     def state(self, stream: str) -> StreamState:
         """Return what a stream shows; reads all its blocks if it has no current index."""
-        if stream not in self._states:
-            self._states[stream] = load_state(self.directory(stream), self._files)
-        return self._states[stream]
+        return self._state(self.directory(stream))
 
     def bounds(self, stream: str) -> tuple[int, int]:
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
@@ -88,14 +90,80 @@ class NatsStore:
         check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
         slices = []
         for name in match_names(streams, self._directories, lambda name: self.directory(name).name, self._paths):
-            directory, state = self.directory(name), self.state(name)
-            for block in state.blocks:
-                low = block.first if first is None else max(block.first, first)
-                high = block.end if end is None else min(block.end, end)
-                part = _slice(directory, state, block, low, high)
-                if low < high and (part.row_count or not block.known):
-                    slices.append(_with_filters(part, time_first_ns, time_end_ns, tuple(subject_filters)))
+            for part in self._slices(self.directory(name), first, end):
+                slices.append(_with_filters(part, time_first_ns, time_end_ns, tuple(subject_filters)))
         return slices
+
+    def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
+        """Return the consumers of a stream; see ForeignStore.consumers."""
+        directory = self.directory(stream)
+        if directory.problem is not None:
+            raise directory.problem
+        return read_consumers(directory, self._state(directory).last, on_damage, self._files)
+
+    def copies(self, stream: str) -> list[ForeignStream]:
+        """Return what is known of each copy of a stream; see ForeignStore.copies."""
+        return [self._describe(one) for one in self._copies(stream)]
+
+    def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
+        """Return what is wrong beside the messages, and the slices to read for the rest; see ForeignStore.inspect."""
+        found: list[ForeignDamage] = []
+        slices: list[ForeignSlice] = []
+        for one in self._copies(stream):
+            try:
+                slices += self._slices(one)
+            except StorageError as error:
+                found.append(note_damage(LAYOUT, one.account, one.name, one.path, str(error)))
+                continue
+            meta = str(Path(one.path) / META_FILE)
+            found += [note_damage(LAYOUT, one.account, one.name, meta, note) for note in one.notes]
+            read_consumers(one, self._state(one).last, found.append, self._files)
+        return found, slices
+
+    def _copies(self, stream: str) -> list[StreamDirectory]:
+        return self._directories.get(stream) or [self.directory(stream)]
+
+    def _state(self, one: StreamDirectory) -> StreamState:
+        if one.path not in self._states:
+            self._states[one.path] = load_state(one, self._files)
+        return self._states[one.path]
+
+    def _slices(self, one: StreamDirectory, first: int | None = None, end: int | None = None) -> Iterator[ForeignSlice]:
+        state = self._state(one)
+        for block in state.blocks:
+            low = block.first if first is None else max(block.first, first)
+            high = block.end if end is None else min(block.end, end)
+            part = _slice(one, state, block, low, high)
+            if low < high and (part.row_count or not block.known):
+                yield part
+
+    def _describe(self, one: StreamDirectory) -> ForeignStream:
+        state, problem = None, "; ".join(one.notes)
+        consumers: list[ForeignConsumer] | None = None
+        try:
+            state = self._state(one)
+            consumers = read_consumers(one, None, lambda _: None, self._files)
+        except StorageError as error:
+            problem = str(error)
+        subjects = one.config.get("subjects")
+        return ForeignStream(
+            layout=LAYOUT,
+            account=one.account,
+            stream=one.name,
+            path=one.path,
+            subjects=tuple(map(str, subjects)) if isinstance(subjects, list) else (),
+            messages=None if state is None else state.message_count,
+            first=None if state is None else state.first,
+            last=None if state is None else state.last,
+            byte_size=sum(block.size for block in one.blocks),
+            block_count=len(one.blocks),
+            consumer_count=None if consumers is None else len(consumers),
+            compression=str(one.config.get("compression", "none")),
+            encrypted=one.encrypted,
+            source="" if state is None else state.source,
+            problem=problem,
+            config=one.config,
+        )
 
 
 def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, first: int, end: int) -> ForeignSlice:

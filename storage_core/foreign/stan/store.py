@@ -2,13 +2,14 @@
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from storage_core.errors import NotFoundError
+from storage_core.errors import NotFoundError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.plans import check_asked, match_names
-from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
 from storage_core.foreign.stan.reading import SEQUENCE_END
 from storage_core.foreign.stan.state import ChannelState, SliceState, load_channel
@@ -16,6 +17,7 @@ from storage_core.foreign.stan.subscriptions import (
     Client,
     ReplayOptions,
     Subscription,
+    as_consumer,
     replay_clients,
     replay_subscriptions,
 )
@@ -70,9 +72,7 @@ class StanStore:
 
     def state(self, stream: str) -> ChannelState:
         """Return what a channel holds; reads a slice if damage or a missing index leaves no other way."""
-        if stream not in self._states:
-            self._states[stream] = load_channel(self.directory(stream), self._files)
-        return self._states[stream]
+        return self._state(self.directory(stream))
 
     def bounds(self, stream: str) -> tuple[int, int]:
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
@@ -103,15 +103,84 @@ class StanStore:
     ) -> list[ForeignSlice]:
         """Return the slices to read; see ForeignStore.plan."""
         check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
-        slices = []
+        slices: list[ForeignSlice] = []
         for name in match_names(streams, self._directories, lambda name: self.directory(name).name, self._paths):
-            for state in self.state(name).slices:
-                low = state.first if first is None else max(state.first, first)
-                high = state.end if end is None else min(state.end, end)
-                if low < high:
-                    times = (time_first_ns, time_end_ns)
-                    slices.append(self._slice(name, state, low, high, times, tuple(subject_filters)))
+            times = (time_first_ns, time_end_ns)
+            slices += self._slices(self.directory(name), first, end, times, tuple(subject_filters))
         return slices
+
+    def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
+        """Return the subscriptions of a channel as consumers, by id; see ForeignStore.consumers."""
+        return self._consumers(self.directory(stream), on_damage)
+
+    def copies(self, stream: str) -> list[ForeignStream]:
+        """Return what is known of each copy of a channel; see ForeignStore.copies."""
+        return [self._describe(one) for one in self._copies(stream)]
+
+    def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
+        """Return what is wrong beside the messages, and the slices to read for the rest; see ForeignStore.inspect."""
+        found: list[ForeignDamage] = []
+        slices: list[ForeignSlice] = []
+        for one in self._copies(stream):
+            try:
+                slices += self._slices(one)
+            except StorageError as error:
+                found.append(note_damage(LAYOUT, "", one.name, one.path, str(error)))
+                continue
+            self._consumers(one, found.append)
+        return found, slices
+
+    def _copies(self, stream: str) -> list[ChannelDirectory]:
+        return self._directories.get(stream) or [self.directory(stream)]
+
+    def _state(self, one: ChannelDirectory) -> ChannelState:
+        if one.path not in self._states:
+            self._states[one.path] = load_channel(one, self._files)
+        return self._states[one.path]
+
+    def _consumers(
+        self, one: ChannelDirectory, on_damage: Callable[[ForeignDamage], None] | None
+    ) -> list[ForeignConsumer]:
+        found = replay_subscriptions(one.subscriptions_path, one.name, self._replay(), on_damage, self._files)
+        return [as_consumer(each, one.subscriptions_path) for each in found]
+
+    def _describe(self, one: ChannelDirectory) -> ForeignStream:
+        state, problem, encrypted = None, "", False
+        try:
+            state = self._state(one)
+        except StorageError as error:
+            problem, encrypted = str(error), isinstance(error, UnsupportedVersionError)
+        return ForeignStream(
+            layout=LAYOUT,
+            account="",
+            stream=one.name,
+            path=one.path,
+            subjects=(one.name,),
+            messages=None if state is None else sum(part.row_count for part in state.slices),
+            first=None if state is None else state.first,
+            last=None if state is None else state.last,
+            byte_size=sum(part.size for part in one.slices),
+            block_count=len(one.slices),
+            consumer_count=len(self._consumers(one, lambda _: None)),
+            compression="none",
+            encrypted=encrypted,
+            source="slices",
+            problem=problem,
+        )
+
+    def _slices(
+        self,
+        one: ChannelDirectory,
+        first: int | None = None,
+        end: int | None = None,
+        times: tuple[int | None, int | None] = (None, None),
+        subject_filters: tuple[str, ...] = (),
+    ) -> Iterator[ForeignSlice]:
+        for state in self._state(one).slices:
+            low = state.first if first is None else max(state.first, first)
+            high = state.end if end is None else min(state.end, end)
+            if low < high:
+                yield self._slice(one.name, state, low, high, times, subject_filters)
 
     def _slice(
         self,

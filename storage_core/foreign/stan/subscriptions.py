@@ -7,14 +7,14 @@ an acknowledgement (4) into a delivery (5) unseen.
 Source: nats-streaming-server, stores/filestore.go (`recoverSubscriptions`, `recoverClients`), spb/protocol.proto.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
 
 from storage_core.errors import CorruptRecordError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.slices import ForeignDamage
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import CLIENTS, SUBSCRIPTIONS, Kind, Records
@@ -24,26 +24,6 @@ from storage_core.foreign.stan.scan import Cause, Stretch, Window, scan_file
 _NEW, _REPLACED, _REMOVED, _ACKED, _SENT = 1, 2, 3, 4, 5
 _CLIENT_NEW, _CLIENT_REMOVED = 1, 2
 OnDamage = Callable[[ForeignDamage], None]
-
-CONSUMERS_SCHEMA = pa.schema(
-    [
-        pa.field("stream", pa.string()),
-        pa.field("consumer", pa.string()),
-        pa.field("id", pa.uint64()),
-        pa.field("client_id", pa.string()),
-        pa.field("durable_name", pa.string()),
-        pa.field("queue_group", pa.string()),
-        pa.field("is_durable", pa.bool_()),
-        pa.field("is_offline", pa.bool_()),
-        pa.field("max_in_flight", pa.int32()),
-        pa.field("ack_wait_s", pa.int32()),
-        pa.field("inbox", pa.string()),
-        pa.field("ack_inbox", pa.string()),
-        pa.field("last_sent", pa.int64()),
-        pa.field("ack_floor", pa.int64()),
-        pa.field("pending", pa.list_(pa.int64())),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +136,34 @@ def replay_clients(
     return [one for _, one in sorted(live.items())]
 
 
-def consumers_table(subscriptions: Iterable[Subscription]) -> pa.Table:
-    """Return the state of consumers as a table in CONSUMERS_SCHEMA, a row a subscription."""
-    rows = [
-        {
-            **{name: getattr(one, name) for name in CONSUMERS_SCHEMA.names if name != "consumer"},
-            "consumer": one.name,
-        }
-        for one in subscriptions
-    ]
-    return pa.Table.from_pylist(rows, CONSUMERS_SCHEMA)
+def as_consumer(one: Subscription, file: str) -> ForeignConsumer:
+    """Return a subscription as consumers of all layouts are shown."""
+    config = {
+        name: getattr(one, name)
+        for name in (
+            "id",
+            "client_id",
+            "durable_name",
+            "queue_group",
+            "is_offline",
+            "max_in_flight",
+            "ack_wait_s",
+            "inbox",
+            "ack_inbox",
+        )
+    }
+    return ForeignConsumer(
+        layout="stan",
+        account="",
+        stream=one.stream,
+        name=one.name,
+        file=file,
+        is_durable=one.is_durable,
+        delivered=one.last_sent,
+        ack_floor=one.ack_floor,
+        pending=one.pending,
+        config=config,
+    )
 
 
 def _replayed(

@@ -8,12 +8,12 @@ import pytest
 
 from storage_core.errors import CorruptRecordError
 from storage_core.foreign import ForeignDamage
+from storage_core.foreign.consumers import CONSUMERS_SCHEMA, consumers_table
 from storage_core.foreign.stan.store import StanStore
 from storage_core.foreign.stan.subscriptions import (
-    CONSUMERS_SCHEMA,
     ReplayOptions,
     Subscription,
-    consumers_table,
+    as_consumer,
     replay_clients,
     replay_subscriptions,
 )
@@ -122,7 +122,8 @@ def test_records_are_replayed_in_order(writer: Any, tmp_path: Path, content: lis
 
 
 def test_table_has_a_row_a_subscription(tmp_path: Path, content: list[bytes]) -> None:
-    table = consumers_table(replayed(tmp_path / "subs.dat", content))
+    subscriptions = replayed(tmp_path / "subs.dat", content)
+    table = consumers_table(as_consumer(one, "subs.dat") for one in subscriptions)
     table.validate(full=True)
     assert table.schema == CONSUMERS_SCHEMA
     assert table.select(["stream", "consumer", "ack_floor", "pending"]).to_pylist() == [

@@ -1,0 +1,199 @@
+"""Consumers of a JetStream stream: obs/CONSUMER/meta.inf (configuration) and o.dat (what it had been sent).
+
+    o.dat: magic 22, version 1 or 2, then uvarints: ack floor (consumer sequence, stream sequence), delivered (the
+    same), number pending; if there are any, base time (varint, seconds) and for each the distances from the floor
+    (stream sequence; version 2: consumer sequence) and from the base time (varint); number redelivered, and for each
+    the distance of its stream sequence from the floor and how often it was sent again.
+
+Version 1 wrote what was delivered as a distance from the floor. The file has no checksum, so a flipped bit may go
+unnoticed; what contradicts itself is refused.
+
+Source: nats-server, server/store.go (`encodeConsumerState`), server/filestore.go (`decodeConsumerState`,
+`ConsumerStore`, `writeConsumerMeta`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage_core.errors import CorruptionError, StorageError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.nats.block import read_file
+from storage_core.foreign.nats.cursor import Cursor
+from storage_core.foreign.nats.directory import StreamDirectory
+from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, Seed, open_key_file
+from storage_core.foreign.nats.index import SEQUENCE_END
+from storage_core.foreign.nats.meta import (
+    META_FILE,
+    META_KEY_FILE,
+    META_SIZE_MAX,
+    META_SUM_FILE,
+    checksum_text,
+    decode_config,
+)
+from storage_core.foreign.slices import ForeignDamage, note_damage
+
+CONSUMERS_DIRECTORY, STATE_FILE = "obs", "o.dat"
+STATE_SIZE_MAX = 256 << 20  # bytes
+STATE_MAGIC = 22
+_MASK = (1 << 64) - 1
+OnDamage = Callable[[ForeignDamage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """What o.dat says. Pairs are (consumer sequence, stream sequence)."""
+
+    delivered: tuple[int, int] = (0, 0)
+    ack_floor: tuple[int, int] = (0, 0)
+    pending: tuple[tuple[int, int, int], ...] = ()  # (stream sequence, consumer sequence or 0, sent at, seconds)
+    redelivered: tuple[tuple[int, int], ...] = ()  # (stream sequence, times)
+
+
+def read_consumers(
+    stream: StreamDirectory, last: int | None, on_damage: OnDamage | None = None, files: Files = OS_FILES
+) -> list[ForeignConsumer]:
+    """Return the consumers of a stream by name; `last` is the highest sequence that the stream used, if it is known.
+
+    Damage goes to `on_damage`: a configuration or state that cannot be read, and a consumer that is ahead of its
+    stream. Without it, damage raises CorruptionError.
+    """
+    top = Path(stream.path) / CONSUMERS_DIRECTORY
+    if not files.is_directory(top):
+        return []
+    tell = on_damage or _refuse
+    found = []
+    for name in files.list_directory(top.resolve()):
+        place = top / name
+        if not name.startswith(".") and files.is_directory(place):
+            found.append(_read_consumer(stream, place, last, tell, files))
+    return sorted(found, key=lambda one: one.name)
+
+
+def decode_state(data: bytes, name: str) -> ConsumerState:
+    """Return the content of an o.dat; an empty one is that of a consumer that was sent nothing yet.
+
+    Raises CorruptionError if it ends too early or contradicts itself.
+    """
+    if not data:
+        return ConsumerState()
+    cursor = Cursor(data, name)
+    magic, version = cursor.byte(), cursor.byte()
+    if magic != STATE_MAGIC or version not in (1, 2):
+        raise CorruptionError(f"{name}: begins with {magic}, {version}, not {STATE_MAGIC}, 1 or 2")
+    floor = cursor.uvarint(), cursor.uvarint()
+    delivered = cursor.uvarint(), cursor.uvarint()
+    if version == 1 and floor[0] > 1:
+        delivered = delivered[0] + floor[0] - 1, delivered[1]
+    if version == 1 and floor[1] > 1:
+        delivered = delivered[0], delivered[1] + floor[1] - 1
+    pending_count, pending = cursor.uvarint(), []
+    base_s = cursor.varint() if pending_count else 0
+    _check_count(cursor, pending_count)
+    for _ in range(pending_count):
+        sequence = (floor[1] + cursor.uvarint()) & _MASK
+        own = (floor[0] + cursor.uvarint()) & _MASK if version == 2 else 0
+        distance_s = cursor.varint()
+        pending.append((sequence, own, base_s - distance_s if version == 2 else base_s + distance_s))
+    redelivered_count = cursor.uvarint()
+    _check_count(cursor, redelivered_count)
+    redelivered = [((floor[1] + cursor.uvarint()) & _MASK, cursor.uvarint()) for _ in range(redelivered_count)]
+    if cursor.at != len(data):
+        raise CorruptionError(f"{name}: {len(data) - cursor.at} bytes are left over")
+    state = ConsumerState(delivered, floor, tuple(sorted(pending)), tuple(sorted(redelivered)))
+    _check(state, name)
+    return state
+
+
+def _check_count(cursor: Cursor, count: int) -> None:
+    if 2 * count > len(cursor.data) - cursor.at:
+        raise CorruptionError(f"{cursor.name}: declares {count} entries at offset_bytes {cursor.at}, too many")
+
+
+def _check(state: ConsumerState, name: str) -> None:
+    sequences = [one[0] for one in state.pending] + [one[0] for one in state.redelivered]
+    highest = max([state.ack_floor[1], state.delivered[1], *sequences])
+    if highest >= SEQUENCE_END or max((abs(one[2]) for one in state.pending), default=0) >> 62:
+        raise CorruptionError(f"{name}: reaches sequence {highest}, or a time that there is not")
+    if state.ack_floor[1] > state.delivered[1] or any(one[0] > state.delivered[1] for one in state.pending):
+        raise CorruptionError(
+            f"{name}: acknowledged or pending up to {max([state.ack_floor[1], *(one[0] for one in state.pending)])}, "
+            f"but nothing was sent after {state.delivered[1]}"
+        )
+
+
+def _read_consumer(
+    stream: StreamDirectory, place: Path, last: int | None, tell: OnDamage, files: Files
+) -> ForeignConsumer:
+    names = files.list_directory(place.resolve())
+    path = str(place / STATE_FILE)
+
+    def told(file: str, reason: str) -> None:
+        tell(note_damage("nats", stream.account, stream.name, file, f"consumer {place.name!r}: {reason}"))
+
+    config: dict[str, Any] = {}
+    seed: Seed | None = None
+    try:
+        seed = _seed(stream, place, names, files)
+        config = _config(stream, place, seed, files)
+    except (StorageError, OSError) as error:
+        told(str(place / META_FILE), str(error))
+    try:
+        state: ConsumerState | None = _state(path, seed, names, files)
+    except (StorageError, OSError) as error:
+        state = None
+        told(path, str(error))
+    if state is not None and last is not None and state.delivered[1] > last:
+        told(path, f"is ahead of its stream: it was sent sequence {state.delivered[1]}, the stream ends with {last}")
+    return ForeignConsumer(
+        layout="nats",
+        account=stream.account,
+        stream=stream.name,
+        name=_text(config, "name") or _text(config, "Name") or place.name,
+        file=path,
+        is_durable=bool(_text(config, "durable_name")),
+        delivered=None if state is None else state.delivered[1],
+        ack_floor=None if state is None else state.ack_floor[1],
+        pending=() if state is None else tuple(one[0] for one in state.pending),
+        pending_times_s=() if state is None else tuple(one[2] for one in state.pending),
+        redelivered=() if state is None else state.redelivered,
+        config=config,
+    )
+
+
+def _seed(stream: StreamDirectory, place: Path, names: list[str], files: Files) -> Seed | None:
+    if META_KEY_FILE not in names:
+        return None
+    path = place / META_KEY_FILE
+    if stream.server_key is None:
+        raise CorruptionError(f"{path}: the consumer is encrypted, its stream is not; option encryptionKey reads it")
+    key = stream.server_key.derive(f"{stream.name}.{place.name}")
+    return open_key_file(key, read_file(path, KEY_FILE_SIZE_MAX, files).to_pybytes(), str(path))
+
+
+def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: Files) -> dict[str, Any]:
+    path = place / META_FILE
+    content = read_file(path, META_SIZE_MAX, files).to_pybytes()
+    stored = read_file(place / META_SUM_FILE, 64, files).to_pybytes().strip().decode("ascii", "backslashreplace")
+    actual = checksum_text(content, f"{stream.name}/{place.name}")
+    if stored != actual:
+        raise CorruptionError(f"{path}: checksum is {stored}, the content has {actual}")
+    return decode_config(content if seed is None else seed.open_box(content, str(path)), "Name", str(path))
+
+
+def _state(path: str, seed: Seed | None, names: list[str], files: Files) -> ConsumerState:
+    if STATE_FILE not in names:
+        return ConsumerState()
+    content = read_file(path, STATE_SIZE_MAX, files).to_pybytes()
+    return decode_state(content if seed is None or not content else seed.open_box(content, path), path)
+
+
+def _text(config: dict[str, Any], key: str) -> str:
+    value = config.get(key, "")
+    return value if isinstance(value, str) else ""
+
+
+def _refuse(damage: ForeignDamage) -> None:
+    raise CorruptionError(f"{damage.file}: {damage.reason}")
