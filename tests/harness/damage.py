@@ -17,6 +17,7 @@ from harness.scenes import shown_before
 from harness.simulated_disk import NOTHING_KEPT, PAGE_SIZE, SimulatedDirectory, SimulatedDisk
 
 from storage_core.errors import StorageError
+from storage_core.store.replicas import replica_states
 from storage_core.store.store import Store
 
 KINDS = ("identity", "segment", "snapshot", "block", "journal", "index")
@@ -89,8 +90,20 @@ def check_survived(machine: Machine, step: int, bad: Path, named: tuple[Path, ..
 
 
 def check_healed(machine: Machine, done: int, named: tuple[Path, ...] = ()) -> None:
-    """Repair the store; then every volume is current, and any majority of them is enough."""
-    assert seen_in_store(open_by(machine, *named)) == shown_before(done)
+    """Repair the store; then every replica is current, all are equal, and any majority of them is enough."""
+    store = open_by(machine, *named)
+    report = store.repair()
+    assert report["ok"], report
+    for stream in store.state().streams.values():
+        states = replica_states(store, stream)
+        assert all(one.current for one in states), states
+        assert len({one.digest for one in states}) <= 1, states
+    assert seen_in_store(store) == shown_before(done)
+    machine.disk.lose_power(NOTHING_KEPT)
+    for first in range(len(machine.paths)):
+        gone = {machine.paths[(first + at) % len(machine.paths)] for at in range(len(machine.paths) // 2)}
+        left = [path for path in machine.paths if path not in gone]
+        assert seen_in_store(without(machine, *gone).open(paths=left)) == shown_before(done), f"without {gone}"
 
 
 def blank(machine: Machine, volume: Path) -> None:

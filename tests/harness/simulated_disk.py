@@ -70,6 +70,7 @@ class SimulatedDisk:
     def __init__(self, seed: int = 0, mount_point: str = "/disk", capacity_bytes: int | None = None) -> None:
         self.random = random.Random(seed)
         self.capacity_bytes = capacity_bytes  # of all files together; None: no bound
+        self.strands_names = True  # by a failed sync of a directory; False: a later one still makes them durable
         self._mount_point = Path(mount_point)
         self._root = SimulatedDirectory()
         self._processes: list[SimulatedFiles] = []
@@ -111,6 +112,7 @@ class SimulatedDisk:
         """Return this disk as it is now, un-synced data and all, with no process and no lock on it."""
         copy = SimulatedDisk(0, str(self._mount_point), self.capacity_bytes)
         copy.random.setstate(self.random.getstate())
+        copy.strands_names = self.strands_names
         copy._root = self._root.copy({})
         return copy
 
@@ -358,7 +360,8 @@ class SimulatedFiles:
 
     def strand_directory(self, path: Path) -> None:
         """What a sync of a directory that fails does to its names."""
-        self._directory(path).strand()
+        if self.disk.strands_names:
+            self._directory(path).strand()
 
     def file_size(self, path: Path) -> int:
         self.check_alive()

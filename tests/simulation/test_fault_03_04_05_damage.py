@@ -11,7 +11,7 @@ from harness.cases import Cases
 from harness.damage import CUTS, FLIPS, Damage, check_healed, check_survived, files_of, refused
 from harness.faults import file_kind
 from harness.life import STEPS
-from harness.model import seen_in_store, seen_in_stream
+from harness.model import Content, seen_in_store, seen_in_stream
 from harness.processes import Machine
 from harness.scenes import machine_before, shown_before
 from harness.simulated_disk import PAGE_SIZE
@@ -19,6 +19,7 @@ from harness.simulated_disk import PAGE_SIZE
 from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
 from storage_core.raft import log_format, snapshot_format
 from storage_core.store import identity
+from storage_core.store.stream import Stream
 
 STEP = 16  # of the life: two streams, removed messages, snapshots, a writer's batch
 METADATA = ("identity", "segment", "snapshot")
@@ -143,21 +144,25 @@ def test_fault_17_a_block_damaged_everywhere_is_lost_once_and_named(volume_count
 def check_lost(machine: Machine) -> None:
     """What is left is read, what is lost is named, and no number of it is used again."""
     store, shown = machine.open(), shown_before(STEP)
-    lost = 0
-    for name in store.streams():
-        stream, before = store.stream(name), shown[name]
-        try:
-            assert seen_in_stream(stream) == before
-        except DataLossError:
-            lost += 1
-            told: list[object] = []
-            read = stream.read(columns=["sequence", "data"], on_loss="skip", report=told.append).read_all()
-            left = dict(zip(read.column("sequence").to_pylist(), read.column("data").to_pylist(), strict=True))
-            assert told and len(left) < len(before.messages)
-            assert left.items() <= {sequence: row.data for sequence, row in before.messages}.items()
+    lost = sum(is_lost_in(store.stream(name), before) for name, before in shown.items())
+    assert lost <= 1
+    for name, before in shown.items():
+        stream = store.stream(name)
         assert stream.last_sequence == before.last_sequence
         assert stream.publish("orders.eu" if name == "orders" else name, b"next").sequence == before.last_sequence + 1
-    assert lost <= 1
+
+
+def is_lost_in(stream: Stream, before: Content) -> bool:
+    try:
+        assert seen_in_stream(stream) == before
+        return False
+    except DataLossError:
+        told: list[object] = []
+        read = stream.read(columns=["sequence", "data"], on_loss="skip", report=told.append).read_all()
+    left = dict(zip(read.column("sequence").to_pylist(), read.column("data").to_pylist(), strict=True))
+    assert told and len(left) < len(before.messages)
+    assert left.items() <= {sequence: row.data for sequence, row in before.messages}.items()
+    return True
 
 
 def test_fault_19_an_index_that_is_stale_ahead_corrupt_or_missing_is_rebuilt() -> None:
@@ -183,7 +188,10 @@ def test_fault_19_an_index_that_is_stale_ahead_corrupt_or_missing_is_rebuilt() -
 
 @pytest.mark.parametrize("kind", METADATA)
 def test_fault_22_a_file_of_an_unknown_version_is_refused_and_not_guessed(kind: str) -> None:
-    """A newer program was at work on one volume of three, or on the only one: its checksums are right."""
+    """A newer program was at work on one volume of three, or on the only one: its checksums are right.
+
+    A snapshot that is not needed is not looked at: then all is as it was.
+    """
     cases = Cases(f"fault 22: {kind} of an unknown version")
     for volume_count in (1, 3):
         for volume in range(volume_count):
@@ -192,7 +200,10 @@ def test_fault_22_a_file_of_an_unknown_version_is_refused_and_not_guessed(kind: 
             with cases.case(str(path)):
                 before = bytes(machine.disk.inode(path).content)
                 machine.disk.overwrite(path, of_a_newer_program(kind, before))
-                assert isinstance(refused(machine), UnsupportedVersionError)
+                if kind != "snapshot" or volume == 0:
+                    assert isinstance(refused(machine), UnsupportedVersionError)
+                else:
+                    assert seen_in_store(machine.open()) == shown_before(STEP)
                 machine.disk.overwrite(path, before)
                 assert seen_in_store(machine.open()) == shown_before(STEP), "something was changed"
     cases.finish()

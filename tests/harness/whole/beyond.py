@@ -8,12 +8,14 @@ blocks hurt      every copy of a block is damaged: its messages are lost with an
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.model import seen_in_store
+from harness.model import seen_in_stream
 from harness.processes import Machine
 from harness.simulated_disk import SimulatedDirectory
 from harness.whole.expectation import Violation, describe
 
 from storage_core.errors import StorageError
+from storage_core.sequences import SequenceSet
+from storage_core.store.store import Store
 
 if TYPE_CHECKING:
     from harness.whole.world import World
@@ -99,11 +101,16 @@ class Beyond:
             if settle:
                 with store.turn():
                     pass
-            shown = seen_in_store(store)
+            shown = {name: seen_in_stream(store.stream(name)) for name in store.streams()}
         except StorageError:
             return
-        if not self._world.expectation.allows(shown):
+        if not self._world.expectation.allows(shown, lost=lost_in(store)):
             raise Violation(f"{what}: no error, and the store shows {describe(shown)}")
 
     def _ways_in(self, paths: list[Path]) -> list[Path]:
         return [path for path in paths if not self._world.volumes.is_foreign(path)]
+
+
+def lost_in(store: Store) -> dict[str, SequenceSet]:
+    """Return which sequences the store itself has declared lost, by stream."""
+    return {one.name: one.lost for one in store.state().streams.values() if one.lost}

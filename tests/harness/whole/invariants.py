@@ -8,6 +8,7 @@ P5               blocks are where the manifest says; staged ones stay until thei
 """
 
 import hashlib
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from storage_core.metadata.state import StoreState, encode_state
 from storage_core.store.identity import VolumeIdentity, read_identity
 from storage_core.store.log import DIRECTORY, Evidence, VolumeLog
 from storage_core.store.placement import block_directory, holders
+from storage_core.store.replicas import replica_states
 from storage_core.store.staging import block_path
 from storage_core.store.store import Store
 
@@ -39,7 +41,7 @@ class Invariants:
         self._states: dict[int, bytes] = {}  # by log index: digest of the state after that entry
         self._newest: tuple[int, StoreState] = (0, StoreState())
         self._seen: dict[str, int] = {}  # by process: the index that it last showed
-        self.probe_count = 0
+        self.probe_count = self.repair_count = 0
         self.beyond = Beyond(world)
 
     # --- after each step
@@ -95,7 +97,12 @@ class Invariants:
         durable: list[int] = []
         for position in world.volumes.undamaged:
             path = world.volumes.paths[position]
-            identity = read_identity(files, path)
+            try:
+                identity = read_identity(files, path)
+            except StorageError:
+                if position in world.volumes.bad:
+                    continue  # its metadata was being made anew
+                raise
             record, _ = VolumeLog(files, path, identity).read_commit_record()
             evidence = durable_log(world.machine.disk, path, identity)
             durable.append(evidence.tip[0])
@@ -124,8 +131,9 @@ class Invariants:
 
     def _staged_blocks_are_there(self) -> None:
         """Blocks of a transaction that was not aborted are where the task put them."""
-        volumes, (model,) = self._good_volumes(), self._world.expectation.models
+        (model,) = self._world.expectation.models
         for pending in self._world.operations.pending:
+            volumes = self._good_volumes(pending.hurt_on)
             if pending.transaction.id in model.transactions:
                 continue
             for block in pending.staged:
@@ -145,10 +153,12 @@ class Invariants:
         if found != size:
             raise Violation(f"{what} has {found} bytes instead of {size}: {path}")
 
-    def _good_volumes(self) -> dict[bytes, Path]:
-        """Return where the volumes are that are not bad, by id."""
+    def _good_volumes(self, besides: Collection[int] = ()) -> dict[bytes, Path]:
+        """Return where the volumes are that are not bad, by id, without those at these positions."""
         files, found = self._world.machine.disk.process(), {}
         for position in self._world.volumes.good:
+            if position in besides:
+                continue
             path = self._world.volumes.paths[position]
             found[read_identity(files, path).volume_id] = path
         return found
@@ -185,18 +195,45 @@ class Invariants:
 
     def verified(self, store: Store, report: dict[str, Any]) -> None:
         """Check what verify found: nothing, if no volume is bad."""
-        if report["ok"] or self._world.volumes.bad or self._world.plan.volume_count == 1:
+        volumes = self._world.volumes
+        if report["ok"] or volumes.bad or volumes.blacked_out or self._world.plan.volume_count == 1:
             return
         if self._world.running is not None and self._world.incident is not None and self._world.incident.happened:
             return
         raise Violation(f"verify found damage where there is none: {report['damage']}")
 
     def repair(self, store: Store) -> None:
-        """Repair everything, and see that it is."""
+        """Repair everything, and see that it is: then as many volumes may fail again."""
+        world = self._world
         report = store.repair()
         if not report["ok"]:
+            if world.running is not None and world.incident is not None and world.incident.happened:
+                return  # something came in between; the next repair has to be complete
             raise Violation(f"the store was not repaired: {report}")
-        self._world.volumes.repaired()
+        self.repair_count += 1
+        world.operations.note_hurt(world.volumes.bad)
+        world.volumes.repaired()
+        if world.incident is None or not world.incident.happened:
+            self._all_agree(store)
+
+    def _all_agree(self, store: Store) -> None:
+        """Every copy is called current, and holds byte for byte what the others hold."""
+        disk = self._world.machine.disk
+        roots = {one.volume_id: one.path for one in store.volumes()}
+        for stream in store.state().streams.values():
+            states = replica_states(store, stream)
+            if any(one.state != "current" or not one.current for one in states):
+                raise Violation(f"repaired, and not all replicas of {stream.name} are current: {states}")
+            if len({one.digest for one in states}) > 1:
+                raise Violation(f"replicas of {stream.name} are current, and their digests differ: {states}")
+            for row in stream.blocks.rows:
+                copies = set()
+                for volume_id in stream.placement:
+                    directory = block_directory(roots[volume_id], stream.written_as(int(row["first"])))
+                    path = block_path(str(directory), bytes(row["block_id"]))
+                    copies.add(bytes(disk.inode(path).platter))
+                if len(copies) > 1:
+                    raise Violation(f"replicas of {stream.name} are current, and a block of theirs differs")
 
     # --- the end
 
@@ -207,7 +244,7 @@ class Invariants:
         self.beyond.check()
         if world.plan.volume_count == 1:
             return
-        world.volumes.mend()
+        world.mend()
         store = world.open(world.processes[0])
         self.repair(store)
         self.after_step()
@@ -215,7 +252,8 @@ class Invariants:
         everyone = range(world.plan.volume_count)
         for gone in combinations(everyone, world.plan.tolerated):
             machine = self._copy_without(gone)
-            reader = machine.open(paths=world.volumes.ways_in())
+            left = [path for position, path in enumerate(world.volumes.paths) if position not in gone]
+            reader = machine.open(paths=left)
             shown = seen_in_store(reader)
             if not world.expectation.allows(shown):
                 world.expectation.look(shown, None, is_final=True)

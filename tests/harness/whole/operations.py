@@ -1,7 +1,7 @@
 """What the processes of a simulated store do: each operation with what it comes to in the model."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Pending:
     staged: list[StagedBlock]
     rows: dict[str, list[Row]]
     lives: dict[str, int]
+    hurt_on: set[int] = field(default_factory=set)  # volumes whose copies may have gone: nobody repairs staged blocks
 
 
 class Operations:
@@ -158,20 +159,25 @@ class Operations:
         return Operation(f"stage for {', '.join(rows)}", act, absent)
 
     def _commit(self) -> Operation | None:
+        self.note_hurt(self._world.volumes.bad)
+        tolerated = self._world.plan.tolerated
+        self.pending = [one for one in self.pending if len(one.hurt_on) <= tolerated]  # others have no quorum left
         if not self.pending:
             return None
         one = self._random.choice(self.pending)
         if self._random.random() < 0.7:
             self.pending.remove(one)
+        for position in one.hurt_on - set(self._world.volumes.bad):
+            self._world.volumes.blame(position, "has no copy of what is committed now")
         overwrite = self._random.choice(sorted(one.rows)) if self._random.random() < 0.15 else None
         now = self._world.machine.clock.now
 
         def effect(model: Model) -> object:
+            if any(model.lives.get(name) != life or name not in model.streams for name, life in one.lives.items()):
+                return Refusal((StorageError,))
             outcome = model.transactions.get(one.transaction.id)
             if outcome:
                 return Refusal((TransactionAbortedError,) if outcome == "aborted" else (AlreadyExistsError,))
-            if any(model.lives.get(name) != life or name not in model.streams for name, life in one.lives.items()):
-                return Refusal((StorageError,))
             model.transactions[one.transaction.id] = "committed"
             got = {}
             for name, rows in one.rows.items():
@@ -277,6 +283,8 @@ class Operations:
     def _read(self) -> Operation:
         def act(store: Store) -> None:
             shown = seen_in_store(store)
+            if not self._world.volumes.is_any_good_in_sight:
+                return  # what a volume that is behind holds is all that can be known
             self._world.expectation.look(shown, self._world.running, is_final=False)
             for name, content in shown.items():
                 if content.messages and self._random.random() < 0.3:
@@ -314,7 +322,7 @@ class Operations:
         world = self._world
         if world.volumes.blacked_out:
             return None
-        world.volumes.mend()
+        world.mend()
         return Operation("repair", world.invariants.repair, compared=False)
 
     # --- the world's own
@@ -352,6 +360,11 @@ class Operations:
             self._world.restart_all()
 
     # --- what there is
+
+    def note_hurt(self, positions: Iterable[int]) -> None:
+        """Remember which volumes may have lost copies of what is staged."""
+        for one in self.pending:
+            one.hurt_on.update(positions)
 
     def _newest(self) -> Model:
         return self._world.expectation.models[-1]

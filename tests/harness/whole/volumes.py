@@ -236,15 +236,25 @@ class Volumes:
             self.outages[position] = errno.ENODEV
             self.blacked_out.add(position)
 
-    def end_black_out(self) -> None:
+    def end_black_out(self) -> bool:
+        """Return whether some volume is not where it was recorded."""
         for position in self.blacked_out:
             self.outages.pop(position, None)
         self.blacked_out.clear()
+        return self._was_moved
+
+    @property
+    def is_any_good_in_sight(self) -> bool:
+        return any(position not in self.outages for position in self.good)
 
     # --- mending
 
-    def mend(self) -> None:
-        """Bring every volume back as an operator would: reachable, with room, a stranger's disk made empty."""
+    def mend(self) -> bool:
+        """Bring every volume back as an operator would: reachable, with room, a stranger's disk made empty.
+
+        Return whether processes that were there before have to be told where the volumes are.
+        """
+        is_new = self._was_moved or bool(self._strangers)
         self.end_black_out()
         self.outages.clear()
         self.full.clear()
@@ -255,6 +265,7 @@ class Volumes:
             disk.put_back(self.paths[position], SimulatedDirectory())
         self._away.clear()
         self._strangers.clear()
+        return is_new
 
     def repaired(self) -> None:
         self.bad.clear()

@@ -26,7 +26,7 @@ from harness.whole.operations import Operations
 from harness.whole.plan import Plan, chosen
 from harness.whole.volumes import Volumes
 
-from storage_core.errors import StorageError, StoreBusyError
+from storage_core.errors import CorruptionError, StorageError
 from storage_core.store import locks
 from storage_core.store.store import Store
 
@@ -51,6 +51,7 @@ class World:
         drawn = Plan.of(self.random)
         self.plan = plan or drawn
         self.machine = Machine(seed, self.plan.volume_count)
+        self.machine.disk.strands_names = self.plan.volume_count == 1
         self.volumes = Volumes(self.machine, self.random, self.plan.tolerated, self.note)
         self.expectation = Expectation()
         self.invariants = Invariants(self)
@@ -94,7 +95,8 @@ class World:
         process = self.random.choice(self.processes)
         if self.volumes.blacked_out and self.random.random() < 0.4:
             self.note("the volumes are back")
-            self.volumes.end_black_out()
+            if self.volumes.end_black_out():
+                self.restart_all()  # who saw too few of them does not know where the others have gone
         made = self.operations.make(name)
         if made is None:
             return
@@ -154,8 +156,8 @@ class World:
         alone = self.plan.volume_count == 1
         if incident is not None and incident.happened and incident.kind in EXCUSES[alone]:
             return True
-        if nested and isinstance(error, StoreBusyError):
-            return True
+        if nested and isinstance(error, StorageError) and not isinstance(error, CorruptionError):
+            return True  # the other process holds some of the locks, and what is left may be too little
         return bool(self.volumes.blacked_out) or (alone and bool(self.volumes.full))
 
     # --- processes
@@ -185,6 +187,11 @@ class World:
         self.volumes.lose_power()
         for process in list(self.processes):
             self.kill(process)
+
+    def mend(self) -> None:
+        """Let an operator bring the volumes back; the programs are told of them anew where they did not know all."""
+        if self.volumes.mend():
+            self.restart_all()
 
     def restart_all(self) -> None:
         for process in list(self.processes):
