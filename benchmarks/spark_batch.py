@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ RESULTS = Path(__file__).resolve().parent / "results" / "spark_batch.json"
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 WRITE_TASKS = 8
 
+Ratio = tuple[str, str, str, float | None]
 # name of the ratio: contender, the one it is compared with, what the project wants (None: for information)
-RATIOS = (
+RATIOS: tuple[Ratio, ...] = (
     ("batch read, all columns / source of ready batches", "read jstream", "read ready batches", 0.9),
     ("batch read, all columns / Parquet", "read jstream", "read parquet", None),
     ("batch read, all columns / Delta", "read jstream", "read delta", None),
@@ -87,15 +88,17 @@ def main(messages: int, rounds: int) -> int:
             compare(run)
         finally:
             spark.stop()
-    report(run)
+    report(run, RATIOS, RESULTS, f"python -m benchmarks.spark_batch --messages {messages} --rounds {rounds}")
     return 0
 
 
-def start_session(place: Path) -> tuple[SparkSession, bool]:
+def start_session(place: Path, with_delta: bool = True) -> tuple[SparkSession, bool]:
     """Return a session of two cores, and whether it has Delta: from JSTREAM_DELTA_JARS, else from Maven Central."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if not with_delta:
+        return build_session(place, {}), False
     delta = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -148,7 +151,7 @@ def compare(run: Run) -> None:
     # Streams of earlier rounds go at once, or every write would have to get memory for the page cache anew.
     with Store.create(str(run.place / "store"), graveyard_keep="0s") as store:
         store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
-    jstream_write(run, frame, "ORDERS")
+    jstream_write(frame, "ORDERS", str(run.place / "store"))
     readable = {name: prepare(run, name) for name in ("parquet", *(["delta"] if run.delta else []))}
     for round_number in range(run.rounds + 1):
         counted = round_number > 0
@@ -162,8 +165,8 @@ def jstream_read(run: Run, columns: str | None = None) -> DataFrame:
     return (reader.schema(columns) if columns else reader).load(str(run.place / "store"))
 
 
-def jstream_write(run: Run, frame: DataFrame, stream: str) -> None:
-    frame.write.format("jstream").mode("append").option("stream", stream).save(str(run.place / "store"))
+def jstream_write(frame: DataFrame, stream: str, place: str) -> None:
+    frame.write.format("jstream").mode("append").option("stream", stream).save(place)
 
 
 def prepare(run: Run, kind: str) -> DataFrame:
@@ -179,7 +182,7 @@ def write_round(run: Run, frame: DataFrame, round_number: int, counted: bool) ->
     with Store.open(store_path) as store:
         store.add_stream({"name": stream, "subjects": ["orders.>"]})
     run.time("write discard", counted, lambda: frame.write.format("discard").mode("append").save())
-    run.time("write jstream", counted, lambda: jstream_write(run, frame, stream))
+    run.time("write jstream", counted, lambda: jstream_write(frame, stream, store_path))
     for kind in ("parquet", *(["delta"] if run.delta else [])):
         place = run.place / f"write-{kind}"
         run.time(f"write {kind}", counted, lambda: frame.write.format(kind).save(str(place)))  # noqa: B023
@@ -202,7 +205,8 @@ def read_round(run: Run, readable: dict[str, DataFrame], counted: bool) -> None:
         run.time(f"read {kind}", counted, drain(frame))
 
 
-def report(run: Run) -> None:
+def report(run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str) -> None:
+    """Print the medians and ratios, and write them to the file `results`."""
     rates = {name: run.messages / statistics.median(times) for name, times in run.seconds.items()}
     cpu = {name: statistics.median(times) for name, times in run.cpu_seconds.items()}
     print(f"\n{'median of ' + str(run.rounds) + ' rounds':<28}{'messages/s':>14}{'seconds':>10}{'CPU s':>10}")
@@ -210,13 +214,13 @@ def report(run: Run) -> None:
         print(f"{name:<28}{rate:>14,.0f}{run.messages / rate:>10.2f}{cpu[name]:>10.2f}")
     ratios: list[dict[str, Any]] = []
     print(f"\n{'ratio':<52}{'is':>8}{'by CPU':>8}{'wanted':>10}")
-    for name, ours, other, wanted in RATIOS:
+    for name, ours, other, wanted in wanted_ratios:
         if ours in rates and other in rates:
             ratio, by_cpu = rates[ours] / rates[other], cpu[other] / cpu[ours]
             ratios.append({"name": name, "ratio": round(ratio, 3), "by_cpu": round(by_cpu, 3), "wanted": wanted})
             print(f"{name:<52}{ratio:>8.2f}{by_cpu:>8.2f}{'' if wanted is None else f'>= {wanted}':>10}")
     result = {
-        "command": f"python -m benchmarks --messages {run.messages} --rounds {run.rounds}",
+        "command": command,
         "messages": run.messages,
         "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "spark": run.spark.version,
@@ -225,6 +229,6 @@ def report(run: Run) -> None:
         "cpu_seconds": {name: [round(one, 2) for one in times] for name, times in run.cpu_seconds.items()},
         "ratios": ratios,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\nwritten to {RESULTS}")
+    results.parent.mkdir(exist_ok=True)
+    results.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\nwritten to {results}")
