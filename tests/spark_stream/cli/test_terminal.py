@@ -148,3 +148,27 @@ def test_a_yes_restores_and_shows_how_far_it_is(jstream, orders, tmp_path) -> No
     assert terminal.end() == 0
     assert "8/8" in terminal.seen
     assert (tmp_path / "new" / "jstream.volume").exists()
+
+
+def test_a_volume_is_removed_only_after_a_yes(trio, replicated, volumes) -> None:
+    terminal = Terminal(trio, "cluster", "volume", "remove", volumes[1], volumes[2], columns=200)
+    terminal.expect("Remove 2 volumes from the store:")
+    terminal.type("n\n")
+    assert terminal.end() == 1
+    assert "nothing was done" in terminal.seen
+    assert replicated.cluster_info()["voters"] == 3
+
+
+@pytest.mark.parametrize("words", [["scrub"], ["repair"], ["verify"]])
+def test_long_work_ends_with_its_verdict(trio, replicated, words: list[str]) -> None:
+    terminal = Terminal(trio, *words)
+    assert terminal.end() == 0
+    assert "12 blocks checked: all is well" in terminal.seen
+
+
+@pytest.mark.parametrize("words", [["cluster", "info"], ["stream", "report"], ["stream", "info", "ORDERS"]])
+def test_states_are_drawn_as_a_table_that_loses_nothing(trio, replicated, volumes, words: list[str]) -> None:
+    terminal = Terminal(trio, *words, columns=120)
+    assert terminal.end() == 0
+    letters = "".join(re.sub(r"\x1b\[[0-9;]*m", "", terminal.seen).split()).replace("│", "")
+    assert letters.count("current") >= (1 if "report" in words else 3)
