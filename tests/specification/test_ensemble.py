@@ -209,8 +209,8 @@ def test_the_protocol_endures_long_histories_for_long(name: str, soak_seconds: f
     deadline, seed = time.monotonic() + soak_seconds / len(WALKS), 1
     while time.monotonic() < deadline:
         seed += 1
-        go_at_random(name, seed, step_count=50_000)
-    print(f"\nspecification of three volumes: {name}: {seed - 1} walks of 50,000 steps")
+        go_at_random(name, seed, step_count=20_000)
+    print(f"\nspecification of three volumes: {name}: {seed - 1} walks of 20,000 steps")
 
 
 def go_at_random(name: str, seed: int, step_count: int) -> None:
