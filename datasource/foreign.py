@@ -117,5 +117,10 @@ class ForeignReader(DataSourceReader):
 
 def open_store(settings: ReadSettings) -> ForeignStore:
     return places.open_foreign_store(
-        settings.paths, settings.layout, settings.account, settings.truncate_bad_eof, settings.no_crc
+        settings.paths,
+        settings.layout,
+        settings.account,
+        settings.truncate_bad_eof,
+        settings.no_crc,
+        settings.encryption_key,
     )

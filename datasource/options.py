@@ -131,6 +131,14 @@ OPTIONS = (
     ),
     Option("account", (READ,), "name", "`$G`", "The NATS account of the streams; only with `layout=nats`."),
     Option(
+        "encryptionKey",
+        (READ,),
+        "text",
+        "",
+        "The key in the configuration of the NATS server that wrote the store, for streams that are encrypted; only "
+        "with `layout=nats`. It is never logged; needs `pip install 'pyspark-jstream[encryption]'`.",
+    ),
+    Option(
         "truncateBadEof",
         (READ,),
         "flag",
@@ -147,10 +155,12 @@ OPTIONS = (
     Option(
         "table",
         (READ,),
-        "`messages`, `streams`, `events`",
+        "`messages`, `streams`, `consumers`, `damage`, `events`",
         "`messages`",
-        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; `events`: what "
-        "happened to the store and its volumes, oldest first.",
+        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; `consumers` "
+        "(`layout=nats` and `stan`): what each was sent and had acknowledged; `damage`: everything is read and "
+        "checked, one row a damaged place; `events` (not with another layout): what happened to the store and its "
+        "volumes, oldest first.",
     ),
     Option("compression", (WRITE,), "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
     Option(

@@ -30,11 +30,19 @@ def open_foreign_store(
     account: str | None = None,
     truncate_bad_eof: bool = False,
     no_crc: bool = False,
+    encryption_key: str | None = None,
 ) -> ForeignStore:
     """Return the store that another server wrote; raises as `open_foreign` does."""
     with _advising(paths):
         places = [Path(path) for path in paths]
-        return open_foreign(places, layout, account, truncate_bad_eof=truncate_bad_eof, no_crc=no_crc)
+        return open_foreign(
+            places,
+            layout,
+            account,
+            truncate_bad_eof=truncate_bad_eof,
+            no_crc=no_crc,
+            encryption_key=encryption_key,
+        )
 
 
 @contextmanager

@@ -78,6 +78,64 @@ EVENT_TYPES: dict[str, DataType] = {
     "reason": StringType(),
 }
 
+DAMAGE_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "volume": StringType(),
+    "file": StringType(),
+    "offset_bytes": LongType(),
+    "first": LongType(),
+    "end": LongType(),
+    "reason": StringType(),
+    "repaired": BooleanType(),
+}
+
+# Those of a store that another server wrote (storage_core/foreign/slices.py and consumers.py).
+FOREIGN_STREAM_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "account": StringType(),
+    "path": StringType(),
+    "subjects": ArrayType(StringType()),
+    "messages": LongType(),
+    "bytes": LongType(),
+    "blocks": LongType(),
+    "first_sequence": LongType(),
+    "last_sequence": LongType(),
+    "consumers": LongType(),
+    "compression": StringType(),
+    "encrypted": BooleanType(),
+    "source": StringType(),
+    "problem": StringType(),
+    "config": StringType(),
+}
+FOREIGN_CONSUMER_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "account": StringType(),
+    "consumer": StringType(),
+    "is_durable": BooleanType(),
+    "delivered": LongType(),
+    "ack_floor": LongType(),
+    "num_ack_pending": LongType(),
+    "num_redelivered": LongType(),
+    "pending": ArrayType(LongType()),
+    "redelivered": ArrayType(StructType([StructField("sequence", LongType()), StructField("count", LongType())])),
+    "config": StringType(),
+    "file": StringType(),
+}
+FOREIGN_DAMAGE_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "account": StringType(),
+    "file": StringType(),
+    "offset_bytes": LongType(),
+    "end_bytes": LongType(),
+    "first": LongType(),
+    "end": LongType(),
+    "lost_count": LongType(),
+    "served": BooleanType(),
+    "costs": BooleanType(),
+    "reason": StringType(),
+    "description": StringType(),
+}
+
 WRITE_TYPES: dict[str, tuple[DataType, ...]] = {
     "data": (BinaryType(), StringType()),
     "subject": (StringType(),),

@@ -1,7 +1,7 @@
 """What a read and a write were asked to do: the options as values, checked against each other."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from datasource.offsets import ENDING, STARTING, Bounds, Offsets, parse_offsets, parse_times
@@ -19,13 +19,13 @@ from storage_core.subjects import is_filter, is_literal
 
 T = TypeVar("T")
 MESSAGES, STREAMS, EVENTS = "messages", "streams", "events"
+CONSUMERS, DAMAGE = "consumers", "damage"
 JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOCK_TIMEOUT_S = 60.0
 TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
-TABLES = (MESSAGES, STREAMS, EVENTS)
-TABLES_NOT_YET = ("consumers", "damage")
+TABLES = (MESSAGES, STREAMS, CONSUMERS, DAMAGE, EVENTS)
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -54,6 +54,7 @@ class ReadSettings:
     verify: bool = True
     layout: str = JSTREAM
     account: str | None = None
+    encryption_key: str | None = field(default=None, repr=False)
     truncate_bad_eof: bool = False
     no_crc: bool = False
     table: str = MESSAGES
@@ -84,6 +85,7 @@ class ReadSettings:
             verify=take("verify", _verify, True),
             layout=layout,
             account=take("account", _text, None),
+            encryption_key=take("encryptionKey", _secret, None),
             truncate_bad_eof=take("truncateBadEof", parse_flag, False),
             no_crc=take("noCrc", parse_flag, False),
             table=table,
@@ -149,17 +151,24 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
 
 def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
     if table != MESSAGES:
-        allowed = ("path", "stream", "table", "layout", "account", "lockTimeout")
+        allowed = ["path", "stream", "table", "layout", "account", "encryptionKey", "lockTimeout"]
+        allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
         unfit = [name for name in given if name not in allowed]
         if unfit:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
-    if layout != NATS and "account" in given:
-        raise ValueError("option 'account' is for layout=nats only")
+    for name in ("account", "encryptionKey"):
+        if layout != NATS and name in given:
+            raise ValueError(f"option {name!r} is for layout=nats only")
     for name in ("truncateBadEof", "noCrc"):
         if layout != STAN and name in given:
             raise ValueError(f"option {name!r} is for layout=stan only")
-    if layout in FOREIGN and table != MESSAGES:
+    if layout in FOREIGN and table == EVENTS:
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
+    if layout == JSTREAM and table == CONSUMERS:
+        raise ValueError(
+            f"option 'table': {table!r} is for layout=nats and stan: durable consumers are not supported by this "
+            "version of jstream"
+        )
     if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")
@@ -168,11 +177,6 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
 
 
 def _table(option: str, text: str) -> str:
-    folded = text.strip().lower()
-    if folded in TABLES_NOT_YET:
-        raise ValueError(
-            f"option {option!r}: {folded!r} is not supported by this version of jstream; taken are {', '.join(TABLES)}"
-        )
     return parse_choice(option, text, TABLES)
 
 
@@ -191,6 +195,12 @@ def _compression(option: str, text: str) -> str:
 def _text(option: str, text: str) -> str:
     if not text.strip() or len(text) > TEXT_SIZE_MAX or not text.isprintable():
         raise ValueError(f"option {option!r}: {text!r} is not 1 to {TEXT_SIZE_MAX} printable characters")
+    return text
+
+
+def _secret(option: str, text: str) -> str:
+    if not text:
+        raise ValueError(f"option {option!r} is empty")
     return text
 
 

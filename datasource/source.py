@@ -4,28 +4,49 @@ Everything here runs in Spark's planning worker on the driver's host, in a new o
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
 from datasource import foreign
+from datasource.foreign import ForeignReader
+from datasource.foreign_tables import ForeignConsumerTableReader, ForeignDamageReader, ForeignStreamTableReader
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
 from datasource.schema import (
     BY_SCHEMA_ONLY,
+    DAMAGE_TYPES,
     EVENT_TYPES,
+    FOREIGN_CONSUMER_TYPES,
+    FOREIGN_DAMAGE_TYPES,
+    FOREIGN_STREAM_TYPES,
     MESSAGE_TYPES,
     STREAM_TYPES,
     check_read_schema,
     spark_schema,
 )
-from datasource.settings import EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
-from datasource.tables import EventTableReader, StreamTableReader, event_streams
+from datasource.settings import CONSUMERS, DAMAGE, EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
+from datasource.tables import DamageTableReader, EventTableReader, StreamTableReader, event_streams
 from datasource.writer import BatchWriter
 
-TABLE_TYPES = {MESSAGES: MESSAGE_TYPES, STREAMS: STREAM_TYPES, EVENTS: EVENT_TYPES}
-TABLE_READERS = {STREAMS: StreamTableReader, EVENTS: EventTableReader}
+ReaderOf = Callable[[ReadSettings, pa.Schema], DataSourceReader]
+
+TABLE_TYPES = {MESSAGES: MESSAGE_TYPES, STREAMS: STREAM_TYPES, EVENTS: EVENT_TYPES, DAMAGE: DAMAGE_TYPES}
+TABLE_READERS: dict[str, ReaderOf] = {STREAMS: StreamTableReader, EVENTS: EventTableReader, DAMAGE: DamageTableReader}
+FOREIGN_TABLE_TYPES = {
+    MESSAGES: MESSAGE_TYPES,
+    STREAMS: FOREIGN_STREAM_TYPES,
+    CONSUMERS: FOREIGN_CONSUMER_TYPES,
+    DAMAGE: FOREIGN_DAMAGE_TYPES,
+}
+FOREIGN_TABLE_READERS: dict[str, ReaderOf] = {
+    MESSAGES: ForeignReader,
+    STREAMS: ForeignStreamTableReader,
+    CONSUMERS: ForeignConsumerTableReader,
+    DAMAGE: ForeignDamageReader,
+}
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
 
 
@@ -51,7 +72,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     extra = BY_SCHEMA_ONLY if settings.table == MESSAGES else {}
     columns = check_read_schema(schema, _types(settings), extra)
     if settings.layout in FOREIGN:
-        return foreign.ForeignReader(settings, columns)
+        return FOREIGN_TABLE_READERS[settings.table](settings, columns)
     if settings.table != MESSAGES:
         return TABLE_READERS[settings.table](settings, columns)
     if PUSHDOWN_WORKER in sys.modules:
@@ -73,7 +94,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def _types(settings: ReadSettings) -> Mapping[str, DataType]:
-    return TABLE_TYPES[settings.table]
+    return (FOREIGN_TABLE_TYPES if settings.layout in FOREIGN else TABLE_TYPES)[settings.table]
 
 
 def _is_catalogue_table(options: Mapping[str, str]) -> bool:

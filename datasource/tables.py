@@ -1,4 +1,4 @@
-"""Tables about a store, as of the moment of planning: `table=streams` and `table=events`."""
+"""Tables about a store, as of the moment of planning: `table=streams`, `table=events` and `table=damage`."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -35,7 +35,7 @@ class StreamTableReader(DataSourceReader):
             return [RowsPartition([stream_row(info) for info in store.report(names, exact_times=True)])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield _batch(partition, self.schema)
+        yield table_batch(partition, self.schema)
 
 
 class EventTableReader(DataSourceReader):
@@ -53,7 +53,22 @@ class EventTableReader(DataSourceReader):
             return [RowsPartition([{**event, "time": _time(event["time"])} for event in events])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield _batch(partition, self.schema)
+        yield table_batch(partition, self.schema)
+
+
+class DamageTableReader(DataSourceReader):
+    """Checks every block of a store, or of the streams that the option `stream` names, and lists what is damaged."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with open_store(self.settings) as store:
+            names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
+            return [RowsPartition(store.verify(streams=names)["damage"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield table_batch(partition, self.schema)
 
 
 def event_streams(store: Store) -> list[str]:
@@ -61,7 +76,8 @@ def event_streams(store: Store) -> list[str]:
     return sorted({*store.streams(), *(event["stream"] for event in store.events() if event["stream"])})
 
 
-def _batch(partition: InputPartition, schema: pa.Schema) -> pa.RecordBatch:
+def table_batch(partition: InputPartition, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of a RowsPartition, in the columns of `schema`."""
     assert isinstance(partition, RowsPartition), partition
     return pa.RecordBatch.from_pylist(partition.rows, schema=schema)
 

@@ -106,7 +106,7 @@ def test_executor_that_does_not_see_the_store_says_so(fail: str, driver: Any, tm
         ({"stream": "*", "account": "OTHER"}, NotFoundError, "account 'OTHER' has no streams"),
         ({"stream": "*", "path": "/nowhere/at/all"}, NotAStoreError, "does not exist"),
         ({"stream": "*", "verify": "none"}, ValueError, "layout=nats checks every message"),
-        ({"stream": "*", "table": "streams"}, ValueError, "'streams' is for layout=jstream only"),
+        ({"stream": "*", "table": "events"}, ValueError, "'events' is for layout=jstream only"),
         ({"stream": "*", "startingOffsets": '{"NONE": 1}'}, ValueError, "stream 'NONE' is not among those"),
         (
             {"stream": "*", "startingTimestamp": "2030-01-01", "endingTimestamp": "2029-01-01"},

@@ -51,8 +51,8 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"table": "consumers"}, "'consumers' is not supported by this version"),
-        ({"table": "damage"}, "'damage' is not supported by this version"),
+        ({"table": "consumers"}, "'consumers' is for layout=nats and stan: durable consumers are not supported"),
+        ({"encryptionKey": "k"}, "option 'encryptionKey' is for layout=nats only"),
         ({"table": "event"}, "did you mean 'events'"),
         ({"table": "events", "subject": "a"}, "'subject' is for reading messages"),
         ({"table": "stream"}, "did you mean 'streams'"),
@@ -62,7 +62,7 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
         ({"truncateBadEof": "false"}, "'truncateBadEof' is for layout=stan only"),
         ({"layout": "stan", "noCrc": "perhaps"}, "'noCrc'"),
         ({"layout": "stan", "verify": "none"}, "layout=stan checks every message.*'noCrc' reads on"),
-        ({"layout": "stan", "table": "streams"}, "'streams' is for layout=jstream only"),
+        ({"layout": "stan", "table": "events"}, "'events' is for layout=jstream only"),
         ({"table": "streams", "startingOffsets": "earliest"}, "'startingOffsets' is for reading messages"),
         ({"account": "A"}, "'account' is for layout=nats only"),
         ({"startingOffsets": "consumer"}, "durable consumers are not supported"),

@@ -1,0 +1,87 @@
+"""Tables about another server's store: `table=streams`, `consumers` and `damage` with `layout=nats` and `stan`.
+
+Streams and consumers are as of the moment of planning. Damage is found by reading everything with its checksums, on
+the executors, a block file at a time; what is wrong beside the messages (configuration, consumers) comes with it.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from datasource.foreign import ForeignPart, open_store
+from datasource.partitions import SlicePartition, pack
+from datasource.reader import seen_from_here, select_streams
+from datasource.settings import ReadSettings
+from datasource.tables import RowsPartition, table_batch
+from storage_core.foreign import ForeignDamage, read_foreign_slice
+from storage_core.foreign.consumers import consumers_table
+
+log = logging.getLogger("jstream")
+
+
+class ForeignStreamTableReader(DataSourceReader):
+    """Lists the streams of a store, each copy of one and also those that cannot be read."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        store = open_store(self.settings)
+        names = select_streams(store.streams(), self.settings.streams)
+        return [RowsPartition([copy.row() for name in names for copy in store.copies(name)])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield table_batch(partition, self.schema)
+
+
+class ForeignConsumerTableReader(DataSourceReader):
+    """Lists the consumers of streams. What is damaged of one is null, and logged."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        store = open_store(self.settings)
+        names = select_streams(store.streams(), self.settings.streams)
+        found = [one for name in names for one in store.consumers(name, _log)]
+        return [RowsPartition(consumers_table(found).to_pylist())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield table_batch(partition, self.schema)
+
+
+class ForeignDamageReader(DataSourceReader):
+    """Lists all damage of streams, of each copy of one."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        store = open_store(self.settings)
+        notes: list[ForeignDamage] = []
+        parts: list[ForeignPart] = []
+        for name in select_streams(store.streams(), self.settings.streams):
+            found, slices = store.inspect(name)
+            notes += found
+            parts += map(ForeignPart, slices)
+        packed = [SlicePartition(tuple(one.part for one in some)) for some in pack(parts, None, None)]
+        return [RowsPartition([one.row() for one in notes]), *packed]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, RowsPartition):
+            yield table_batch(partition, self.schema)
+            return
+        assert isinstance(partition, SlicePartition), partition
+        found: list[ForeignDamage] = []
+        with seen_from_here(self.settings):
+            open_store(self.settings)
+        for part in partition.slices:
+            for _ in read_foreign_slice(part, (), found.append):
+                pass
+        yield pa.RecordBatch.from_pylist([one.row() for one in found], schema=self.schema)
+
+
+def _log(damage: ForeignDamage) -> None:
+    log.warning("damage to what is kept of consumers: %s: %s", damage.file, damage.reason)
