@@ -25,6 +25,7 @@ from storage_core.errors import (
     NotAStoreError,
     NotFoundError,
     StorageError,
+    StoreBusyError,
     TransactionAbortedError,
     UnsupportedVersionError,
 )
@@ -387,3 +388,48 @@ def test_stray_blocks_of_a_volume_are_in_no_backup(saved: Machine) -> None:
     directory = block_directory(NEW[0], again.stream("notes").incarnation)
     assert len(machine.files().list_directory(directory)) == len(again.state().streams["notes"].blocks)
     assert replace(again.view(), index=0)
+
+
+def test_two_backups_into_one_directory_do_not_meet(saved: Machine) -> None:
+    machine = saved.copy()
+    machine.files().make_directory(Path("/disk/other"))
+    met: list[Exception] = []
+
+    def begin_another(done: int, total: int) -> None:
+        with pytest.raises(StoreBusyError) as refused:
+            backup(machine.open(), "/disk/other")
+        met.append(refused.value)
+
+    backup(machine.open(), "/disk/other", progress=begin_another)
+    assert met
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+
+
+def test_a_store_opened_for_reading_can_be_backed_up(saved: Machine) -> None:
+    machine = saved.copy()
+    backup(machine.open(read_only=True), "/disk/other")
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+
+
+def test_a_backup_of_another_host_is_written_from_where_it_is_restored(saved: Machine) -> None:
+    machine = saved.copy()
+    here = replace(machine.environment(), lock_domain=lambda: "another host")
+    with Store.open(list(machine.paths), lock_timeout_s=0.0, env=here) as original, pytest.raises(StoreBusyError):
+        original.stream("notes").append(to_table([Row("notes", b"x")]))
+    store = restore(BACKUP, NEW[0], env=here)
+    assert store.stream("notes").append(to_table([Row("notes", b"x")]))
+    with pytest.raises(StoreBusyError):
+        reopened(machine).stream("notes").append(to_table([Row("notes", b"x")]))
+
+
+def test_what_is_on_the_volumes_of_a_restored_store_is_the_same_byte_for_byte(saved: Machine) -> None:
+    machine = saved.copy()
+    restored(machine, 3)
+    for old, new in zip(machine.paths, NEW, strict=False):
+        before, after = (
+            {path.relative_to(root): data for path, data in files_below(machine, root / "streams").items()}
+            for root in (old, new)
+        )
+        live = {path: data for path, data in before.items() if path in after}
+        assert after == live
+        assert after
