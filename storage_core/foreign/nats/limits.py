@@ -2,8 +2,8 @@
 
 The server writes nothing into the blocks when a limit removes a message; only its index knows, and without one it
 applies the limits anew at its next start. The same is done here, in the same order, on what the tombstones left.
-Age is measured against the newest message instead of a clock: a message that was too old when the newest one was
-stored had been removed by then, and of others nobody can tell.
+Age is measured against the newest message instead of a clock: a message that was too old, or whose own time to live
+was over, when the newest one was stored had been removed by then, and of others nobody can tell.
 
 Source: nats-server, server/filestore.go (`enforceMsgLimit`, `enforceBytesLimit`, `expireMsgsOnRecover`,
 `enforceMsgPerSubjectLimit`), server/stream.go (`StreamConfig`).
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from storage_core.foreign.nats.ttl import NEVER
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,6 +27,7 @@ class Limits:
     max_age_ns: int
     max_msgs_per_subject: int
     first_sequence: int
+    per_message_ttl: bool = False  # the header Nats-TTL counts
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Limits":
@@ -36,21 +39,33 @@ class Limits:
             0 if _positive(config, "subject_delete_marker_ttl") else _positive(config, "max_age"),
             _positive(config, "max_msgs_per_subject"),
             _positive(config, "first_seq"),
+            config.get("allow_msg_ttl") is True,
         )
 
-    def keep(self, sequences: np.ndarray, sizes: np.ndarray, times_ns: np.ndarray, subjects: np.ndarray) -> np.ndarray:
+    def keep(
+        self,
+        sequences: np.ndarray,
+        sizes: np.ndarray,
+        times_ns: np.ndarray,
+        subjects: np.ndarray,
+        ttls_ns: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Return a mask of the messages that stay.
 
         Parallel arrays, ascending by sequence; `sizes` are whole records in bytes, `subjects` any codes that are
-        equal where the subjects are.
+        equal where the subjects are, `ttls_ns` as parse_ttls returns them.
         """
         keep = sequences >= self.first_sequence
+        newest = int(times_ns.max()) if len(times_ns) else 0
+        if ttls_ns is not None:
+            keep &= (ttls_ns <= 0) | (newest - times_ns < ttls_ns)
         if self.max_msgs:
             keep &= _from_end(keep.astype(np.int64)) <= self.max_msgs
         if self.max_bytes:
             keep &= _from_end(np.where(keep, sizes, 0)) <= self.max_bytes
-        if self.max_age_ns and len(times_ns):
-            keep &= times_ns >= int(times_ns.max()) - self.max_age_ns
+        if self.max_age_ns:
+            never = False if ttls_ns is None else ttls_ns == NEVER
+            keep &= (newest - times_ns <= self.max_age_ns) | never
         if self.max_msgs_per_subject:
             kept = np.flatnonzero(keep)
             keep[kept[_rank_from_end(subjects[kept]) >= self.max_msgs_per_subject]] = False
@@ -59,7 +74,7 @@ class Limits:
 
 def _positive(config: Mapping[str, Any], key: str) -> int:
     value = config.get(key, 0)
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if isinstance(value, int) and 0 < value < 1 << 63 else 0
 
 
 def _from_end(values: np.ndarray) -> np.ndarray:

@@ -6,9 +6,6 @@ Three sources, the first that applies:
 - The blocks themselves: every record is read and checked, tombstones remove messages in all blocks, then the limits
   are applied again. Deleted messages that a server up to 2.9 left no trace of but in a lost N.idx show again.
 
-Not applied without an index: the time to live of single messages; such a stream is refused (UnsupportedVersionError)
-because messages that had expired would show again.
-
 Source: nats-server, server/filestore.go (`recoverFullState`, `recoverMsgs`, `recoverMsgBlock`).
 """
 
@@ -22,7 +19,7 @@ import pyarrow as pa
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.block import BlockFile, last_bytes, read_block, read_file
-from storage_core.foreign.nats.columns import subjects_of
+from storage_core.foreign.nats.columns import raw_headers, subjects_of
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
     INDEX_SIZE_MAX,
@@ -36,6 +33,7 @@ from storage_core.foreign.nats.limits import Limits
 from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.record import HASH_SIZE, Records, block_key
 from storage_core.foreign.nats.scan import scan_block
+from storage_core.foreign.nats.ttl import parse_ttls
 from storage_core.sequences import SequenceSet
 
 OLD_INDEX_SUFFIX = ".idx"
@@ -66,10 +64,7 @@ class StreamState:
 
 
 def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
-    """Return what the stream shows. Reads every block if there is no current index.
-
-    Raises the stream's problem, or UnsupportedVersionError as the module says.
-    """
+    """Return what the stream shows. Reads every block if there is no current index. Raises the stream's problem."""
     if stream.problem is not None:
         raise stream.problem
     index = _load_index(stream, files)
@@ -157,6 +152,7 @@ class _Read:
     file: BlockFile
     messages: Records
     subjects: pa.StringArray | None
+    ttls_ns: np.ndarray | None
     tombstones: np.ndarray
     highest: int  # sequence, of messages, erased and skipped records and tombstones
     damaged: bool
@@ -165,13 +161,8 @@ class _Read:
 def _from_blocks(
     stream: StreamDirectory, index: StreamIndex | None, old: Sequence[OldBlockIndex | None], files: Files
 ) -> StreamState:
-    if stream.config.get("allow_msg_ttl"):
-        raise UnsupportedVersionError(
-            f"stream {stream.name!r} in {stream.path} has no current {INDEX_FILE} and messages with a time to live: "
-            "which of them had expired cannot be told yet"
-        )
     limits = Limits.of(stream.config)
-    read = [_read_block(stream, file, limits.max_msgs_per_subject > 0, files) for file in stream.blocks]
+    read = [_read_block(stream, file, limits, files) for file in stream.blocks]
     removed = SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *(one.tombstones for one in read)]))
     for stale, one in zip(old, read, strict=True):
         if stale is not None:  # what it removed stays removed
@@ -190,7 +181,7 @@ def _from_blocks(
     return StreamState(first, last, count, "blocks", tuple(states), None)
 
 
-def _read_block(stream: StreamDirectory, file: BlockFile, with_subjects: bool, files: Files) -> _Read:
+def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, files: Files) -> _Read:
     try:
         content = read_block(file.path, files, file.key)
         data, damaged = content.data, bool(content.damage)
@@ -202,7 +193,8 @@ def _read_block(stream: StreamDirectory, file: BlockFile, with_subjects: bool, f
     return _Read(
         file,
         messages,
-        subjects_of(data, messages) if with_subjects else None,
+        subjects_of(data, messages) if limits.max_msgs_per_subject else None,
+        parse_ttls(raw_headers(data, messages), messages.header_sizes >= 0) if limits.per_message_ttl else None,
         scan.tombstones,
         int(np.max(scan.records.sequences, initial=0)),
         damaged or bool(scan.damage),
@@ -223,11 +215,13 @@ def _shown(read: Sequence[_Read], removed: SequenceSet, limits: Limits) -> list[
     if limits.max_msgs_per_subject:
         subjects = [one.subjects.filter(pa.array(mask)) for one, mask in zip(read, masks, strict=True) if one.subjects]
         codes = pa.concat_arrays(subjects).dictionary_encode().indices.to_numpy() if subjects else codes
+    ttls = [one.ttls_ns[mask] for one, mask in zip(read, masks, strict=True) if one.ttls_ns is not None]
     keep = limits.keep(
         np.concatenate([part.sequences for part in parts]),
         np.concatenate([part.sizes for part in parts]),
         np.concatenate([part.times_ns for part in parts]),
         codes,
+        np.concatenate(ttls) if ttls else None,
     )
     cuts = np.cumsum([len(part) for part in parts])[:-1]
     return [part.sequences[mask] for part, mask in zip(parts, np.split(keep, cuts), strict=True)]

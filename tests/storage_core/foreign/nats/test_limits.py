@@ -3,11 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_core.foreign.nats.limits import Limits
+from storage_core.foreign.nats.ttl import NEVER, TTL_NS_MAX, parse_ttls
 
 Row = tuple[int, int, int, int]  # sequence, size, time, subject
 
@@ -51,6 +53,40 @@ def test_age_is_measured_against_the_newest_message() -> None:
     assert Limits(0, 0, 10, 0, 0).keep(ones, ones, times, ones).tolist() == [False, False, True, True, True]
 
 
+def test_messages_whose_time_to_live_was_over_are_gone_and_never_beats_age() -> None:
+    times, ones = np.array([10, 20, 30, 40, 100], np.int64), np.arange(1, 6)
+    ttls = np.array([0, 80, 71, NEVER, 1], np.int64)
+    assert Limits(0, 0, 0, 0, 0, True).keep(ones, ones, times, ones, ttls).tolist() == [True, False, True, True, True]
+    assert Limits(0, 0, 75, 0, 0, True).keep(ones, ones, times, ones, ttls).tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_s"),
+    [
+        ("3600", 3600),
+        ("1h", 3600),
+        ("1h30m1.5s", 5401.5),
+        ("1500ms", 1.5),
+        ("never", -1e-9),
+        ("999ms", 0),
+        ("0", 0),
+        ("-5", 0),
+        ("", 0),
+        ("soon", 0),
+        ("1h soon", 0),
+        ("9" * 18, TTL_NS_MAX / 1e9),
+    ],
+)
+def test_time_to_live_is_read_from_headers(text: str, ttl_s: float) -> None:
+    raw = [
+        b"NATS/1.0\r\nA: b\r\nNats-TTL: %s\r\nC: d\r\n\r\n" % text.encode(),
+        b"NATS/1.0\r\nX-Nats-TTL: 1h\r\n\r\n",
+        b"\xff",
+    ]
+    ttls = parse_ttls(pa.array(raw, pa.binary()), np.array([True, False, True, True]))
+    assert ttls.tolist() == [pytest.approx(ttl_s * 1e9, abs=1), 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -60,6 +96,7 @@ def test_age_is_measured_against_the_newest_message() -> None:
         ({"max_msgs": 5, "discard": "new", "max_msgs_per_subject": 1}, Limits(0, 0, 0, 1, 0)),
         ({"max_age": 9, "subject_delete_marker_ttl": 1}, Limits(0, 0, 0, 0, 0)),
         ({"max_msgs": "many"}, Limits(0, 0, 0, 0, 0)),
+        ({"max_msgs": 1 << 70, "allow_msg_ttl": True}, Limits(0, 0, 0, 0, 0, True)),
     ],
 )
 def test_limits_are_those_of_meta_inf(config: dict[str, Any], expected: Limits) -> None:
