@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NO_TTL, NEVER = 0, -1
+_TEXT_SIZE_MAX = 64  # characters
 TTL_NS_MIN = 1_000_000_000
 TTL_NS_MAX = (1 << 62) - 1  # so that time + time to live fits into 64 bits, as far as a time can be
 _HEADER = rb"\r\nNats-TTL:[ \t]*(?P<ttl>[^\r\n]*?)[ \t]*\r\n"
 _UNITS_NS = {
     "ns": 1,
     "us": 10**3,
-    "µs": 10**3,
-    "μs": 10**3,
+    "\u00b5s": 10**3,  # the micro sign
+    "\u03bcs": 10**3,  # the letter mu
     "ms": 10**6,
     "s": 10**9,
     "m": 60 * 10**9,
