@@ -24,6 +24,7 @@ from storage_core.errors import (
     DataLossError,
     NotAStoreError,
     NotFoundError,
+    RequirementError,
     StorageError,
     StoreBusyError,
     TransactionAbortedError,
@@ -433,3 +434,34 @@ def test_what_is_on_the_volumes_of_a_restored_store_is_the_same_byte_for_byte(sa
         live = {path: data for path, data in before.items() if path in after}
         assert after == live
         assert after
+
+
+def test_metadata_that_no_log_could_begin_with_is_refused_before_anything_is_copied(
+    saved: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 2048)
+    with pytest.raises(RequirementError, match=r"metadata has \d+ bytes, a backup takes 2048; name some streams"):
+        backup(store, "/disk/other")
+    assert not machine.files().is_directory(Path("/disk/other"))
+    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 256)
+    with pytest.raises(RequirementError, match=r"bytes of metadata, one entry takes 256; restore some"):
+        store.restore_streams(BACKUP, None, {"orders": "copy-1", "notes": "copy-2"})
+    assert store.streams() == ["notes", "orders"]
+    assert store.verify()["ok"]
+
+
+def test_links_in_a_backup_are_not_followed(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "volume") as store:
+        store.add_stream({"name": "S"}).publish("S", b"x")
+        store.backup(tmp_path / "saved")
+    for name in ("00000001.blk", backup_format.MANIFEST):
+        (tmp_path / "saved" / name).rename(tmp_path / "elsewhere")
+        (tmp_path / "saved" / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(StorageError, match="symbolic link"):
+            Store.restore(tmp_path / "saved", tmp_path / "new")
+        (tmp_path / "saved" / name).unlink()
+        (tmp_path / "elsewhere").rename(tmp_path / "saved" / name)
+    with Store.restore(tmp_path / "saved", tmp_path / "new") as restored_again:
+        assert restored_again.streams() == ["S"]
