@@ -54,7 +54,9 @@ def repair(
     streams: StreamsArgument = None,
     adopt: Annotated[
         bool,
-        typer.Option("--adopt", help="Rebuild lost metadata from what is left on the volumes; prints what it will do."),
+        typer.Option(
+            "--adopt", help="Rebuild lost metadata from what is left on all volumes, which --store names; say how."
+        ),
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="With --adopt: do it.")] = False,
     take_over: TakeOverOption = False,
