@@ -68,7 +68,7 @@ def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content:
                 if content is not None:
                     content(made)
                 for one in made:
-                    _write_metadata(one, first, env)
+                    write_metadata(one, first, env)
                 for one in made:  # whoever sees an identity finds all the rest
                     write_identity(one, env)
             except (Exception, KeyboardInterrupt):
@@ -77,7 +77,8 @@ def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content:
                 raise
 
 
-def _write_metadata(one: Volume, first: "FirstEntry", env: Environment) -> None:
+def write_metadata(one: Volume, first: "FirstEntry", env: Environment) -> None:
+    """Write the log of a volume that begins with this entry, and make it durable; the identity is to follow."""
     assert one.identity is not None
     env.files.make_directory(one.path / log.DIRECTORY)
     env.files.make_directory(one.path / STREAMS)

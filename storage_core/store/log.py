@@ -167,6 +167,15 @@ class VolumeLog:
         _link(self._read_segments(evidence), evidence)
         return evidence
 
+    def read_snapshot(self) -> Evidence | None:
+        """Return what the newest whole snapshot says, whatever the segments are like; None if there is none."""
+        evidence = Evidence()
+        try:
+            self._read_snapshots(evidence)
+        except (StorageError, OSError):
+            return None
+        return evidence if evidence.snapshot is not None else None
+
     def read_entries(self) -> Evidence:
         """Return the same without snapshots, and without a look at whether the entries are a chain.
 

@@ -186,19 +186,25 @@ def _remove_identity(path: Path, env: Environment) -> None:
         env.files.sync_directory(path)
 
 
-def put_aside(path: Path, env: Environment) -> Path | None:
-    """Move the metadata files of a volume into a directory of their own beside; return it, None if there are none."""
+def put_aside(path: Path, env: Environment, also: Sequence[str] = ()) -> Path | None:
+    """Move the metadata files of a volume into a directory of their own beside; return it, None if there are none.
+
+    `also`: names of files of the volume that go with them, if they are there.
+    """
     files, meta = env.files, path / log.DIRECTORY
-    names = files.list_directory(meta)
-    if not names:
+    there = set(files.list_directory(path))
+    names = sorted(files.list_directory(meta)) if log.DIRECTORY in there else []
+    more = [name for name in also if name in there]
+    if not names and not more:
         return None
-    taken = set(files.list_directory(path))
-    number = next(number for number in range(1, len(taken) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in taken)
+    number = next(number for number in range(1, len(there) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in there)
     aside = path / f"{SET_ASIDE_PREFIX}{number}"
     files.make_directory(aside)
-    for name in sorted(names):
+    for name in more:
+        files.replace(path / name, aside / name)
+    for name in names:
         files.replace(meta / name, aside / name)
-    for directory in (aside, meta, path):
+    for directory in (aside, meta, path) if names else (aside, path):
         files.sync_directory(directory)
     return aside
 

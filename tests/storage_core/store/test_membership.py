@@ -152,14 +152,15 @@ def test_what_is_no_change_of_volumes_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(error, match=why):
                 store.add_volumes(given)
-        for listed, error, why in (
+        refused: tuple[tuple[list[str], type[Exception], str], ...] = (
             (names[:1], ValueError, "remove two at a time"),
             (names, ValueError, "without 3 of 3"),
             ([names[0], names[0]], ValueError, "named twice"),
             (["00" * 16, names[0]], ValueError, "is none of the store's"),
             (names[:2], RequirementError, "stream 'S' has num_replicas 3, and 1 volumes would be left"),
-        ):
-            with pytest.raises(error, match=why):
+        )
+        for listed, wrong, why in refused:
+            with pytest.raises(wrong, match=why):
                 store.remove_volumes(listed)
         with pytest.raises(ValueError, match="is none of the store's"):
             store.replace_volume("volume-1", a)
