@@ -43,13 +43,6 @@ READ_ATTEMPTS = 5  # of a reader that meets files being replaced
 COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
 COMMIT_PAUSE_S = 0.005  # between two of them
 CONTENDED_PAUSE_S = 0.02
-_STATES = {
-    volumes.MISSING: rules.MISSING,
-    volumes.BLANK: rules.MISSING,
-    volumes.DAMAGED: rules.DAMAGED,
-    volumes.UNREADABLE: rules.DAMAGED,
-    volumes.FOREIGN: rules.FOREIGN,
-}
 
 
 class _Doubt(Exception):
@@ -99,7 +92,24 @@ class Metadata:
         """Return every volume of the store in the order of its voters, looked at just now."""
         files = self.env.files
         self._volumes = tuple(volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes)
+        if any(one.problem == volumes.FOREIGN for one in self._volumes) and self._voters:
+            self._look_elsewhere()
         return self._volumes
+
+    def _look_elsewhere(self) -> None:
+        """Look for volumes that are not where they are expected at the paths that the user gave."""
+        files = self.env.files
+        places = {one.path: one for one in self._volumes if one.identity is not None}
+        elsewhere = [path for path in self._paths if path not in places]
+        try:
+            found = [one for one in volumes.given(files, elsewhere) if one.identity is not None] if elsewhere else []
+        except (StorageError, ValueError):
+            return
+        ours = [one for one in found if one.identity is not None and one.identity.store_id == self.store_id]
+        known = {one.volume_id for one in places.values()}
+        if any(one.volume_id not in known for one in ours):
+            more = [one for one in ours if one.volume_id not in known]
+            self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
 
     def log_of(self, one: Volume) -> VolumeLog:
         identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
@@ -107,23 +117,27 @@ class Metadata:
 
     def state_of(self, lead: Lead) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""
-        if self._replayed is None or self._replayed[0] != lead.tip:
-            self._replayed = (lead.tip, replay(lead))
-        return self._replayed[1]
+        known = self._replayed  # other threads put theirs in its place
+        if known is None or known[0] != lead.tip:
+            known = self._replayed = (lead.tip, replay(lead))
+        return known[1]
 
-    def found(self, one: Volume, held: locks.Held | None = None) -> Found:
-        """Return a volume with all that its log says, as a turn that holds these locks finds it."""
+    def found(self, one: Volume, held: locks.Held | None = None, for_state: bool = False) -> Found:
+        """Return a volume with all that its log says, as a turn that holds these locks finds it.
+
+        `for_state`: only with what leads to its newest state.
+        """
         locked, busy = (one.path in held.locked, one.path in held.busy) if held is not None else (True, False)
         there = Found(one.volume_id, str(one.path), locked=locked, busy=busy)
         if one.identity is None:
-            return replace(there, state=_STATES[one.problem], reason=one.reason)
+            return replace(there, state=rules.PROBLEMS[one.problem], reason=one.reason)
         there = replace(there, instance_id=one.identity.instance_id)
         why = self.failed.get((one.volume_id, one.identity.instance_id))
         if why is not None:
             failed = VolumeFailedError(f"{one.path} is not written any more: {why}; check it, then open anew")
             return replace(there, state=rules.RETIRED, reason=why, error=failed)
         try:
-            return replace(there, evidence=self.log_of(one).read())
+            return replace(there, evidence=self.log_of(one).read(for_state))
         except UnsupportedVersionError:
             raise
         except StorageError as caught:
@@ -205,7 +219,7 @@ class Metadata:
         That is the log of the volume with the highest commit record; if it leads nowhere, all are asked.
         """
         at, _, _ = self._best_commit_record()
-        found = [self.found(at)]
+        found = [self.found(at, for_state=True)]
         if not found[0].evidence or found[0].evidence.bad is not None:
             found = [self.found(one) for one in self._volumes]
         lead = newest(found)
@@ -319,11 +333,15 @@ class Metadata:
     def _seen_beside(self, seen: list[Found]) -> list[Found]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
         there = {one.volume_id for one in seen}
+        evidences = [one.evidence for one in seen if one.evidence is not None]
+        after = min((one.snapshot.index if one.snapshot is not None else 0 for one in evidences), default=0)
         found = list(seen)
         for one in self._volumes:
             if one.volume_id not in there and one.identity is not None:
                 try:
-                    evidence = self.log_of(one).read_entries()
+                    evidence = self.log_of(one).read_entries(after)
+                except UnsupportedVersionError:
+                    raise
                 except (StorageError, OSError):  # what it held, if anything, is for a turn to find out
                     continue
                 found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, evidence))

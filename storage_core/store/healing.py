@@ -18,7 +18,7 @@ from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEv
 from storage_core.metadata.manifest import ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.copies import LiveBlock, Wrong, copy_block, live_blocks
+from storage_core.store.copies import LiveBlock, Wrong, copy_block, live_blocks, look
 from storage_core.store.environment import Environment
 from storage_core.store.mirrored_file import says_broken
 from storage_core.store.placement import is_recorded, read_directories
@@ -65,13 +65,15 @@ def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[byt
     return found
 
 
-def heal(turn: Turn, patients: Sequence[Patient], env: Environment) -> list[Outcome]:
-    """Replace bad copies by good ones, declare lost what no volume has, write down both; return what became of each.
+def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost: bool = False) -> list[Outcome]:
+    """Replace bad copies by good ones, and write that down; return what became of each.
 
+    `declare_lost`: messages that no volume has are given up. Only somebody who asks for a repair may say so: until then
+    readers are told what they miss.
     Raises what a turn raises; copies that were made by then are good, and are found so the next time.
     """
     live = still_live(turn.state, [one.block for one in patients])
-    ward = _Ward(turn, env)
+    ward = _Ward(turn, env, declare_lost)
     outcomes = []
     for one in patients:
         block = live.get((one.block.incarnation, one.block.block_id))
@@ -88,8 +90,8 @@ def heal(turn: Turn, patients: Sequence[Patient], env: Environment) -> list[Outc
 class _Ward:
     """What is done in one turn, and what there is to write down of it."""
 
-    def __init__(self, turn: Turn, env: Environment) -> None:
-        self._turn, self._env = turn, env
+    def __init__(self, turn: Turn, env: Environment, declare_lost: bool) -> None:
+        self._turn, self._env, self._declare_lost = turn, env, declare_lost
         self._held: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)  # (incarnation, volume): blocks
         self._events: dict[tuple[str, bytes], list[Event]] = defaultdict(list)  # (stream, volume)
         self._lost: dict[bytes, SequenceSet] = {}  # by incarnation
@@ -124,11 +126,33 @@ class _Ward:
             elif not made.lost:
                 outcome.left[volume_id] = f"no copy has it whole: {wrong[0].reason}"
         for volume_id in (*outcome.repaired, *patient.proven):
-            if volume_id not in block.held_by and volume_id in stream.placement:
+            if volume_id in block.held_by or volume_id not in stream.placement:
+                continue
+            if volume_id in outcome.repaired or self._is_durable(stream, block, volume_id, writable.get(volume_id)):
                 self._held[block.incarnation, volume_id].append(block.block_id)
         if lost:
             self._lose(stream, block, lost, unread, outcome, patient)
         return outcome
+
+    def _is_durable(self, stream: StreamState, block: LiveBlock, volume_id: bytes, volume: Path | None) -> bool:
+        """Return whether a copy that nobody vouches for is whole on the disk itself, and make it so if it can be.
+
+        What can be read may be in the page cache only, after an fsync that failed also for good.
+        """
+        if volume is None:
+            return False
+        path = block.path_on(volume)
+        try:
+            file = self._env.files.open(path, writable=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self._env.files.sync_directory(path.parent)
+        except OSError as error:
+            self._failed(volume_id, error)
+            return False
+        return not look(block, volume, stream, self._env, afresh=True)
 
     def _sources(self, stream: StreamState, patient: Patient) -> list[Path]:
         """Return the volumes to copy from: those that are not known to be bad first."""
@@ -158,8 +182,9 @@ class _Ward:
     ) -> None:  # fmt: skip
         """Declare messages lost that no volume has, if all that could have them were asked."""
         absent = [*self._absent(stream), *sorted(unread)]
-        if absent:
-            why = f"sequences {lost.ranges_head(3)} are whole nowhere; they may still be on {', '.join(absent)}"
+        if absent or not self._declare_lost:
+            why = f"sequences {lost.ranges_head(3)} are whole nowhere; "
+            why += f"they may still be on {', '.join(absent)}" if absent else "a repair gives them up"
             for volume_id in patient.wrong:
                 outcome.left.setdefault(volume_id, why)
             return

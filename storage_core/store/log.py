@@ -157,14 +157,17 @@ class VolumeLog:
                 return best, clean
         return None, clean
 
-    def read(self) -> Evidence:
+    def read(self, for_state: bool = False) -> Evidence:
         """Return everything that the files say. Nothing is written, cut or removed.
 
-        Raises UnsupportedVersionError, and CorruptionError for a file of another store or volume.
+        `for_state`: segments whose entries the snapshot has all taken in are left out; for a reader, who wants the
+        newest state and judges nobody. Raises UnsupportedVersionError, and CorruptionError for a file of another store
+        or volume.
         """
         evidence = Evidence()
         self._read_snapshots(evidence)
-        _link(self._read_segments(evidence), evidence)
+        after = evidence.snapshot.index if for_state and evidence.snapshot is not None else 0
+        _link(self._read_segments(evidence, after), evidence)
         return evidence
 
     def read_snapshot(self) -> Evidence | None:
@@ -176,22 +179,35 @@ class VolumeLog:
             return None
         return evidence if evidence.snapshot is not None else None
 
-    def read_entries(self) -> Evidence:
-        """Return the same without snapshots, and without a look at whether the entries are a chain.
+    def read_entries(self, after: int) -> Evidence:
+        """Return the entries above index `after`, and some below, without a look at whether they are a chain.
 
         For a reader that has the state from another volume, and wants to know how far this one goes.
         """
         evidence = Evidence()
-        evidence.everything = self._read_segments(evidence).entries
+        self._check_versions()
+        evidence.everything = self._read_segments(evidence, after).entries
         if evidence.everything:
             evidence.entries = [evidence.everything[max(evidence.everything)]]
         return evidence
 
-    def _read_segments(self, evidence: Evidence) -> "_Collected":
+    def _check_versions(self) -> None:
+        """Raise UnsupportedVersionError if a snapshot was written by a newer program."""
+        for index in self.snapshots():
+            with self._open(self.snapshot_path(index)) as file:
+                try:
+                    snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                except CorruptionError:
+                    continue  # a damaged one says nothing
+
+    def _read_segments(self, evidence: Evidence, after: int = 0) -> "_Collected":
+        """Return what the segments hold; those may be left out in which no entry above index `after` stands."""
         collected = _Collected()
         numbers = self.segments()
         if not numbers:
             raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
+        if after:
+            numbers = self._segments_after(numbers, after)
         seal: Seal | None = None
         for at, number in enumerate(numbers):
             # Its predecessor is sealed only after a segment is durable, name and all; the first one was there before
@@ -199,6 +215,25 @@ class VolumeLog:
             durable = at == 0 or (seal is not None and seal.next_segment == number)
             seal = self._read_segment(number, collected, evidence, number == numbers[-1], durable)
         return collected
+
+    def _segments_after(self, numbers: list[int], index: int) -> list[int]:
+        """Return the newest segments, beginning with one that is known to be durable and to begin at or below `index`.
+
+        All of them if there is none.
+        """
+        for at in range(len(numbers) - 1, 0, -1):
+            base_index = self._base_index(numbers[at])
+            if base_index is not None and base_index <= index and self._leads_to(numbers[at - 1], numbers[at]):
+                return numbers[at:]
+        return numbers
+
+    def _leads_to(self, number: int, following: int) -> bool:
+        """Return whether the last record of a segment is a seal that names the following one."""
+        with self._open(self.segment_path(number)) as file:
+            last_page = max(BATCHES_OFFSET, (file.size() - 1) // PAGE_SIZE * PAGE_SIZE)
+            page = file.read_at(last_page, PAGE_SIZE)
+        records = [record for record, _ in log_format.scan(memoryview(page), last_page)]
+        return bool(records) and isinstance(records[-1], Seal) and records[-1].next_segment == following
 
     def read_tail(self, position: Position) -> "Tail | None":
         """Return the records after `position`; None if a full reading is called for."""

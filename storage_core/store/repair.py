@@ -189,7 +189,7 @@ class Repair:
         while self._patients:
             part = self._next_part()
             with self._metadata.turn(self._lock_timeout_s) as turn:
-                for outcome in heal(turn, part, self._env):
+                for outcome in heal(turn, part, self._env, declare_lost=True):
                     self._note(outcome, indexes)
         self._waiting_size = 0
 

@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EFBIG)  # of the process, no volume's
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,20 @@ class Turn:
         """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
         if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:
             return Standing(rules.CURRENT, "", self.view.index)
-        one = self._findings.get(volume_id)
+        one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
+        if voter is not None and voter.retired:  # perhaps since all was read
+            return Standing(rules.RETIRED, voter.retired, self.view.durable.get(volume_id, 0))
         if one is None:
-            return Standing(rules.MISSING, "no volume of this store", 0)
+            return self._standing_without_finding(volume_id)
         return Standing(one.state if one.state != rules.CURRENT else rules.BEHIND, one.reason, one.index)
+
+    def _standing_without_finding(self, volume_id: bytes) -> Standing:
+        """Return the same of a volume of which this process has never read everything."""
+        volume = next((one for one in self.volumes if one.volume_id == volume_id), None)
+        if volume is None:
+            return Standing(rules.MISSING, "no volume of this store", 0)
+        state = rules.PROBLEMS[volume.problem] if volume.identity is None else rules.BEHIND
+        return Standing(state, volume.reason, self.view.durable.get(volume_id, 0))
 
     def log_of(self, volume_id: bytes) -> VolumeLog:
         return self._logs[volume_id]
@@ -526,12 +537,16 @@ class Turn:
             self._retiring[volume_id] = reason
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
-        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end."""
-        if volume_id in self._members:
-            self._leave_out(volume_id, error)
-            self.view = replace(
-                self.view, positions={one: at for one, at in self.view.positions.items() if one != volume_id}
-            )
+        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end.
+
+        Also one that takes no part in this turn: what was written to it before the failure proves nothing.
+        """
+        voter = self.state.voter(volume_id)
+        if voter is None or voter.retired:
+            return
+        self._leave_out(volume_id, error)
+        positions = {one: at for one, at in self.view.positions.items() if one != volume_id}
+        self.view = replace(self.view, positions=positions)
 
     def _failure(
         self, reached: Mapping[bytes, Position], errors: Mapping[bytes, OSError | StorageError], what: str, voters: int
@@ -641,7 +656,12 @@ class Turn:
         self._metadata.led_to = dict(positions)
         self._metadata.keep(self.view)
         for volume_id in positions:
-            self._logs[volume_id].compact()
+            try:
+                self._logs[volume_id].compact()
+            except (StorageError, OSError) as error:
+                if len(self.volumes) == 1:
+                    raise
+                self._leave_out(volume_id, error)
         self._retire()
         return True
 
@@ -684,8 +704,10 @@ def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
 
 
 def _is_failure(error: OSError | StorageError) -> bool:
-    """Return whether an error means that the volume cannot be trusted: not that it is full, or closed to us."""
-    return isinstance(error, SyncError) or (isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED))
+    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, or that
+    this process has too many files open.
+    """
+    return isinstance(error, SyncError) or (isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *OURS))
 
 
 def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:
