@@ -22,10 +22,18 @@ from storage_core.metadata.commands import Voter, decode_envelope
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry
 from storage_core.raft.quorum import losses_survived, majority
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store import volumes
 from storage_core.store.log import Evidence
 
 CURRENT, BEHIND, DAMAGED, MISSING = "current", "behind", "damaged", "missing"
 FOREIGN, ROLLED_BACK, RETIRED = "foreign", "rolled_back", "retired"
+PROBLEMS = {  # of a directory (volumes.py): what it means for the volume's metadata
+    volumes.MISSING: MISSING,
+    volumes.BLANK: MISSING,
+    volumes.DAMAGED: DAMAGED,
+    volumes.UNREADABLE: DAMAGED,
+    volumes.FOREIGN: FOREIGN,
+}
 Tip = tuple[int, int, bytes]  # index, term, chain of an entry
 START: Tip = (0, 0, CHAIN_START)
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
