@@ -1,0 +1,171 @@
+"""Print docs/rescue.md: what servers served of each damaged store in tests/data/nats, and what jstream reads of it.
+
+.venv/bin/python scripts/rescue_table.py > docs/rescue.md
+"""
+
+import base64
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = ROOT / "tests" / "data" / "nats"
+COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+KEY = "fixture-key-not-secret"  # of the encrypted cases
+HAPPENED = {
+    "damaged-bitflip-index-kept": "one bit of an old block flipped",
+    "damaged-bitflip-no-index": "the same, `index.db` gone",
+    "damaged-compacted-no-index": "`index.db` of a compacted stream gone",
+    "damaged-garbage-after-last": "64 zero bytes behind the last record",
+    "damaged-index-ahead": "last block gone",
+    "damaged-kv-no-index": "`index.db` of a key-value bucket gone",
+    "damaged-limits-no-index": "`index.db` of a stream with `max_msgs` gone",
+    "damaged-middle-block-gone": "a block in the middle gone",
+    "damaged-no-index": "`index.db` gone",
+    "damaged-s2-bitflip-index-kept": "one bit of a compressed block flipped",
+    "damaged-s2-bitflip-no-index": "the same, `index.db` gone",
+    "damaged-s2-no-index": "`index.db` of a compressed stream gone",
+    "damaged-stuck-consumer": "all blocks gone, `index.db` emptied, consumer kept",
+    "damaged-truncated-last": "last record half written",
+    "kill9": "SIGKILL",
+    "kill9-stale-index": "SIGKILL, `index.db` older than the blocks",
+    "old-2-9-10-kill9": "SIGKILL of server 2.9.10",
+    "r3-drift-old-messages-gone": "oldest block and `index.db` of one of three nodes gone",
+    "r3-drift-stream-dir-gone": "stream directory of one of three nodes gone",
+    "r3-lagging-follower": "one of three nodes stopped before the others",
+}
+HEAD = """# What is rescued
+
+Stores in `tests/data/nats` that real servers wrote (2.15.1 unless the name says otherwise), most of them damaged
+afterwards. *Served* is how many messages a server still gave to a client after it was started on a copy of the
+damaged store: the best of the versions that were tried, 2.9.10 to 2.15.1. *Read* is what `layout=nats` reads of the
+same files, in place and with every checksum verified; of replicas, node by node. *Told as damage* is what
+`option("table", "damage")` lists.
+
+Starting a server on a damaged store changes it: of `damaged-s2-bitflip-no-index`, 2.15.1 deleted the whole directory,
+all good blocks included. Reading with jstream changes nothing.
+
+`scripts/rescue_table.py` makes this page, and a test holds it against the stores. Each of the messages read is equal
+to what a client got before the damage, in sequence, subject, time, headers and data. Messages that are whole on disk
+are all read; the others are lost to everybody.
+
+"""
+FOOT = """
+The stores without damage ({healthy}) read exactly as a client got them; the encrypted ones with their key.
+"""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What was read of one copy of a stream."""
+
+    path: str
+    rows: list[dict[str, Any]]
+    damage: list[ForeignDamage] = field(default_factory=list)
+
+    @property
+    def node(self) -> str:
+        inside = Path(self.path).parts
+        return inside[inside.index("store") + 1] if "jetstream" != inside[inside.index("store") + 1] else ""
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in CASES.iterdir() if path.is_dir())
+
+
+def info(case: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CASES / case / "info.json").read_text())
+    return loaded
+
+
+def messages(case: str, file: str) -> list[dict[str, Any]]:
+    """Return the messages that a client got, `expected` of the store as it is, `before` of it before the damage."""
+    path = CASES / case / f"{file}.jsonl.gz"
+    if not path.exists():
+        return []
+    return [_row(json.loads(line)) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+@cache
+def read(case: str) -> list[Copy]:
+    """Read every copy of the stream of a case."""
+    store = open_foreign(CASES / case / "store", encryption_key=KEY)
+    return [_read_copy(copy.path, copy.stream) for copy in store.copies(info(case)["stream"])]
+
+
+def served(case: str) -> dict[str, set[int]]:
+    """Return the sequences that each server version served."""
+    known = info(case).get("served", {})
+    return {
+        version: {sequence for first, end in runs for sequence in range(first, end)} for version, runs in known.items()
+    }
+
+
+def page() -> str:
+    """Return docs/rescue.md."""
+    lines = ["| case | what happened | written | served | read | told as damage |", "|---|---|---|---|---|---|"]
+    lines += [line for case in names() if case in HAPPENED for line in _lines(case)]
+    healthy = ", ".join(f"`{case}`" for case in names() if case not in HAPPENED)
+    return HEAD + "\n".join(lines) + "\n" + FOOT.format(healthy=healthy)
+
+
+def _lines(case: str) -> Iterator[str]:
+    written = len(messages(case, "before") or messages(case, "expected"))
+    by_version = {version: len(found) for version, found in served(case).items()}
+    best = max(by_version.values(), default=None)
+    versions = [version for version, count in by_version.items() if count == best]
+    which = "" if len(versions) == len(by_version) else f" ({', '.join(versions)})"
+    for copy in read(case):
+        name = f"`{case}`" + (f", {copy.node}" if copy.node else "")
+        told = "; ".join(_told(one) for one in copy.damage) or "nothing"
+        if len(copy.damage) > 1:
+            told = f"sequences {', '.join(str(one.first) for one in copy.damage)}: {_reason(copy.damage[0])}, and so on"
+        count = "" if best is None else f"{best}{which}"
+        yield f"| {name} | {HAPPENED[case]} | {written} | {count} | {len(copy.rows)} | {told} |"
+
+
+def _told(one: ForeignDamage) -> str:
+    if one.first is None:
+        return _reason(one)
+    if one.end is None:
+        return f"from sequence {one.first} on: {_reason(one)}"
+    if one.end == one.first + 1:
+        return f"sequence {one.first}: {_reason(one)}"
+    return f"sequences {one.first} to {one.end - 1}: {_reason(one)}"
+
+
+def _reason(one: ForeignDamage) -> str:
+    return one.reason.split("; in the compressed file")[0]
+
+
+def _read_copy(path: str, stream: str) -> Copy:
+    store = open_foreign(path, encryption_key=KEY)
+    damage, parts = store.inspect(stream)
+    rows = [
+        row for part in parts for batch in read_foreign_slice(part, COLUMNS, damage.append) for row in batch.to_pylist()
+    ]
+    return Copy(path, rows, damage)
+
+
+def _row(line: dict[str, Any]) -> dict[str, Any]:
+    pairs = [{"key": key, "value": value.encode()} for key, value in line["headers"]]
+    return {
+        "sequence": line["seq"],
+        "subject": line["subject"],
+        "timestamp_ns": line["time_ns"],
+        "headers": pairs if line["hdrs"] else None,
+        "data": base64.b64decode(line["data"]),
+    }
+
+
+if __name__ == "__main__":
+    print(page(), end="")
