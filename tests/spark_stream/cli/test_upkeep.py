@@ -165,6 +165,38 @@ def test_maintain_goes_on_until_it_is_interrupted(trio, replicated, volumes, blo
     check_whole(trio)
 
 
+def test_lost_metadata_is_rebuilt_as_planned_and_only_when_told_to(trio, replicated, volumes) -> None:
+    everywhere = ["--store", ",".join(map(str, volumes))]
+    for path in volumes[:2]:
+        shutil.rmtree(path / "meta")
+    outcome = trio("pub", "orders.new", "x", *everywhere)
+    assert outcome.code == 1
+    assert "`jstream repair --adopt` rebuilds the metadata" in outcome.err
+    before = {path: path.read_bytes() for root in volumes for path in root.rglob("*") if path.is_file()}
+    planned = trio("repair", "--adopt", *everywhere)
+    assert planned.code == 0
+    assert planned.err.endswith("\nnothing was done; --execute does it\n")
+    assert "stream ORDERS: 4 messages in 4 blocks, up to sequence 4; 0 lost" in planned.out
+    shown = json.loads(trio.done("repair", "--adopt", "--json", *everywhere))
+    assert [(one["name"], one["messages"], one["last_seq"]) for one in shown["streams"]] == [("ORDERS", 4, 4)]
+    left = {path: path.read_bytes() for path in before}
+    assert left == before
+    done = trio("repair", "--adopt", "--execute", *everywhere)
+    assert done.code == 0
+    assert done.err.endswith("\nthe metadata was rebuilt\n")
+    assert trio("repair").code == 0
+    check_whole(trio)
+    assert "adopted" in {event["kind"] for event in json.loads(trio.done("events", "--json"))}
+    assert trio.done("pub", "orders.new", "body 5") == "ORDERS 5\n"
+
+
+def test_metadata_that_has_a_majority_is_not_rebuilt(trio, replicated, volumes) -> None:
+    outcome = trio("repair", "--adopt", "--execute", "--store", ",".join(map(str, volumes)))
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: ")
+    check_whole(trio)
+
+
 def test_repair_without_a_majority_says_what_is_missing_and_changes_nothing(trio, replicated, volumes) -> None:
     for path in volumes[1:]:
         path.rename(path.with_name(f"{path.name} away"))
