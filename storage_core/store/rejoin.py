@@ -65,10 +65,10 @@ def absent(turn: Turn) -> list[Absent]:
         if voter.volume_id in taking_part:
             continue
         volume, standing = at_hand[voter.volume_id], turn.standing(voter.volume_id)
-        if volume.problem:
-            found.append(Absent(volume, volume.problem, volume.reason))
-        elif voter.retired:
+        if voter.retired and volume.problem in ("", volumes.BLANK):  # blank: an attempt to rejoin came no further
             found.append(Absent(volume, decision.RETIRED, voter.retired))
+        elif volume.problem:
+            found.append(Absent(volume, volume.problem, volume.reason))
         else:
             found.append(Absent(volume, standing.state, standing.reason))
     return found
