@@ -1,4 +1,4 @@
-"""The main job: read a JetStream store, append it to a stream, survive a flipped byte, end in a table.
+"""The main job: read a JetStream store, append it to a replicated stream, survive damage and loss, end in a table.
 
 Every number that is printed was computed in this run.
 """
@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,7 +16,6 @@ from pyspark.sql import functions as F
 from spark_stream.demo.report import Report
 from spark_stream.session import delta_jars, local_session
 from storage_core import Store
-from storage_core.store.plan import ReadRequest
 
 STREAM = "ORDERS"
 CONTENT = ("subject", "timestamp", "headers", "data")  # what must be the same in both stores
@@ -31,10 +31,11 @@ def run(source: Path, output: Path) -> bool:
     spark = local_session("jstream demo", output / "warehouse")
     try:
         messages = read_jetstream(spark, source, report)
-        volume = output / "store"
-        append(spark, messages, volume, report)
-        damage(spark, volume, report)
-        to_table(spark, volume, report)
+        volumes = [output / "store" / name for name in ("disk-1", "disk-2", "disk-3")]
+        append(spark, messages, volumes, report)
+        damage(spark, volumes, report)
+        lose(spark, volumes, report)
+        to_table(spark, volumes, report)
     finally:
         spark.stop()
     report.summary()
@@ -65,25 +66,52 @@ def read_jetstream(spark: SparkSession, source: Path, report: Report) -> DataFra
     return messages
 
 
-def append(spark: SparkSession, messages: DataFrame, volume: Path, report: Report) -> None:
+def append(spark: SparkSession, messages: DataFrame, volumes: list[Path], report: Report) -> None:
     """Append the messages to a stream of our own, twice under one identity, and compare content."""
-    report.step("2. Appended to a stream of our own: one atomic append, fsynced")
-    with Store.create(volume) as store:
+    report.step(
+        "2. Appended to a stream of our own on three volumes: one atomic append, fsynced on a majority at least"
+    )
+    volumes[0].parent.mkdir()
+    with Store.create(volumes) as store:
         store.add_stream({"name": STREAM, "subjects": ["orders.>"], "compression": "zstd", "block_max_msgs": 500})
     rows = messages.select(*CONTENT, "sequence").repartitionByRange(2, "sequence").sortWithinPartitions("sequence")
     writer = rows.write.format("jstream").option("stream", STREAM).mode("append")
     writer = writer.option("writerId", "demo").option("batchId", "jetstream-2026")
-    writer.save(str(volume))
+    any_volume = str(volumes[0])
+    writer.save(any_volume)
     count = messages.count()
-    report.count("in the stream", read_stream(spark, volume).count(), count)
-    writer.save(str(volume))
-    report.count("in the stream after the same append again", read_stream(spark, volume).count(), count)
-    theirs, ours = content_hash(messages), content_hash(read_stream(spark, volume))
+    report.count("in the stream", read_stream(spark, volumes).count(), count)
+    writer.save(any_volume)
+    report.count("in the stream after the same append again", read_stream(spark, volumes).count(), count)
+    theirs, ours = content_hash(messages), content_hash(read_stream(spark, volumes))
     report.check(f"content hash {ours:#018x}, the same in both stores", theirs == ours, f"JetStream has {theirs:#018x}")
+    show_replicas(volumes, report)
 
 
-def read_stream(spark: SparkSession, volume: Path, **options: str) -> DataFrame:
-    return spark.read.format("jstream").option("stream", STREAM).options(**options).load(str(volume))
+def read_stream(spark: SparkSession, volumes: list[Path]) -> DataFrame:
+    return spark.read.format("jstream").option("stream", STREAM).load([str(one) for one in volumes])
+
+
+def show_replicas(volumes: list[Path], report: Report) -> list[dict[str, Any]]:
+    """Print what each volume's copy of the stream is like; return it."""
+    with Store.open(volumes) as store:
+        replicas: list[dict[str, Any]] = store.stream(STREAM).info()["cluster"]["replicas"]
+    for one in replicas:
+        where, content = Path(one["path"]).name, one["digest"][:16]
+        report.say(f"{where}  {one['state']:<12} {one['damaged_blocks']} damaged  content {content}")
+    return replicas
+
+
+def repair(volumes: list[Path], report: Report) -> None:
+    """Repair the store: afterwards all copies are current, and the same."""
+    with Store.open(volumes) as store:
+        done = store.repair()
+        report.check("repair left nothing bad", done["ok"], str(done)[:300])
+        for event in store.events()[-3:]:
+            report.say(f"event: {event['kind']} {event['before']} -> {event['after']}: {event['reason']}"[:150])
+    replicas = show_replicas(volumes, report)
+    states, digests = {one["state"] for one in replicas}, {one["digest"] for one in replicas}
+    report.check("all copies are current, with equal digests", states == {"current"} and len(digests) == 1, str(states))
 
 
 def content_hash(messages: DataFrame) -> int:
@@ -93,33 +121,46 @@ def content_hash(messages: DataFrame) -> int:
     return int(row[0]) & 0xFFFFFFFFFFFFFFFF
 
 
-def damage(spark: SparkSession, volume: Path, report: Report) -> None:
-    """Flip one byte of a block: it is found, not served, and nothing else suffers."""
-    report.step("3. One byte of a block file flipped")
-    intact = read_stream(spark, volume).count()
-    with Store.open(volume) as store:
-        largest = max(store.plan(ReadRequest((STREAM,))).slices, key=lambda one: one.file_size)
-    block, offset_bytes = Path(largest.paths[0]), largest.file_size // 3
-    flip(block, offset_bytes)
+def damage(spark: SparkSession, volumes: list[Path], report: Report) -> None:
+    """Flip one byte of a block on one volume: everything is read all the same, and the copy is repaired."""
+    report.step("3. One byte of a block flipped on disk-1")
+    before, count = content_hash(read_stream(spark, volumes)), read_stream(spark, volumes).count()
+    block = max((volumes[0] / "streams").rglob("*.blk"), key=lambda path: path.stat().st_size)
+    flip(block, block.stat().st_size // 3)
+    report.count("in the stream, with one copy damaged", read_stream(spark, volumes).count(), count)
+    after = content_hash(read_stream(spark, volumes))
+    report.check("every message is what it was", after == before, f"content hash {after:#018x}")
+    with Store.open(volumes) as store:
+        found = store.verify()["damage"]
+    report.check(f"verify found {len(found)} damaged place", len(found) == 1, "of one flipped byte")
+    for one in found:
+        report.say(f"sequences {one['first']} to {one['end'] - 1}, {Path(one['file']).name}: {one['reason']}"[:150])
+    repair(volumes, report)
+
+
+def lose(spark: SparkSession, volumes: list[Path], report: Report) -> None:
+    """Lose a volume altogether: reading and writing go on, and it is built again from the others."""
+    report.step("4. disk-2 lost, with all that was on it")
+    before, count = content_hash(read_stream(spark, volumes)), read_stream(spark, volumes).count()
+    shutil.rmtree(volumes[1])
+    report.count("in the stream, with one volume lost", read_stream(spark, volumes).count(), count)
+    after = content_hash(read_stream(spark, volumes))
+    report.check("every message is what it was", after == before, f"content hash {after:#018x}")
+    with Store.open(volumes) as store:
+        store.add_stream({"name": "AUDIT", "num_replicas": 3}).publish("AUDIT", b"written while disk-2 was lost")
+    show_replicas(volumes, report)
+    repair(volumes, report)
+    report.count("in the stream, read from disk-2 and disk-3 alone", _without(spark, volumes, 0), count)
+
+
+def _without(spark: SparkSession, volumes: list[Path], lost: int) -> int:
+    """Return how many messages are read while a volume is away."""
+    aside = volumes[lost].with_suffix(".away")
+    volumes[lost].rename(aside)
     try:
-        with Store.open(volume) as store:
-            found = store.verify()
-        lost = sum(one["end"] - one["first"] for one in found["damage"])
-        report.check(f"verify found {len(found['damage'])} damaged place", not found["ok"], "verify found nothing")
-        for one in found["damage"]:
-            report.say(f"sequences {one['first']} to {one['end'] - 1}, {Path(one['file']).name}: {one['reason']}"[:160])
-        try:
-            read_stream(spark, volume).write.format("noop").mode("overwrite").save()
-            report.check("a read stops with an error", False, "Spark read the damaged block")
-        except Exception as error:
-            named = "DataLossError" in str(error)
-            report.check("a read stops with DataLossError, which names the sequences", named, str(error)[:300])
-        rest = read_stream(spark, volume, failOnDataLoss="false").count()
-        report.count("served with failOnDataLoss=false", rest, intact - lost)
+        return read_stream(spark, volumes).count()
     finally:
-        flip(block, offset_bytes)
-    with Store.open(volume) as store:
-        report.check("the byte put back, verify finds nothing", store.verify()["ok"], "verify still finds damage")
+        aside.rename(volumes[lost])
 
 
 def flip(path: Path, offset_bytes: int) -> None:
@@ -130,13 +171,13 @@ def flip(path: Path, offset_bytes: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def to_table(spark: SparkSession, volume: Path, report: Report) -> None:
+def to_table(spark: SparkSession, volumes: list[Path], report: Report) -> None:
     """Parse the orders with Spark SQL into a table, and read the table back."""
     kind = "delta" if delta_jars() else "parquet"
-    report.step(f"4. Into a {kind.capitalize()} table with Spark SQL")
+    report.step(f"5. Into a {kind.capitalize()} table with Spark SQL")
     if kind == "parquet":
         report.say("Delta's JARs are not here (make setup says why), so this is a Parquet table")
-    stream = read_stream(spark, volume)
+    stream = read_stream(spark, volumes)
     stream.createOrReplaceTempView("messages")
     spark.sql("DROP TABLE IF EXISTS orders")
     spark.sql(

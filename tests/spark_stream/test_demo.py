@@ -30,6 +30,9 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
     assert "All counts add up." in done.stdout
     assert "WRONG" not in done.stdout
     assert "read from the JetStream store: 6,011" in done.stdout
+    assert "in the stream, with one copy damaged: 6,011" in done.stdout
+    assert "in the stream, with one volume lost: 6,011" in done.stdout
+    assert done.stdout.count("all copies are current, with equal digests") == 2
     assert "rows in the table: 6,011" in done.stdout
 
 
