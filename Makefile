@@ -9,7 +9,7 @@ RUN = . .venv/environment.sh && .venv/bin/python
 .PHONY: help setup demo test lint soak bench clean
 
 help:
-	@echo 'make demo              the main job, whole: NATS JetStream to a stream of block files to a Delta table'
+	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
 	@echo 'make lint              style, types and who may import whom'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
