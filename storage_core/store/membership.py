@@ -295,8 +295,10 @@ def change_replicas(
             raise ValueError(
                 f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
             )
-        kept = stream.placement[:count]
-        spare = [one for one in voters if one not in kept]
+        usable = {one.volume_id for one in metadata.volumes() if placement.is_recorded(state, one)}
+        best = sorted(stream.placement, key=lambda one: one not in usable)[:count]  # stable: in order of placement
+        kept = [one for one in stream.placement if one in best]
+        spare = sorted((one for one in voters if one not in kept), key=lambda one: one not in usable)
         return (*kept, *spare[: count - len(kept)])
 
     Move(metadata, env, lock_timeout_s, incarnation).run(placed)
@@ -330,13 +332,16 @@ class Move:
                     return
 
     def _copy_some(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> bool:
-        """Make copies on the volumes that are new to the stream; return whether all are there now."""
+        """Make copies on the volumes that are new to the stream; return whether all are there now.
+
+        If the stream gets fewer volumes, those that stay are looked at as well: a copy that goes may be the only one.
+        """
         writable = {one.volume_id: one for one in turn.writable}
         sources = [path for _, path in placement.read_directories(turn.state, stream, turn.volumes)]
         blocks = live_blocks(turn.state, stream)
         left = COPIED_PER_TURN_MAX
         for volume_id in target:
-            if volume_id in stream.placement:
+            if volume_id in stream.placement and len(target) >= len(stream.placement):
                 continue
             if volume_id not in writable:
                 raise RequirementError(f"volume {volume_id.hex()} cannot be written now, and gets no blocks")
@@ -351,6 +356,11 @@ class Move:
                 left -= max(block.file_size, 4096)
                 if self._copy(stream, block, sources, writable[volume_id]):
                     there.add(block.block_id)
+                elif volume_id in stream.placement:
+                    raise RequirementError(
+                        f"stream {stream.name!r}: sequences {block.first} to {block.end - 1} are whole on no volume "
+                        "that can be read; repair it first, then give it fewer replicas"
+                    )
                 else:
                     self._nowhere.add((volume_id, block.block_id))
         return True
@@ -363,10 +373,11 @@ class Move:
 
     def _copy(self, stream: StreamState, block: LiveBlock, sources: list[Path], volume: Volume) -> bool:
         """Make one copy; return whether it is whole, False if no source is."""
-        if not look(block, volume.path, stream, self._env):
-            return True  # from an earlier attempt
+        wrong = look(block, volume.path, stream, self._env)
+        if not wrong:
+            return True  # from an earlier attempt, or it was there before
         with translated(block.path_on(volume.path)):
-            made = copy_block(block, [path for path in sources if path != volume.path], volume.path, self._env)
+            made = copy_block(block, sources, volume.path, self._env, () if wrong[0].is_missing else wrong)
         if made.lost:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost
@@ -374,7 +385,7 @@ class Move:
     def _change(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> None:
         commands: list[Command] = [ChangePlacement(stream.incarnation, target)]
         for volume_id, blocks in self._there.items():
-            held = sorted(blocks)
+            held = sorted(blocks) if volume_id in target else []
             for start in range(0, len(held), HELD_PER_ENTRY_MAX):
                 part = b"".join(held[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(stream.incarnation, volume_id, part))

@@ -77,6 +77,52 @@ def test_replicas_of_a_stream_are_changed_once_there_are_volumes_for_them(tmp_pa
     check(paths, 3, replicas)
 
 
+@pytest.mark.parametrize("harm", ["behind", "damaged"])
+def test_fewer_replicas_are_whole_ones_before_the_others_go(tmp_path: Path, harm: str) -> None:
+    """The first volume of the placement stays, and lacks blocks that two others have."""
+    paths = make(tmp_path, 3)
+    more = [b"%d" % number for number in range(20)]
+    if harm == "behind":
+        paths[0].rename(tmp_path / "away")
+    with Store.open(paths[1:]) as store:
+        for message in more:
+            store.stream("S").publish("s.a", message)
+    if harm == "behind":
+        (tmp_path / "away").rename(paths[0])
+    else:
+        for block in paths[0].glob("streams/*/*.blk"):
+            block.write_bytes(block.read_bytes()[:-100])
+    with Store.open(paths) as store:
+        store.edit_stream({"name": "S", "num_replicas": 1})
+        (kept,) = store.stream_state("S").placement
+        store.remove_volumes([one.name for one in store.volumes() if one.volume_id != kept])
+    for path in paths[1:]:
+        shutil.rmtree(path)
+    with Store.open(paths[0]) as store:
+        assert contents(store) == [*EXPECTED, *more]
+        assert store.verify()["ok"]
+
+
+def test_fewer_replicas_are_on_volumes_that_are_there(tmp_path: Path) -> None:
+    paths = make(tmp_path, 3)
+    shutil.rmtree(paths[0])
+    with Store.open(paths[1:]) as store:
+        store.edit_stream({"name": "S", "num_replicas": 1})
+        assert store.stream_state("S").placement == (store.volumes()[1].volume_id,)
+        assert contents(store) == EXPECTED
+
+
+def test_fewer_replicas_are_refused_while_a_block_is_whole_nowhere(tmp_path: Path) -> None:
+    paths = make(tmp_path, 3)
+    name = next(paths[0].glob("streams/*/*.blk")).relative_to(paths[0])
+    for path in paths:
+        (path / name).unlink()
+    with Store.open(paths) as store:
+        with pytest.raises(RequirementError, match="repair it first"):
+            store.edit_stream({"name": "S", "num_replicas": 1})
+        assert len(store.stream_state("S").placement) == 3
+
+
 def test_two_volumes_are_removed_and_what_streams_kept_there_is_moved(tmp_path: Path) -> None:
     paths = make(tmp_path, 5, 3)
     with Store.open(paths) as store:
