@@ -71,7 +71,7 @@ def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content:
                     write_metadata(one, first, env)
                 for one in made:  # whoever sees an identity finds all the rest
                     write_identity(one, env)
-            except (Exception, KeyboardInterrupt):
+            except Exception:  # an interrupt leaves it to the mark: threads may be writing still
                 for one in made:
                     empty(one.path, env)
                 raise

@@ -124,6 +124,7 @@ class Progressing:
     def __init__(self, report: Progress | None, total: int) -> None:
         self._report, self._total, self._done = report, total, 0
         self._mutex = threading.Lock()
+        self.is_stopped = False  # nobody waits for the work any more
 
     def step(self) -> None:
         with self._mutex:
@@ -291,7 +292,12 @@ class _Content:
             assert one.identity is not None
             write_file(one.path / identity.RESTORING, layout.encode_restoring([one.identity, *others]), self.env)
         calls: list[Callable[[], None]] = [partial(self._write_one, one) for one in volumes]
-        for outcome in self.env.parallel(calls):
+        try:
+            outcomes = self.env.parallel(calls)
+        except BaseException:
+            self.progress.is_stopped = True
+            raise
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
@@ -308,6 +314,8 @@ class _Content:
             if volume.volume_id not in stream.placement:
                 continue
             for block in self.found.blocks(stream):
+                if self.progress.is_stopped:
+                    return
                 made = copies.copy_block(block, [self.found.directory], volume.path, self.env)
                 wrong = copies.look(block, volume.path, stream, self.env) if made.written else []
                 if wrong or not made.written:
