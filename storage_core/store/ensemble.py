@@ -364,17 +364,25 @@ class Metadata:
     def standings(self) -> dict[bytes, Standing]:
         """Return, without a lock, what the metadata of each volume is like.
 
-        A volume that is being written while this looks may seem to be one entry behind; such a look is taken again.
+        Logs are read one after another: a volume that is being written meanwhile may seem to be behind, or to have been
+        rolled back. So what is not current is looked at again, until its log has stood still; one that keeps growing
+        is written by a holder, who writes those alone that are in step.
         """
         result: dict[bytes, Standing] = {}
+        moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
-            view = self.view(0.0)
-            found = [self.found(one) for one in self.volumes()]
-            findings = examine(found, view.state.voters).findings
+            before, view = result, self.view(0.0)
+            findings = examine([self.found(one) for one in self.volumes()], view.state.voters).findings
             result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
-            if all(one.state != rules.BEHIND for one in result.values()):
-                break
-        return result
+            moving = {
+                volume_id
+                for volume_id, one in result.items()
+                if one.state in (rules.BEHIND, rules.ROLLED_BACK, rules.DAMAGED) and one != before.get(volume_id)
+            }
+            if not moving:
+                return result
+        grown = [one for one in moving if one in before and 0 < before[one].index < result[one].index]
+        return {**result, **{one: Standing(rules.CURRENT, "", result[one].index) for one in grown}}
 
     # --- turns
 

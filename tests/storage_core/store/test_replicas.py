@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from harness.faults import READING, FaultyFiles
+from harness.faults import READING, Call, FaultyFiles
 
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.files import OS_FILES
+from storage_core.metadata.commands import ChangeVolumes, VolumeChange, Voter
 from storage_core.store import reports
 from storage_core.store.environment import REAL
 from storage_core.store.replicas import STATES, Replica, replica_states, worst
@@ -256,6 +257,28 @@ def test_a_volume_says_what_happened_to_it(
         assert found[0].lag == seen.index()
 
 
+@pytest.mark.parametrize("looks", [1, 1_000_000])
+@pytest.mark.parametrize("number", [1, 2])
+def test_volumes_that_are_written_while_they_are_looked_at_are_current(
+    store: Store, paths: list[Path], looks: int, number: int
+) -> None:
+    """Another process appends whenever the log of a volume is opened, and those before it have been read."""
+    seen, left = FaultyFiles(OS_FILES), [looks]
+
+    def append_between(call: Call) -> int:
+        if call.operation == "list" and call.path == paths[number] / "meta" and left[0]:
+            left[0] -= 1
+            put(store.stream("ORDERS"), 1)
+            put(store.stream("ORDERS"), 1)
+        return 0
+
+    reader = Store.open(paths, env=replace(REAL, files=seen))
+    seen.counted, seen.judge = READING, append_between
+    standings = reader.metadata.standings()
+    assert left[0] < looks
+    assert {one.state for one in standings.values()} == {"current"}
+
+
 def test_a_volume_that_was_away_is_behind_by_what_it_missed(store: Store, paths: list[Path]) -> None:
     paths[2].rename(paths[2].with_name("away"))
     before = store.index()
@@ -308,6 +331,25 @@ def test_a_report_of_all_streams_opens_no_block_and_has_the_bounds_of_blocks_for
     assert seen.report(["ORDERS"], exact_times=True) == [exact]
     with pytest.raises(NotFoundError, match="ORDRES"):
         seen.report(["ORDRES"])
+
+
+def test_a_change_of_volumes_in_progress_is_shown_with_its_learners(store: Store, paths: list[Path]) -> None:
+    learner = Voter(b"L" * 16, b"I" * 16, "d", learner=True)
+    with store.turn() as turn:
+        change = VolumeChange("add", (learner.volume_id,), (), 1_000_000_000)
+        store.propose(turn, ChangeVolumes((*turn.state.voters, learner), change))
+    info = Store.open(paths[0], read_only=True).cluster_info()
+    assert (info["voters"], info["quorum"]) == (3, 2)
+    assert info["change"] == {
+        "kind": "add", "added": [learner.volume_id.hex()], "removed": [], "started": "1970-01-01T00:00:01.000000000Z"
+    }  # fmt: skip
+    new = info["volumes"][3]
+    assert (new["learner"], new["voter"], new["state"], new["path"]) == (
+        True,
+        False,
+        "missing",
+        str(paths[0].parent / "d"),
+    )
 
 
 def test_the_cluster_shows_of_each_volume_the_worst_of_its_copies(store: Store, paths: list[Path]) -> None:
