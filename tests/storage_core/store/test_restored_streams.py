@@ -21,6 +21,7 @@ from storage_core.errors import (
     RequirementError,
     StorageError,
 )
+from storage_core.store import adopt
 from storage_core.store.backup import backup
 from storage_core.store.restore import restore
 from storage_core.store.restored_streams import PREPARED_NS, restore_streams
@@ -318,3 +319,26 @@ def test_holes_and_codecs_and_many_frames_come_through(tmp_path: Path) -> None:
             )
             assert store.stream("T").info()["state"]["messages"] == len(seen.messages) + 1
             assert taken == range(seen.last_sequence + 1, seen.last_sequence + 3)
+
+
+def test_a_store_that_continues_other_incarnations_is_backed_up_with_all_its_blocks(tmp_path: Path) -> None:
+    """After an adoption blocks lie in two directories and carry two incarnations."""
+    volume = tmp_path / "volume"
+    with Store.create(volume) as store:
+        store.add_stream({"name": "S", "subjects": ["s.>"]})
+        store.stream("S").append(to_table([Row("s.a", b"%d" % number) for number in range(3)]))
+        store.maintain()
+    for path in (volume / "meta").iterdir():
+        path.unlink()
+    adopt.execute(adopt.plan([volume]))
+    with Store.open(volume) as store:
+        store.stream("S").append(to_table([Row("s.b", b"after")]))
+        assert store.stream_state("S").origins
+        seen = seen_in_stream(store.stream("S"), with_times=True)
+        store.backup(tmp_path / "saved")
+        store.restore_streams(tmp_path / "saved", ["S"], {"S": "copy"})
+        assert seen_in_stream(store.stream("copy"), with_times=True) == seen
+        assert not store.stream_state("copy").origins
+    with Store.restore(tmp_path / "saved", [tmp_path / f"new-{number}" for number in range(3)]) as again:
+        assert seen_in_stream(again.stream("S"), with_times=True) == seen
+        assert again.verify()["ok"]
