@@ -68,7 +68,8 @@ def absent(turn: Turn) -> list[Absent]:
         if voter.retired and volume.problem in ("", volumes.BLANK):  # blank: an attempt to rejoin came no further
             found.append(Absent(volume, decision.RETIRED, voter.retired))
         elif volume.problem:
-            found.append(Absent(volume, volume.problem, volume.reason))
+            reason = f"{volume.path} holds no volume" if volume.problem == volumes.BLANK else volume.reason
+            found.append(Absent(volume, volume.problem, reason))
         else:
             found.append(Absent(volume, standing.state, standing.reason))
     return found

@@ -19,7 +19,7 @@ from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import decision, rejoin, reports, volumes
 from storage_core.store.copies import sweep_leftovers
-from storage_core.store.ensemble import Metadata
+from storage_core.store.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
 from storage_core.store.healing import Outcome, Patient, heal
 from storage_core.store.membership import resume_quietly
@@ -90,15 +90,34 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.standings()
-        self._make_directories(ask)
         with self._metadata.turn(self._lock_timeout_s) as turn:
             for one in turn.writable:
                 was = before.get(one.volume_id)
                 if was is not None and was.state in (decision.DAMAGED, decision.ROLLED_BACK):  # the turn settled it
                     self._note_volume(Absent(one, was.state, was.reason), one)
+            missing = []
             for absent in rejoin.absent(turn):
-                if ask or (absent.has_identity and absent.state != decision.RETIRED):
+                if absent.state == volumes.MISSING:
+                    missing.append(absent)
+                elif ask or (absent.has_identity and absent.state != decision.RETIRED):
                     self._rejoin(turn, absent)
+        if ask and missing:
+            self._make_anew(missing)
+
+    def _make_anew(self, missing: Sequence[Absent]) -> None:
+        """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
+        made: dict[bytes, Absent] = {}
+        for one in missing:
+            try:
+                rejoin.make_directory(one, self._env)
+                made[one.volume.volume_id] = one
+            except StorageError as error:
+                self._note_volume(one, error)
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            for absent in rejoin.absent(turn):
+                before = made.get(absent.volume.volume_id)
+                if before is not None:
+                    self._rejoin(turn, replace(absent, state=before.state, reason=before.reason))
 
     def _rejoin(self, turn: Turn, one: Absent) -> None:
         if one.state in (decision.RETIRED, volumes.UNREADABLE):
@@ -117,14 +136,6 @@ class Repair:
         place = str(one.volume.path)
         self._seen.damage.append(Damage("", one.volume.name, place, 0, 0, 0, why, isinstance(outcome, Volume)))
 
-    def _make_directories(self, ask: bool) -> None:
-        for one in self._metadata.volumes():
-            if ask and one.problem == volumes.MISSING:
-                try:
-                    rejoin.make_directory(Absent(one, volumes.MISSING, one.reason), self._env)
-                except StorageError as error:
-                    logger.warning("%s", error)
-
     def _reread_only_volume(self) -> None:
         """Read the log of a store's only volume past the page cache after its I/O failed, and trust it again."""
         at_hand = self._metadata.volumes()
@@ -132,9 +143,10 @@ class Repair:
             return
         (only,) = at_hand
         log = self._metadata.log_of(only)
-        for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
-            self._env.files.drop_cache(path)
-        log.read()
+        with translated(only.path):
+            for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
+                self._env.files.drop_cache(path)
+            log.read()
         self._afresh.add(only.volume_id)
         self._metadata.trust_again()
 

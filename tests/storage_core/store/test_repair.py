@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storage_core.errors import DataLossError
+from storage_core.errors import DataLossError, NoQuorumError
 from storage_core.store.placement import block_directory
 from storage_core.store.replicas import replica_states
 from storage_core.store.store import Store
@@ -201,6 +201,19 @@ def test_a_volume_whose_parent_is_gone_is_not_made(tmp_path: Path) -> None:
     with Store.open(paths[:2]) as store:
         report = store.repair()
     assert not report["ok"] and not paths[2].parent.exists()
+
+
+def test_a_volume_that_is_gone_is_called_missing_and_no_directory_is_made_without_a_quorum(paths: list[Path]) -> None:
+    lose_directory(paths[1])
+    with Store.open([paths[0], paths[2]]) as store:
+        [told] = store.repair()["volumes"]
+        assert (told["before"], told["after"]) == ("missing", "current")
+        assert "store create" not in told["reason"]
+    for path in paths[1:]:
+        lose_directory(path)
+    with Store.open(paths[0]) as store, pytest.raises(NoQuorumError):
+        store.repair()
+    assert not paths[1].exists() and not paths[2].exists()
 
 
 def test_frames_that_are_whole_in_different_copies_make_a_whole_block(tmp_path: Path) -> None:
