@@ -168,9 +168,7 @@ class Survey:
         for incarnation, end in zip(stream.incarnations, ends, strict=True):
             if begin == end:
                 continue
-            held = index.stream(incarnation).blocks
-            found = [held.get(ids[at : at + 16], (-1, 0)) for at in range(16 * begin, 16 * end, 16)]
-            sizes[begin:end], verified_ns[begin:end] = np.array(found, np.int64).T
+            sizes[begin:end], verified_ns[begin:end] = index.held(incarnation, ids[16 * begin : 16 * end])
             if any(one == incarnation for one, _ in reported):
                 for at in range(begin, end):
                     told_ns = reported.get((incarnation, ids[16 * at : 16 * at + 16]), 0)
