@@ -110,7 +110,7 @@ def compare(
                 found = once(volumes)
                 if number:
                     taken[size].append(found)
-    ratios = []
+    ratios: list[dict[str, object]] = []
     small, large = sizes
     for step in taken[small][0]:
         medians = {size: tuple(median(one[step][at] for one in taken[size]) for at in (0, 1)) for size in sizes}
@@ -142,6 +142,9 @@ def main(volume_count: int) -> int:
         lambda blocks: (max(1, blocks // BLOCKS_PER_COMMIT), min(blocks, BLOCKS_PER_COMMIT)),
         WANTED_BLOCKS,
     )
+    both = next(one for one in ratios if str(one["name"]).startswith("open and plan"))
+    many = {"ratio": both["seconds"], "by_cpu": both["cpu_seconds"], "at_most": WANTED_S}
+    ratios.append({"name": f"open and plan {BLOCKS[1]:,} blocks, in seconds", **many})
     ratios += compare("commits", volume_count, COMMITS, lambda commits: (commits, 1), WANTED_COMMITS)
     RESULTS.parent.mkdir(exist_ok=True)
     command = f"python -m benchmarks.planning --volumes {volume_count}"

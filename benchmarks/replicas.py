@@ -11,11 +11,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from benchmarks.spark_batch import Ratio, Run, jstream_write, orders, report, start_session
+from benchmarks.spark_batch import MESSAGES, ROUNDS, Ratio, Run, jstream_write, orders, report, start_session
 from storage_core import Store
 
-MESSAGES = 2_000_000
-ROUNDS = 5
 REPLICAS = (1, 3, 5)
 RESULTS = Path(__file__).resolve().parent / "results" / "replicas.json"
 RATIOS: tuple[Ratio, ...] = (

@@ -1,10 +1,11 @@
-"""Batch reading and appending, side by side with what else Spark could do: in one run, in turns, as ratios.
+"""`python -m benchmarks.spark_batch`: batch reading and appending, side by side with what else Spark could do.
 
 Every contender runs once in each round, so that a busy moment of the machine falls on all of them; the first round
 warms up and is not counted. Read ratios of medians, not absolute numbers. Beside elapsed time stands the processor time
 of Spark and its Python workers, which suffers less when the machine has other work.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -27,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results" / "spark_batch.json"
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 WRITE_TASKS = 8
+MESSAGES = 2_000_000
+ROUNDS = 3
 
 Ratio = tuple[str, str, str, float | None]
 # name of the ratio: contender, the one it is compared with, what the project wants (None: for information)
@@ -232,3 +235,15 @@ def report(run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nwritten to {results}")
+
+
+def run_from_command_line() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_batch", description=__doc__)
+    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many to write and read ({MESSAGES})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
+    given = parser.parse_args()
+    return main(given.messages, given.rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(run_from_command_line())

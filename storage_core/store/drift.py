@@ -58,10 +58,10 @@ def compare(
         return None
     rows = stream.blocks.rows
     position = np.uint32(stream.placement.index(volume.volume_id))
-    rows = rows[(rows["holders"] >> position) & np.uint32(1) == 1]
-    if count_max is not None and len(rows) > count_max:
-        rows = np.concatenate((rows[: count_max // 2], rows[len(rows) - count_max // 2 :]))
-    blocks = live_blocks(state, stream, rows)
+    held = np.flatnonzero((rows["holders"] >> position) & np.uint32(1))
+    if count_max is not None and len(held) > count_max:
+        held = np.concatenate((held[: count_max // 2], held[len(held) - count_max // 2 :]))
+    blocks = live_blocks(state, stream, rows[held])
     sizes = _sizes_one_by_one(blocks, volume, env) if count_max is not None else _sizes_at_once(blocks, volume, env)
     differing = [(one, size) for one, size in zip(blocks, sizes, strict=True) if size != one.file_size]
     if not differing:

@@ -90,7 +90,8 @@ def _slices(
     made["end"] = stops = np.minimum(firsts + spans, end)
     made["row_count"] = shown_counts(starts, stops, stream.removed)
     made["byte_size"] = np.maximum(1, rows["file_size"] * (stops - starts) // np.maximum(1, spans))
-    made["written_as"] = np.searchsorted([upto for _, upto in stream.origins], firsts, side="right")
+    if stream.origins:
+        made["written_as"] = np.searchsorted([upto for _, upto in stream.origins], firsts, side="right")
     copies, made["copies"] = _copies(state, stream, rows, volumes)
     removed = stream.removed.clip(int(starts[0]), int(stops[-1])) if len(rows) else stream.removed
     shared = StreamOfSlices(
