@@ -67,7 +67,7 @@ class ForeignReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        store = open_store(self.settings)
+        store = plan_store(self.settings)
         parts = [ForeignPart(part) for part in self._plan(store)]
         packed = pack(parts, self.settings.min_partitions, self.settings.partition_rows_max)
         return [SlicePartition(tuple(one.part for one in parts)) for parts in packed]
@@ -100,6 +100,9 @@ class ForeignReader(DataSourceReader):
     def _plan(self, store: ForeignStore) -> Iterator[ForeignSlice]:
         settings = self.settings
         names = select_streams(store.streams(), settings.streams)
+        for name in names:
+            for note in store.notes(name):
+                log.warning("stream %r: its limits are unknown, what they had removed may show again: %s", name, note)
         extents = {name: Extent(*store.bounds(name)) for name in names}
         starting, ending = settings.bounds()
         ranges = resolve_ranges(extents, starting, ending, None, settings.fail_on_data_loss)
@@ -113,6 +116,14 @@ class ForeignReader(DataSourceReader):
                 time_end_ns=ending.time_of(name),
                 subject_filters=() if settings.subject is None else (settings.subject,),
             )
+
+
+def plan_store(settings: ReadSettings) -> ForeignStore:
+    """Return the store on the driver; logs if it is in use."""
+    store = open_store(settings)
+    for writer in store.writers():
+        log.warning("%s", writer.describe())
+    return store
 
 
 def open_store(settings: ReadSettings) -> ForeignStore:

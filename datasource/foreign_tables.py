@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from datasource.foreign import ForeignPart, open_store
+from datasource.foreign import ForeignPart, open_store, plan_store
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
 from datasource.settings import ReadSettings
@@ -28,7 +28,7 @@ class ForeignStreamTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        store = open_store(self.settings)
+        store = plan_store(self.settings)
         names = select_streams(store.streams(), self.settings.streams)
         return [RowsPartition([copy.row() for name in names for copy in store.copies(name)])]
 
@@ -43,7 +43,7 @@ class ForeignConsumerTableReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        store = open_store(self.settings)
+        store = plan_store(self.settings)
         names = select_streams(store.streams(), self.settings.streams)
         found = [one for name in names for one in store.consumers(name, _log)]
         return [RowsPartition(consumers_table(found).to_pylist())]
@@ -59,7 +59,7 @@ class ForeignDamageReader(DataSourceReader):
         self.settings, self.schema = settings, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        store = open_store(self.settings)
+        store = plan_store(self.settings)
         notes: list[ForeignDamage] = []
         parts: list[ForeignPart] = []
         for name in select_streams(store.streams(), self.settings.streams):

@@ -3,7 +3,8 @@
 1. a virtual environment with the project and what it depends on,
 2. a Java that Spark runs on (java_home.py),
 3. Delta's JARs (delta_jars.py); left off, in one line, where they can't be reached,
-4. .venv/environment.sh, which tells the commands of the Makefile, and tests/conftest.py, where these are.
+4. older nats-servers for the tests (nats_servers.py); left off likewise,
+5. .venv/environment.sh, which tells the commands of the Makefile, and tests/conftest.py, where these are.
 
 What is there already is left alone, so a second run takes a moment. A changed pyproject.toml means that the packages
 are installed anew; another version of Python, or a project folder that was moved, that .venv is made anew.
@@ -23,6 +24,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  (the one place where an older Pyt
 
 import delta_jars
 import java_home
+import nats_servers
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -31,6 +33,7 @@ VENV_STAMP = VENV / "venv.stamp"
 PACKAGES_STAMP = VENV / "packages.stamp"
 ENVIRONMENT = VENV / "environment.sh"
 DELTA_FOLDER = VENV / "delta-jars"
+NATS_FOLDER = VENV / "nats-servers"
 EXTRAS = "dev,delta,nats"
 
 
@@ -41,6 +44,7 @@ def main() -> None:
         install_packages()
         java = choose_java()
         delta = choose_delta(java)
+        fetch_nats_servers()
     except (subprocess.CalledProcessError, ValueError, RuntimeError) as error:
         sys.exit(f"setup failed: {error}")
     write_environment(java, delta)
@@ -106,6 +110,12 @@ def choose_delta(java: Path) -> "Path | None":
         return DELTA_FOLDER
     print(f"Delta is left off: its JARs can't be reached ({reason}); JSTREAM_DELTA_JARS=FOLDER gives them", flush=True)
     return None
+
+
+def fetch_nats_servers() -> None:
+    reason = nats_servers.fetch(PYTHON, NATS_FOLDER)
+    if reason is not None:
+        print(f"Older nats-servers are left off, tests that need them are skipped ({reason})", flush=True)
 
 
 def recorded_environment() -> "dict[str, str]":

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.in_use import Writer
 from storage_core.foreign.nats.directory import holds_streams
 from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
@@ -27,12 +28,20 @@ class ForeignStore(Protocol):
 
     layout: str
 
+    def writers(self) -> list[Writer]:
+        """Return the processes that are seen to have files of the store open for writing."""
+        ...
+
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted, also of those that cannot be read."""
         ...
 
     def bounds(self, stream: str) -> tuple[int, int]:
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
+        ...
+
+    def notes(self, stream: str) -> list[str]:
+        """Return what is wrong with the configuration of a stream, which is read all the same."""
         ...
 
     def plan(

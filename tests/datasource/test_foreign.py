@@ -5,6 +5,8 @@ import gzip
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,26 @@ def test_store_is_not_written(driver: Any, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     driver.read(stream="*", path=str(copy), layout="nats")
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_store_in_use_and_an_unknown_configuration_are_warned_of(
+    driver: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(STORES / "consumers" / "store", tmp_path / "copy")
+    next(tmp_path.rglob("streams/CONS/meta.sum")).unlink()
+    hold = "import sys; kept = open(sys.argv[1], 'r+'); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(next(tmp_path.rglob("1.blk")))]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder,
+        caplog.at_level(logging.WARNING, "jstream"),
+    ):
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert driver.sequences(path=str(tmp_path / "copy"), layout="nats") == list(range(1, 61))
+        holder.communicate()
+    assert f"process {holder.pid} (" in caplog.text
+    assert "the store is in use" in caplog.text
+    assert "stream 'CONS': its limits are unknown" in caplog.text
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -88,12 +88,14 @@ def _load_index(stream: StreamDirectory, files: Files) -> StreamIndex | None:
 
 
 def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bool:
-    """Return whether nothing was written to the blocks since the index was."""
+    """Return whether nothing was written to the blocks since the index was.
+
+    The server also wants its totals to be the sums over its blocks. Releases of 2.10 miscount now and then, at a purge
+    inside a block; what their clients get follows the blocks, so that is not asked here.
+    """
     listed = {block.block_index for block in index.blocks}
     present = {block.block_index: block for block in stream.blocks}
     if index.last_block != max(listed, default=0) or index.last_block != max(present, default=0):
-        return False
-    if index.message_count != sum(block.message_count for block in index.blocks):
         return False
     return not listed or _ends_with(present[index.last_block], index.last_hash, files)
 
@@ -120,7 +122,8 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
         states.append(BlockState(file, block.first, block.end, removed, block.message_count, True))
     known = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
     subjects = tuple(sorted(index.subjects)) if known else None
-    return StreamState(index.first, index.last, index.message_count, INDEX_FILE, tuple(states), subjects)
+    count = sum(state.message_count for state in states)
+    return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects)
 
 
 def _load_old_index(block: BlockFile, files: Files) -> OldBlockIndex | None:

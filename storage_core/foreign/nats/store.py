@@ -9,6 +9,7 @@ from pathlib import Path
 from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.nats.consumers import read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
 from storage_core.foreign.nats.meta import META_FILE
@@ -32,7 +33,7 @@ class NatsStore:
         encryption_key: str | None = None,
     ) -> None:
         self._files = files
-        self._paths = ", ".join(str(path) for path in paths)
+        self._roots, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
         found = find_streams(paths, files, encryption_key)
         if account is not None:
             accounts = sorted({stream.account for stream in found})
@@ -43,6 +44,10 @@ class NatsStore:
         for stream in found:
             self._directories.setdefault(stream.name, []).append(stream)
         self._states: dict[str, StreamState] = {}
+
+    def writers(self) -> list[Writer]:
+        """Return the processes that have files of the store open for writing; see in_use.py."""
+        return writers(self._roots)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted, also of those that cannot be read."""
@@ -74,6 +79,10 @@ class NatsStore:
         """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
         state = self.state(stream)
         return state.first, max(state.first, state.last + 1)
+
+    def notes(self, stream: str) -> list[str]:
+        """Return what is wrong with the configuration of a stream, which then counts as unknown."""
+        return list(self.directory(stream).notes)
 
     def plan(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from storage_core.errors import NotFoundError, StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
@@ -39,13 +40,17 @@ class StanStore:
         files: Files = OS_FILES,
     ) -> None:
         self._files, self._truncate_bad_eof, self._no_crc = files, truncate_bad_eof, no_crc
-        self._paths = ", ".join(str(path) for path in paths)
+        self._roots, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
         found = find_channels(paths, files)
         self.roots = found.roots  # directories of stores, absolute
         self._directories: dict[str, list[ChannelDirectory]] = {}
         for channel in found.channels:
             self._directories.setdefault(channel.name, []).append(channel)
         self._states: dict[str, ChannelState] = {}
+
+    def writers(self) -> list[Writer]:
+        """Return the processes that have files of the store open for writing; see in_use.py."""
+        return writers(self._roots)
 
     def streams(self) -> list[str]:
         """Return the names of all channels, sorted, also of those that cannot be read."""
@@ -89,6 +94,11 @@ class StanStore:
     def clients(self, root: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[Client]:
         """Return the clients registered at the server of one of the `roots`, by id."""
         return replay_clients(str(Path(root) / CLIENTS_FILE), self._replay(), on_damage, self._files)
+
+    def notes(self, stream: str) -> list[str]:
+        """Return nothing: a channel has no configuration on disk."""
+        self.directory(stream)
+        return []
 
     def plan(
         self,

