@@ -376,7 +376,7 @@ def _finding(one: _Judged, lead: Lead, strays: Mapping[bytes, str]) -> Finding:
         state, reason = BEHIND, f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip[0]}"
     drop = bool(one.bad) and commit is not None and one.bad <= commit.index
     keep = _kept(one, lead)
-    if drop:
+    if one.bad:
         keep = min(keep, one.bad - 1)
     return Finding(state, reason, one.vote, one.written, in_step, keep, drop, index)
 

@@ -577,7 +577,9 @@ def _link(collected: _Collected, evidence: Evidence) -> None:
     index, _, chain = evidence.tip
     entries = evidence.everything = collected.entries
     if index in entries and entries[index].chain != chain:
-        raise CorruptionError(f"snapshot at index {index} is not of this log: the hash chains differ")
+        # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
+        evidence.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
+        return
     if entries and min(entries) > index + 1:
         where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
         evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)

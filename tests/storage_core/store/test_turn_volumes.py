@@ -1,14 +1,20 @@
 """What a turn says of volumes that fail while it writes: retired, or merely left out, and told once."""
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
-from harness.faults import FaultyFiles
+from harness.faults import FaultyFiles, end_at
+from harness.simulated_disk import ProcessEnded
 
 from storage_core.files import OS_FILES
+from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
+from storage_core.raft.entry import make_entry
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
+
+CALLS_OF_AN_INSTALLATION = 20  # the changing calls of a turn that installs a snapshot, and a few more
 
 
 def make_store(root: Path, files: FaultyFiles) -> Store:
@@ -51,3 +57,43 @@ def test_an_error_that_is_no_volumes_fault_retires_nobody(tmp_path: Path, error:
     store.stream("S").publish("S", b"2")
     assert told(store) == []
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def strand_entries(store: Store) -> None:
+    """Write entries to the last volume alone, as a holder does that is killed before it reaches the others."""
+    volume = store.volumes()[-1]
+    log = store.metadata.log_of(volume)
+    seen = log.read()
+    (index, term, chain), position = seen.tip, seen.position
+    for _ in range(3):
+        entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
+        position, index, chain = log.append(position, [entry]), entry.index, entry.chain
+
+
+def test_a_holder_killed_while_it_installs_a_snapshot_over_stray_entries_leaves_nothing_to_repair(
+    tmp_path: Path,
+) -> None:
+    """The volume was away while the others took a snapshot; its own last entries were never committed."""
+    paths = [tmp_path / name for name in "abc"]
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    strand_entries(store)
+    paths[2].rename(tmp_path / "away")
+    with Store.open(paths[:2]) as store:
+        store.stream("S").publish("S", b"0")
+        with store.metadata.turn(5.0) as turn:
+            turn.lead()
+            assert turn.snapshot()
+    (tmp_path / "away").rename(paths[2])
+    for path in paths:
+        path.rename(tmp_path / f"{path.name}-before")
+    for number in range(CALLS_OF_AN_INSTALLATION):
+        for path in paths:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(tmp_path / f"{path.name}-before", path)
+        killed = Environment(files=FaultyFiles(OS_FILES, end_at(number)), parallel=one_after_another)
+        with pytest.raises(ProcessEnded):
+            Store.open(paths, env=killed).stream("S").publish("S", b"1")
+        with Store.open(paths) as store:
+            store.stream("S").publish("S", b"2")
+            states = {one["state"]: one["reason"] for one in store.cluster_info()["volumes"]}
+            assert list(states) == ["current"], (number, states)
