@@ -138,7 +138,9 @@ def _noop(state: StoreState, place: Place, time_ns: int, command: NoOp) -> tuple
 
 
 def _take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) -> tuple[StoreState, Result]:
-    return replace(state, lock_domain=command.lock_domain, host=command.host), Done()
+    event = Event("took_over", before=state.host, after=command.host)
+    taken = replace(state, lock_domain=command.lock_domain, host=command.host)
+    return _with_events(taken, (event,), time_ns), Done()
 
 
 def _adopt(state: StoreState, place: Place, time_ns: int, command: Adopt) -> tuple[StoreState, Result]:

@@ -59,6 +59,8 @@ def test_a_noop_changes_nothing(one: History) -> None:
 def test_another_host_takes_over(one: History) -> None:
     one.apply(TakeOver("there", "other host"))
     assert (one.state.lock_domain, one.state.host) == ("there", "other host")
+    event = one.state.events[-1]
+    assert (event.kind, event.before, event.after) == ("took_over", INIT.host, "other host")
 
 
 # --- streams

@@ -332,6 +332,7 @@ def test_a_store_that_another_host_writes_is_read_and_written_only_after_a_take_
         path: one for path, one in before.items() if path.suffix == ".log"
     }
     Store.open(paths, env=there, take_over=True).stream("S").publish("S", b"second")
+    assert [event["kind"] for event in store.events()] == ["took_over"]
     with pytest.raises(StoreBusyError, match="--take-over"):
         store.stream("S").publish("S", b"third")
     assert messages(store) == [b"first", b"second"]
