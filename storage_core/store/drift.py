@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store import reports
@@ -131,10 +130,7 @@ def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment)
     if len(volumes) < 2:
         return False, []
     counted = {one.volume_id: one for one in volumes if is_recorded(state, one)}
-    try:
-        due = any(reports.read_all(env, one.path) for one in counted.values())
-    except (OSError, StorageError):
-        due = False
+    due = any(_has_reports(one, env) for one in counted.values())
     due = due or any(missing_copies(stream, counted) for stream in state.streams.values())
     drifts, left = [], COMPARED_AT_OPEN_MAX
     for stream in state.streams.values():
@@ -146,6 +142,13 @@ def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment)
             if found is not None:
                 drifts.append(found)
     return due, drifts
+
+
+def _has_reports(volume: Volume, env: Environment) -> bool:
+    try:
+        return bool(env.files.list_directory(volume.path / reports.DIRECTORY))
+    except OSError:
+        return False
 
 
 def everywhere(turn: Turn, env: Environment) -> list[Drift]:

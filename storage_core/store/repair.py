@@ -186,7 +186,7 @@ class Repair:
             if wrong or unheld:
                 self._told[block.incarnation, block.block_id] = block_damage(checked, at_hand)
                 self._patients.append(Patient(block, wrong, whole))
-                self._waiting_size += len(wrong) * block.file_size
+                self._waiting_size += _cost(self._patients[-1])
             if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._patients) >= PATIENTS_PER_TURN_MAX:
                 self._heal(indexes)
         self._heal(indexes)
@@ -211,7 +211,7 @@ class Repair:
         while self._patients and (not part or size < WRITTEN_PER_TURN_MAX):
             one = self._patients.pop(0)
             part.append(one)
-            size += len(one.wrong) * one.block.file_size
+            size += _cost(one)
         return part
 
     def _note(self, outcome: Outcome, indexes: Indexes) -> None:
@@ -263,6 +263,12 @@ class Repair:
                 for first, end in lost.ranges()
             ],
         }
+
+
+def _cost(patient: Patient) -> int:
+    """Return the bytes that are read or written for a patient: bad copies, and those that nobody vouches for yet."""
+    unheld = sum(volume_id not in patient.block.held_by for volume_id in patient.proven)
+    return (len(patient.wrong) + unheld) * patient.block.file_size
 
 
 def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, bytes, bytes]]) -> int:
