@@ -62,12 +62,17 @@ class Metadata:
         self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
         self.known_view: View | None = None  # replaced as a whole, never by a lower one
         self._undecided: View | None = None  # what a commit record says while newer entries may count
-        self.leadership: Leadership | None = None
         self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
         self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[rules.Tip, StoreState] | None = None
+        self.renew()
+        locks.renew_in_children(self)
+
+    def renew(self) -> None:
+        """Lead nothing, and hold nothing: a forked child is another process."""
+        self.leadership: Leadership | None = None
         self._reading = threading.Lock()
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
+from storage_core.store import locks
 from storage_core.store.turn import Turn
 
 T = TypeVar("T")
@@ -29,6 +30,11 @@ class CommitGroups:
 
     def __init__(self, turn: Callable[[], AbstractContextManager[Turn]]) -> None:
         self._turn = turn
+        self.renew()
+        locks.renew_in_children(self)
+
+    def renew(self) -> None:
+        """Wait for nothing: a forked child has none of the threads whose commits these are."""
         self._waiting: list[_Job[object]] = []
         self._queue = threading.Lock()
         self._leading = threading.Lock()

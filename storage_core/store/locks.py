@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
@@ -28,6 +30,21 @@ _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 _mutexes: dict[str, threading.Lock] = {}
 _opened: set[Lock] = set()  # every lock file that this process has open, acquired or not
 _registry = threading.Lock()  # guards both; nobody forks while a lock file is opened
+
+
+class Heir(Protocol):
+    """Something with locks of its own, which a forked child inherits as they are: held by threads that it lacks."""
+
+    def renew(self) -> None:
+        """Begin anew in a child: nothing is held, and nothing is under way."""
+
+
+_heirs: "WeakSet[Heir]" = WeakSet()
+
+
+def renew_in_children(heir: Heir) -> None:
+    """Let forked children call `heir.renew` before they do anything else."""
+    _heirs.add(heir)
 
 
 def _mutex(path: Path) -> threading.Lock:
@@ -51,6 +68,8 @@ def _after_fork_in_child() -> None:
     for lock in list(_opened):
         lock.close()
     _opened.clear()
+    for heir in list(_heirs):
+        heir.renew()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,7 +1,10 @@
 """What a turn says of volumes that fail while it writes: retired, or merely left out, and told once."""
 
 import errno
+import os
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,3 +100,35 @@ def test_a_holder_killed_while_it_installs_a_snapshot_over_stray_entries_leaves_
             store.stream("S").publish("S", b"2")
             states = {one["state"]: one["reason"] for one in store.cluster_info()["volumes"]}
             assert list(states) == ["current"], (number, states)
+
+
+def test_a_forked_child_writes_with_the_store_of_its_parent_whose_threads_are_writing(tmp_path: Path) -> None:
+    """It inherits locks that threads hold which it does not have, and commits that are theirs."""
+    store = Store.create([tmp_path / name for name in "abc"])
+    stream = store.add_stream({"name": "S"})
+    forked = threading.Event()
+    writing = threading.Event()
+
+    def write() -> None:
+        while not forked.is_set():
+            stream.publish("S", b"parent")
+            writing.set()
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    writing.wait()
+    codes = []
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # instead of waiting for ever
+            stream.publish("S", b"child")
+            os._exit(0)
+        codes.append(os.waitpid(child, 0)[1])
+    forked.set()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 5
+    data = stream.read(columns=["data"]).read_all().column("data").to_pylist()
+    assert data.count(b"child") == 5
