@@ -56,9 +56,13 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text not in self._told:
-            self._told.add(text)
+        if text in self._told:
+            return
+        self._told.add(text)
+        try:
             say(f"warning: {text}")
+        except OSError:
+            return  # nobody listens; whoever warned is in the middle of something, and goes on
 
 
 def counted(count: int, thing: str) -> str:

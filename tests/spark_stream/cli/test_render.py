@@ -1,10 +1,11 @@
 """Tables away from a terminal: plain, whole, and safe."""
 
 import json
+import logging
 
 import pytest
 
-from spark_stream.cli.render import print_json, print_lines, print_table, printable
+from spark_stream.cli.render import Warnings, print_json, print_lines, print_table, printable
 
 
 def test_a_piped_table_cuts_no_column_and_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +42,25 @@ def test_json_is_ascii_whatever_the_locale(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert out.isascii()
     assert json.loads(out) == {"subject": "größe"}
+
+
+def test_a_warning_is_told_once_in_a_command_and_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("storage_core.store.some")
+    for _ in range(2):
+        Warnings.listen()
+        for _ in range(3):
+            logger.warning("%s is gone\x1b[2J", "/volume")
+        logger.info("nobody needs to know")
+    assert capsys.readouterr().err == "warning: /volume is gone\\x1b[2J\n" * 2
+
+
+def test_a_warning_that_nobody_hears_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    Warnings.listen()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        logging.getLogger("storage_core").warning("something")
+        monkeypatch.undo()
+        try:
+            full.close()
+        except OSError:
+            pass  # what is left in its buffer
