@@ -8,13 +8,16 @@ BATCH_ROW_COUNT = 65_536
 
 
 def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.BinaryArray:
-    """Return the byte ranges of a block as one array. Ranges must ascend and be free of overlap.
+    """Return the byte ranges of a block as one array. Ranges must be free of overlap.
 
     The ranges and what lies between them are laid over the block as one array without a copy, of which Arrow then
     takes every second element: a memcpy a range.
     """
     if not len(starts):
         return pa.array([], pa.binary())
+    if (starts[1:] < starts[:-1]).any():  # out of order after damage: gathered in order, then put as asked
+        order = np.argsort(starts, kind="stable")
+        return gather(block, starts[order], sizes[order]).take(pa.array(np.argsort(order, kind="stable")))
     offsets = np.empty(2 * len(starts) + 1, np.int32)
     offsets[0:-1:2], offsets[1::2] = starts, starts + sizes
     offsets[-1] = offsets[-2]

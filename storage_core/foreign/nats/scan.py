@@ -28,6 +28,7 @@ from storage_core.foreign.nats.record import (
     verify_scattered,
     walk,
 )
+from storage_core.sequences import SequenceSet
 
 SEARCH_SIZE_MAX = 32 << 20  # bytes hashed in search of lost records, for each block; one record can be that long
 SEARCH_FACTOR = 6  # and this much more a byte of the block: a whole block of smallest records must be findable
@@ -57,16 +58,20 @@ class BlockScan:
 
     @property
     def messages(self) -> np.ndarray:
-        """Return which records are messages that the block holds.
+        """Return the positions of the messages that the block holds, ascending by sequence.
 
-        Numbers of messages and erased records rise inside a block; like the server, a reader passes over one that
-        is not above all before it.
+        A server writes them so. Where damage put a piece of the block at another place they are found out of order, or
+        twice: then the first of each sequence counts, and none that an erased record says is gone.
         """
         records = self.records
-        sequences = np.where(records.tombstones, 0, records.sequences)
-        highest = np.maximum.accumulate(sequences) if len(sequences) else sequences
-        rising = sequences > np.concatenate(([0], highest[:-1]))
-        return np.asarray(rising & ~records.tombstones & ~records.erased)
+        places = np.flatnonzero(~records.tombstones)
+        sequences, erased = records.sequences[places], records.erased[places]
+        if (sequences[1:] > sequences[:-1]).all():
+            return np.asarray(places[~erased])
+        gone = SequenceSet.from_sequences(sequences[erased & (sequences > 0)])
+        stay = ~erased & ~gone.mask(sequences)
+        first = np.unique(sequences[stay], return_index=True)[1]
+        return np.asarray(places[stay][first])
 
     @property
     def tombstones(self) -> np.ndarray:

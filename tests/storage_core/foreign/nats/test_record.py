@@ -78,17 +78,22 @@ def test_kinds_of_records_are_told_apart(records: Any) -> None:
         encoder.record(0, 0, b"", b"old way"),
     ]
     scan = scan_block(pa.py_buffer(b"".join(parts)), block_key("S", 1))
-    assert scan.messages.tolist() == [True, False, False, True, False, False]
+    assert scan.messages.tolist() == [0, 3]
     assert scan.tombstones.tolist() == [1]
     assert scan.records.sequences.tolist() == [1, 2, 1, 3, 9, 0]
 
 
-def test_a_number_that_does_not_rise_is_passed_over(records: Any) -> None:
+def test_pieces_at_other_places_are_put_in_order_and_counted_once(records: Any) -> None:
     encoder = records("S", 1)
-    numbers = [5, 6, 6, 2, 7]
-    block = b"".join(encoder.message(number, "a") for number in numbers)
-    scan = scan_block(pa.py_buffer(block), block_key("S", 1))
-    assert scan.records.sequences[scan.messages].tolist() == [5, 6, 7]
+    numbers = [5, 9, 6, 6, 2, 7, 9]
+    parts = [encoder.message(number, f"a.{number}", b"data %d" % number) for number in numbers]
+    parts.append(encoder.erased(7))
+    block = pa.py_buffer(b"".join(parts))
+    scan = scan_block(block, block_key("S", 1))
+    rows = build_batch("S", block, scan.records.take(scan.messages), ("sequence", "subject", "data")).to_pylist()
+    assert [row["sequence"] for row in rows] == [2, 5, 6, 9]
+    assert [row["subject"] for row in rows] == ["a.2", "a.5", "a.6", "a.9"]
+    assert [row["data"] for row in rows] == [b"data 2", b"data 5", b"data 6", b"data 9"]
 
 
 def test_headers_that_end_elsewhere_than_their_size_says_are_damage(records: Any) -> None:
