@@ -18,7 +18,18 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import appends, backup, creation, describe, drift, membership, orphans, placement, verification
+from storage_core.store import (
+    appends,
+    backup,
+    creation,
+    deleted,
+    describe,
+    drift,
+    membership,
+    orphans,
+    placement,
+    verification,
+)
 from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
@@ -380,6 +391,7 @@ class Store:
         repairing.sweep()
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
+            deleted.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
 
     # --- volumes
