@@ -29,6 +29,7 @@ from storage_core.store.identity import VolumeIdentity
 logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
+SEGMENT_NUMBER_MAX = (1 << 64) - 1
 SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
 _NUMBER = re.compile(r"[0-9a-f]{16}")
 
@@ -368,6 +369,8 @@ class VolumeLog:
         """
         before = self.segments()[-1:]
         number = before[0] + 1 if before else 1
+        if number > SEGMENT_NUMBER_MAX:
+            raise CorruptionError(f"{self.segment_path(before[0])} has a number that no segment can come after")
         header = SegmentHeader(
             self._identity.store_id, self._identity.volume_id, self._identity.instance_id, number, *base
         )

@@ -132,3 +132,11 @@ def test_a_forked_child_writes_with_the_store_of_its_parent_whose_threads_are_wr
     assert codes == [0] * 5
     data = stream.read(columns=["data"]).read_all().column("data").to_pylist()
     assert data.count(b"child") == 5
+
+
+def test_a_segment_of_the_highest_number_costs_its_volume_only(tmp_path: Path) -> None:
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    (tmp_path / "b" / "meta" / f"{'f' * 16}.log").touch()
+    assert store.stream("S").publish("S", b"1").sequence == 1
+    assert store.repair()["ok"]
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
