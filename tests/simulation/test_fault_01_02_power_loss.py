@@ -1,4 +1,4 @@
-"""FAULTS.md scenarios 1, 2 and 10 on three volumes: power lost and processes killed at every kind of I/O step.
+"""Scenarios 1, 2 and 10 on three volumes: power lost and processes killed at every kind of I/O step.
 
 Scenario 1 and 10 with one volume are test_power_loss.py and test_kills.py, which take every step.
 """

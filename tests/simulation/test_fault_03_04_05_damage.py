@@ -1,4 +1,4 @@
-"""FAULTS.md scenarios 3, 4, 5, 17, 19 and 22: every file of a volume flipped, cut, gone, or of an unknown version.
+"""Scenarios 3, 4, 5, 17, 19 and 22: every file of a volume flipped, cut, gone, or of an unknown version.
 
 On a minority nothing of it is seen and the store goes on; on a majority it says clearly what it cannot do.
 """

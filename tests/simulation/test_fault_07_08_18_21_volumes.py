@@ -1,4 +1,4 @@
-"""FAULTS.md scenarios 7, 8, 11, 15, 18 and 21: volumes that are away, come back as others, or do not agree.
+"""Scenarios 7, 8, 11, 15, 18 and 21: volumes that are away, come back as others, or do not agree.
 
 Each fault is met at every step of the life, which has streams deleted, made again, purged and overwritten.
 """

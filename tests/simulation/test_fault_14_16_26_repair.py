@@ -1,4 +1,4 @@
-"""FAULTS.md scenarios 6, 14, 16, 26 and 28: catch-up and changes of volumes that are interrupted, and histories.
+"""Scenarios 6, 14, 16, 26 and 28: catch-up and changes of volumes that are interrupted, and histories.
 
 The process is killed, or power is lost, at every so many-th call of a repair or of a change of volumes.
 """

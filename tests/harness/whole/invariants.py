@@ -20,7 +20,9 @@ from harness.whole.beyond import Beyond
 from harness.whole.expectation import Violation
 
 from storage_core.errors import StorageError
+from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.state import StoreState, encode_state
+from storage_core.store.decision import ROLLED_BACK
 from storage_core.store.identity import VolumeIdentity, read_identity
 from storage_core.store.log import DIRECTORY, Evidence, VolumeLog
 from storage_core.store.placement import block_directory, holders
@@ -56,6 +58,10 @@ class Invariants:
         if looking and len(world.expectation.models) == 1:
             self._blocks_are_there(self._newest[1])
             self._staged_blocks_are_there()
+        if looking and world.plan.volume_count > 1 and world.random.random() < world.plan.probe_share:
+            store = world.random.choice(looking).store
+            assert store is not None
+            self._current_is_true(store)
         happened = world.incident is not None and world.incident.happened
         share = max(world.plan.probe_share, 0.5) if happened else world.plan.probe_share
         if not world.volumes.blacked_out and world.random.random() < share:
@@ -153,6 +159,22 @@ class Invariants:
         if found != size:
             raise Violation(f"{what} has {found} bytes instead of {size}: {path}")
 
+    def _current_is_true(self, store: Store) -> None:
+        """A replica that is called current has every live block, by name and size."""
+        files = self._world.machine.disk.process()
+        for stream in store.state().streams.values():
+            rows = stream.blocks.rows
+            for replica in replica_states(store, stream):
+                for row in rows if replica.current else ():
+                    directory = block_directory(replica.path, stream.written_as(int(row["first"])))
+                    path = block_path(str(directory), bytes(row["block_id"]))
+                    try:
+                        whole = files.file_size(path) == int(row["file_size"])
+                    except OSError:
+                        whole = False
+                    if not whole:
+                        raise Violation(f"{stream.name} on {replica.path.name} is called current without {path.name}")
+
     def _good_volumes(self, besides: Collection[int] = ()) -> dict[bytes, Path]:
         """Return where the volumes are that are not bad, by id, without those at these positions."""
         files, found = self._world.machine.disk.process(), {}
@@ -190,6 +212,23 @@ class Invariants:
             if path.name in machine.disk.directory(path.parent).names:
                 machine.disk.take_away(path)
         return machine
+
+    def is_known_to_be_old(self, position: int) -> None:
+        """A volume that was put back to an older copy is called that, if the others say what was durable there."""
+        world = self._world
+        machine = self._copy_without(())
+        files, paths = machine.files(), world.volumes.paths
+        good = [one for one in world.volumes.good if one not in world.volumes.outages]
+        if not good or world.volumes.blacked_out:
+            return
+        volume_id = read_identity(files, paths[position]).volume_id
+        own = VolumeLog(files, paths[position], read_identity(files, paths[position])).read().tip[0]
+        log = VolumeLog(files, paths[good[0]], read_identity(files, paths[good[0]])).read()
+        said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
+        store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would mend it
+        standing = store.metadata.standings().get(volume_id)
+        if own < said and (standing is None or standing.state != ROLLED_BACK):
+            raise Violation(f"{paths[position].name} ends at {own}, was durable up to {said}, and is {standing}")
 
     # --- verification and repair
 

@@ -340,7 +340,9 @@ class Operations:
         self._world.kill(self._random.choice(self._world.processes))
 
     def _hurt(self) -> None:
-        self._world.volumes.hurt(self._hurt_kind())
+        world = self._world
+        if world.volumes.hurt(self._hurt_kind()) and world.volumes.rolled_back is not None:
+            world.invariants.is_known_to_be_old(world.volumes.rolled_back)
 
     def _hurt_kind(self) -> str:
         names = sorted(name for name, weight in self._world.plan.hurts.items() if weight)

@@ -28,6 +28,7 @@ class Volumes:
         self.tolerated = tolerated
         self.bad: dict[int, str] = {}
         self.damaged: set[int] = set()  # those of them whose content was changed
+        self.rolled_back: int | None = None  # the position of a good volume to which the last hurt did this
         self.outages: dict[int, int] = {}  # position: the errno of every call
         self.full: set[int] = set()
         self.blacked_out: set[int] = set()
@@ -110,7 +111,9 @@ class Volumes:
         position = self._random.choice(possible)
         done = getattr(self, f"_{kind}")(position)
         if done:
+            was_good = position not in self.bad
             self.blame(position, done if isinstance(done, str) else kind)
+            self.rolled_back = position if kind == "rolled_back" and was_good else None
             if kind not in ("unreachable", "missing", "full"):
                 self.damaged.add(position)
         return bool(done)

@@ -19,11 +19,13 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import encode_envelope
 from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft.entry import CommitRecord, make_entry
-from storage_core.store import decision, ensemble, log, orphans, staging, turn
+from storage_core.sequences import SequenceSet
+from storage_core.store import decision, ensemble, healing, log, orphans, staging, turn
+from storage_core.store.copies import LiveBlock, Made
 from storage_core.store.decision import Decision, Finding, Found
-from storage_core.store.ensemble import Metadata
 from storage_core.store.log import VolumeLog
 from storage_core.store.mirrored_file import MirroredFile
+from storage_core.store.replicas import Survey
 from storage_core.store.turn import Turn
 
 Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
@@ -107,15 +109,6 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
     return [(decision, "_finding", finding)]
 
 
-def writes_entries_of_a_term_before_its_vote_is_stored() -> list[Replacement]:
-    """Two processes may lead in one term, and write two entries with one number."""
-
-    def campaign(self: Turn, leadership: Any) -> None:
-        self._metadata.leadership = replace(leadership, term=self.view.term)
-
-    return [(Turn, "_campaign", campaign)]
-
-
 def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
     fewer = lambda count: max(1, count // 2)  # noqa: E731
     return [(module, "majority", fewer) for module in (decision, ensemble, turn)]
@@ -162,11 +155,10 @@ def drops_the_old_log_before_the_snapshot_is_durable() -> list[Replacement]:
 def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
     """NATS #7549, in the metadata: what follows a bad record is given up, whatever was committed."""
 
-    def read(self: VolumeLog) -> Any:
-        evidence = plain(self)
+    def read(self: VolumeLog, *arguments: Any, **named: Any) -> Any:
+        evidence = plain(self, *arguments, **named)
         if evidence.bad is not None:
-            evidence.bad = None
-            evidence.commit = None
+            evidence.bad = evidence.commit = None
         return evidence
 
     plain = VolumeLog.read
@@ -188,21 +180,6 @@ def a_blank_volume_votes() -> list[Replacement]:
 def does_not_hear_what_was_said_of_a_volume() -> list[Replacement]:
     """A disk that was rolled back is taken for one that is a little behind."""
     return [(decision.Pool, "_hear", lambda self, durable: None)]
-
-
-def a_reader_believes_the_first_commit_record() -> list[Replacement]:
-    def best(self: Metadata) -> Any:
-        for one in self._volumes:
-            try:
-                commit, clean = self.log_of(one).read_commit_record()
-            except Exception:
-                continue
-            if commit is not None:
-                return one, commit, clean
-        return plain(self)
-
-    plain = Metadata._best_commit_record
-    return [(Metadata, "_best_commit_record", best)]
 
 
 # --- blocks -------------------------------------------------------------------------------------------------------
@@ -240,6 +217,33 @@ def serves_frames_without_looking_at_their_checksums() -> list[Replacement]:
 
     plain = BlockReader._load
     return [(BlockReader, "_load", load)]
+
+
+def takes_the_last_sequence_as_proof_of_currency() -> list[Replacement]:
+    """NATS #5576: replicas report current while their messages differ."""
+
+    def held(self: Survey, stream: StreamState, volume_id: bytes) -> Any:
+        rows = stream.blocks.rows
+        return rows["file_size"].astype(np.int64), np.ones(len(rows), np.int64)
+
+    return [(Survey, "_held", held)]
+
+
+def repairs_with_a_copy_that_nobody_looked_at() -> list[Replacement]:
+    """What the source gave back, which was half of it, takes the name of the bad copy."""
+
+    def copy(block: LiveBlock, sources: Sequence[Path], target: Path, env: Any, own: Any = ()) -> Made:
+        path, source = block.path_on(target), env.files.open(block.path_on(sources[0]))
+        content = source.read_at(0, source.size() // 2).ljust(source.size(), b"\0")
+        temporary = path.with_suffix(".repair")
+        made = env.files.create(temporary)
+        made.write_at(0, content)
+        made.sync()
+        env.files.replace(temporary, path)
+        env.files.sync_directory(path.parent)
+        return Made(True, SequenceSet.empty(), ())
+
+    return [(healing, "copy_block", copy)]
 
 
 # --- numbers and batches ------------------------------------------------------------------------------------------
@@ -294,7 +298,6 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         moves_the_commit_record_before_the_fsync_of_the_quorum,
         moves_the_commit_record_of_volumes_that_were_not_fsynced,
         counts_what_another_process_left_in_the_page_cache,
-        writes_entries_of_a_term_before_its_vote_is_stored,
         goes_on_with_fewer_than_a_majority,
         locks_a_majority_and_does_not_look_at_the_rest,
         takes_the_snapshot_beside_the_applier,
@@ -302,11 +305,12 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         cuts_the_log_at_its_first_bad_record,
         a_blank_volume_votes,
         does_not_hear_what_was_said_of_a_volume,
-        a_reader_believes_the_first_commit_record,
         acks_before_blocks_are_fsynced,
         acks_before_the_names_of_blocks_are_durable,
         sweeps_staged_blocks_by_their_age,
         serves_frames_without_looking_at_their_checksums,
+        takes_the_last_sequence_as_proof_of_currency,
+        repairs_with_a_copy_that_nobody_looked_at,
         uses_the_numbers_of_removed_messages_again,
         stores_a_batch_that_came_again,
         forgets_duplicates_among_messages_of_earlier_appends,
