@@ -4,6 +4,9 @@ The writer of a block sees a single file. Every write goes to all volumes in par
 when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. A volume that
 fails is left out from then on, and what it has of the file is taken away again; when fewer than `needed` are left, the
 error that decided comes out.
+
+The disks begin to write while the block is still being made, so that the fsync at its end finds little left to do: of
+three replicas on one disk that is most of what they cost in time.
 """
 
 import errno
@@ -12,12 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from storage_core.files import File
+from storage_core.files import PAGE_SIZE, File, OsFile
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
 BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN)
 GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
+STARTED_SIZE_MIN = 8 << 20  # bytes that the disk is told to begin with at a time
 
 
 class MirroredFile:
@@ -34,6 +38,7 @@ class MirroredFile:
         self._files: dict[bytes, File] = {}
         self._start = 0  # where the gathered bytes go
         self._gathered = bytearray()
+        self._started = 0  # Invariant: a page boundary; the disks were told to begin with all before it
         outcomes = env.parallel([partial(env.files.create, path) for _, path in places])
         for (volume_id, _), outcome in zip(places, outcomes, strict=True):
             if not isinstance(outcome, BaseException):
@@ -59,15 +64,20 @@ class MirroredFile:
         if offset_bytes == end and len(self._gathered) + len(data) <= GATHERED_SIZE_MAX:
             self._gathered += data
             return
-        start, gathered = self._start, bytes(self._gathered)
+        start, gathered, started = self._start, bytes(self._gathered), self._started
+        full = (offset_bytes + len(data)) // PAGE_SIZE * PAGE_SIZE  # a page on its way to the disk is slow to write to
+        is_due = full - started >= STARTED_SIZE_MIN
 
         def write(file: File) -> None:
             if gathered:
                 file.write_at(start, gathered)
             file.write_at(offset_bytes, data)
+            if is_due and isinstance(file, OsFile):
+                file.start_writing(started, full - started)
 
         self._everywhere(write)
         self._start = offset_bytes + len(data)
+        self._started = full if is_due else started
         self._gathered.clear()
 
     def sync(self) -> None:
