@@ -37,6 +37,11 @@ class SequenceSet:
         return _normal(table[:, 0], table[:, 1])
 
     @classmethod
+    def from_columns(cls, starts: np.ndarray, ends: np.ndarray) -> "SequenceSet":
+        """Return the union of half-open ranges given as columns, none of them empty, in any order, touching or not."""
+        return _normal(np.asarray(starts, np.int64), np.asarray(ends, np.int64))
+
+    @classmethod
     def from_sequences(cls, sequences: Iterable[int] | np.ndarray) -> "SequenceSet":
         """Return the set of these sequences, in any order, repeated or not. Raises ValueError above SEQUENCE_MAX."""
         listed = sequences if isinstance(sequences, np.ndarray) else list(sequences)

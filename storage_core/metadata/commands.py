@@ -11,6 +11,7 @@ import msgspec
 
 from storage_core.errors import CorruptRecordError, UnsupportedVersionError
 from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
 
 
 class Voter(msgspec.Struct, frozen=True):
@@ -187,6 +188,69 @@ class RecordEvents(msgspec.Struct, frozen=True, tag="record_events"):
     events: tuple[Event, ...]
 
 
+class AddConsumer(msgspec.Struct, frozen=True, tag="add_consumer"):
+    """A durable consumer of a stream. It was told of everything that is lost by now."""
+
+    incarnation: bytes  # of the stream
+    config: ConsumerConfig
+    next_sequence: int  # where it begins, as its deliver_policy says
+
+
+class DeleteConsumer(msgspec.Struct, frozen=True, tag="delete_consumer"):
+    incarnation: bytes
+    name: str
+
+
+class PauseConsumer(msgspec.Struct, frozen=True, tag="pause_consumer"):
+    """Nothing is handed out before this time. 0 resumes."""
+
+    incarnation: bytes
+    name: str
+    until_ns: int
+
+
+class Deliver(msgspec.Struct, frozen=True, tag="deliver"):
+    """These messages were handed out by one fetch, new ones and such as were not acknowledged in time."""
+
+    incarnation: bytes
+    name: str
+    expected_next: int  # next_sequence of the consumer when the fetch was worked out; refused if it is another one
+    next_sequence: int  # from now on
+    sequences: bytes  # encoded SequenceSet
+    deadline_ns: int  # they are handed out again then
+    dropped: bytes = b""  # encoded SequenceSet: not waited for any more, removed or handed out too often
+    events: tuple[Event, ...] = ()
+
+
+class Acknowledge(msgspec.Struct, frozen=True, tag="acknowledge"):
+    """What became of messages that were handed out. Those that nobody waits for are passed over."""
+
+    incarnation: bytes
+    name: str
+    kind: str  # ack, nak, term
+    sequences: bytes  # encoded SequenceSet
+    deadline_ns: int = 0  # nak: they are handed out again then
+    events: tuple[Event, ...] = ()
+
+
+class MoveConsumer(msgspec.Struct, frozen=True, tag="move_consumer"):
+    """The consumer goes on elsewhere: it was reset, or its position was reconciled with the stream."""
+
+    incarnation: bytes
+    name: str
+    next_sequence: int
+    pending_end: int  # messages at and above it are not waited for any more
+    events: tuple[Event, ...] = ()
+
+
+class TellConsumer(msgspec.Struct, frozen=True, tag="tell_consumer"):
+    """Events about a consumer that change nothing else."""
+
+    incarnation: bytes
+    name: str
+    events: tuple[Event, ...]
+
+
 Command = (
     Init
     | Adopt
@@ -207,6 +271,13 @@ Command = (
     | ForgetTransactions
     | RecordHolders
     | RecordEvents
+    | AddConsumer
+    | DeleteConsumer
+    | PauseConsumer
+    | Deliver
+    | Acknowledge
+    | MoveConsumer
+    | TellConsumer
 )
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from storage_core import errors
 from storage_core.metadata.commands import (
     Abort,
+    Acknowledge,
+    AddConsumer,
     AddStream,
     Adopt,
     Append,
@@ -25,21 +27,27 @@ from storage_core.metadata.commands import (
     ChangePlacement,
     ChangeVolumes,
     DeclareLost,
+    DeleteConsumer,
     DeleteStream,
+    Deliver,
     EditStream,
     Envelope,
     Event,
     ForgetTransactions,
     Init,
+    MoveConsumer,
     NoOp,
+    PauseConsumer,
     PrepareStreams,
     RecordEvents,
     RecordHolders,
     Remove,
     RestoreStreams,
     TakeOver,
+    TellConsumer,
     Voter,
 )
+from storage_core.metadata.consumers import ConsumerCommand, apply_to, restored
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, ids
 from storage_core.metadata.state import (
     ABORTED,
@@ -97,7 +105,12 @@ class RemoveDone:
     message_count: int  # messages that were shown before and are not now
 
 
-Result = Refused | Done | AppendDone | RemoveDone
+@dataclass(frozen=True, slots=True)
+class ConsumerDone:
+    message_count: int  # messages that were handed out, or were waiting and that the acknowledgement was about
+
+
+Result = Refused | Done | AppendDone | RemoveDone | ConsumerDone
 
 
 def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreState, Result]:
@@ -258,7 +271,7 @@ def _restore_streams(
         if not prepared.any():
             _refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks were buried before it was restored")
         histories = ((place.history, 1),) if stream.next_sequence > 1 else ()
-        stream = replace(stream, created_ns=time_ns, histories=histories)
+        stream = restored(replace(stream, created_ns=time_ns, histories=histories))
         state = replace(state, graveyard=state.graveyard.keep(~prepared)).with_stream(stream)
     return _with_events(state, command.events, time_ns), Done()
 
@@ -528,6 +541,18 @@ def _declare_lost(state: StoreState, place: Place, time_ns: int, command: Declar
     return _with_events(state.with_stream(stream), (event,), time_ns), RemoveDone(count)
 
 
+# --- consumers ------------------------------------------------------------------------------------------------------
+
+
+def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCommand) -> tuple[StoreState, Result]:
+    stream = _live(state, command.incarnation)
+    try:
+        stream, events, count = apply_to(stream, time_ns, command)
+    except errors.StorageError as error:
+        return state, Refused(type(error), str(error))
+    return _with_events(state.with_stream(stream), events, time_ns), ConsumerDone(count)
+
+
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 
 
@@ -574,4 +599,11 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     Remove: _remove,
     Bury: _bury,
     ForgetTransactions: _forget_transactions,
+    AddConsumer: _consumer,
+    DeleteConsumer: _consumer,
+    PauseConsumer: _consumer,
+    Deliver: _consumer,
+    Acknowledge: _consumer,
+    MoveConsumer: _consumer,
+    TellConsumer: _consumer,
 }

@@ -13,6 +13,7 @@ import numpy as np
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
 from storage_core.sequences import SequenceSet
 
@@ -70,6 +71,7 @@ class StreamState:
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
     overwritten_ns: int = 0  # time of the last overwrite: msg_ids of what went with it count no more
     writers: Mapping[str, WriterState] = field(default_factory=dict)
+    consumers: Mapping[str, ConsumerState] = field(default_factory=dict)  # by case-folded name
 
     @property
     def name(self) -> str:
@@ -85,6 +87,9 @@ class StreamState:
     def shown(self) -> SequenceSet:
         """Return the sequences of all messages that are shown."""
         return SequenceSet.from_ranges([(self.floor, self.next_sequence)]).difference(self.removed)
+
+    def with_consumer(self, consumer: ConsumerState) -> "StreamState":
+        return replace(self, consumers={**self.consumers, consumer.name.casefold(): consumer})
 
     def written_as(self, sequence: int) -> bytes:
         """Return the incarnation in whose directory, and under whose name, the block of this sequence was written."""
@@ -160,6 +165,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     writers: dict[str, WriterState]
     origins: tuple[tuple[bytes, int], ...] = ()
     overwritten_ns: int = 0
+    consumers: tuple[ConsumerRecord, ...] = ()
 
 
 class _StateRecord(msgspec.Struct, frozen=True):
@@ -202,6 +208,7 @@ def _stream_record(one: StreamState) -> _StreamRecord:
         removed=one.removed.encode(),
         lost=one.lost.encode(),
         writers=dict(sorted(one.writers.items())),
+        consumers=tuple(consumer_record(one.consumers[key]) for key in sorted(one.consumers)),
     )
     return _StreamRecord(**values)
 
@@ -212,6 +219,7 @@ def _stream(record: _StreamRecord) -> StreamState:
         blocks=decode_table(record.blocks, BLOCK_DTYPE, "manifest"),
         removed=SequenceSet.decode(record.removed),
         lost=SequenceSet.decode(record.lost),
+        consumers={one.config.name.casefold(): consumer_of(one) for one in record.consumers},
     )
     return StreamState(**values)
 

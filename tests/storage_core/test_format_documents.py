@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from storage_core.files import OS_FILES
-from storage_core.metadata import commands, state
+from storage_core.metadata import commands, consumer_state, state
 from storage_core.metadata.commands import Command, Envelope, Init, NoOp, Voter, decode_envelope
 from storage_core.metadata.config import StoreSettings
+from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
@@ -141,6 +142,11 @@ def test_every_key_of_a_part_of_a_command_is_named(part: type[msgspec.Struct]) -
         assert f"`{field}`" in document("log.md"), field
 
 
+def test_every_key_of_a_consumers_configuration_is_named() -> None:
+    for field in ConsumerConfig.__struct_fields__:
+        assert f"`{field}`" in document("log.md"), field
+
+
 def test_the_envelope_and_the_snapshots_payload_are_described() -> None:
     rows = table_after(document("log.md"), "## 5. Envelope")
     assert tuple(row[0] for row in rows) == Envelope.__struct_fields__
@@ -150,8 +156,11 @@ def test_the_envelope_and_the_snapshots_payload_are_described() -> None:
 
 def test_every_key_of_the_state_is_described() -> None:
     text = document("snapshot.md")
-    described = {word for row in table_after(text, "## 3. State") for word in row[0].split(", ")}
+    rows, consumer = table_after(text, "## 3. State"), ["key of a consumer", "type", "meaning"]
+    described = {word for row in rows[: rows.index(consumer)] for word in row[0].split(", ")}
     assert described == {*state._StateRecord.__struct_fields__, "key", "---", *state._StreamRecord.__struct_fields__}
+    of_consumers = [row[0] for row in rows[rows.index(consumer) + 2 :]]
+    assert tuple(of_consumers) == consumer_state.ConsumerRecord.__struct_fields__
     for field in state.WriterState.__struct_fields__:
         assert f"`{field}`" in text
 
@@ -164,6 +173,7 @@ def test_rows_of_the_manifest_are_where_the_table_says() -> None:
     assert described == [(name, field[1], field[0].itemsize) for name, field in fields.items()]
     assert f"{BLOCK_DTYPE.itemsize} bytes a block" in document("log.md")
     assert f"rows of {GRAVE_DTYPE.itemsize} bytes" in document("snapshot.md")
+    assert f"rows of {consumer_state.PENDING_DTYPE.itemsize} bytes" in document("snapshot.md")
     assert f"rows of {state.TRANSACTION_DTYPE.itemsize} bytes" in document("snapshot.md")
 
 

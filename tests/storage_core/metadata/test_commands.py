@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from storage_core.errors import CorruptRecordError, UnsupportedVersionError
 from storage_core.metadata.commands import Command, Envelope, NoOp, decode_envelope, encode_envelope
 from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
 
 counts = st.integers(0, 2**63 - 1)
 ids = st.binary(min_size=16, max_size=16)
@@ -21,12 +22,19 @@ configs = st.builds(
     subjects=st.just(("a.>",)),
     metadata=st.dictionaries(names, names, max_size=2),
 )
+consumer_configs = st.builds(
+    ConsumerConfig,
+    name=st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True),
+    filter_subjects=st.just(("a.>",)),
+    metadata=st.dictionaries(names, names, max_size=2),
+)
 STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     int: counts,
     bytes: ids,
     str: names,
     bool: st.booleans(),
     StreamConfig: configs,
+    ConsumerConfig: consumer_configs,
 }
 
 
@@ -42,7 +50,7 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of([st.none() if one is NoneType else drawn(one) for one in kind.__args__])
     if origin is tuple:
         return st.lists(drawn(kind.__args__[0]), max_size=3).map(tuple)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not StreamConfig:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in STRATEGIES:
         return commands_of(kind)
     return STRATEGIES[kind]
 
@@ -65,7 +73,8 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
     assert kind.__struct_config__.tag in {
         "init", "noop", "take_over", "add_stream", "edit_stream", "delete_stream", "append", "abort", "remove", "bury",
         "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost", "record_events",
-        "record_holders", "prepare_streams", "restore_streams",
+        "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer", "pause_consumer",
+        "deliver", "acknowledge", "move_consumer", "tell_consumer",
     }  # fmt: skip
 
 

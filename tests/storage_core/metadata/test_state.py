@@ -11,6 +11,8 @@ from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import state as state_module
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import ConsumerState, pending_rows
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
 from storage_core.metadata.state import (
     COMMITTED,
@@ -36,6 +38,20 @@ def full_state() -> StoreState:
         "b": WriterState("", "", (), {"x": BatchResult(1, 2, 0)}),
         "a": WriterState("query", "run 2", ("run 1",), {"9": BatchResult(3, 9, 1)}, 9),
     }
+    consumers = {
+        name.casefold(): ConsumerState(
+            config=ConsumerConfig(name=name, filter_subjects=("a.>",), metadata={"owner": "they"}),
+            created_ns=6,
+            incarnation=b"I" * 16,
+            next_sequence=60,
+            history=((b"history2", 50),),
+            pending=Table.of(pending_rows(SequenceSet.from_ranges([(3, 5), (8, 10)]), 77, 2)),
+            told=SequenceSet.from_ranges([(7, 8)]),
+            paused_until_ns=9,
+            events=(Event("consumer_reset", "aa", name, "", "1", "2", "why", 78),),
+        )
+        for name in ("Reader", "another")
+    }
     streams = {}
     for name in ("ZZ", "aa"):
         streams[name.casefold()] = StreamState(
@@ -54,6 +70,7 @@ def full_state() -> StoreState:
             subject_sets=(("a.b",), ("b", "a.c")),
             origins=((b"O" * 16, 5), (b"P" * 16, 50)),
             writers=writers,
+            consumers=consumers,
         )
     return StoreState(
         store_id=b"S" * 16,
@@ -75,7 +92,7 @@ def plain(value: Any) -> Any:
     """Return a state as values that compare by content."""
     if isinstance(value, Table):
         return value.encode()
-    if isinstance(value, (StoreState, StreamState)):
+    if isinstance(value, (StoreState, StreamState, ConsumerState)):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
@@ -97,10 +114,11 @@ def test_a_snapshot_from_before_volumes_could_change_says_that_nothing_has() -> 
     older = msgspec.msgpack.decode(encode_state(full_state()))
     del older["volume_change"], older["events"], older["voters"][0]["retired"]
     for stream in older["streams"]:
-        del stream["origins"]
+        del stream["origins"], stream["consumers"]
     state = decode_state(msgspec.msgpack.encode(older))
     assert (state.volume_change, state.events, state.voters[0].retired) == (None, (), "")
     assert state.streams["aa"].origins == ()
+    assert state.streams["aa"].consumers == {}
     assert state.streams["aa"].incarnations == (b"aa" * 8,)
 
 
@@ -109,7 +127,11 @@ def test_equal_states_give_equal_bytes_whatever_the_order_in_which_they_were_mad
     turned = replace(
         state,
         streams={
-            key: replace(one, writers=dict(reversed(list(one.writers.items()))))
+            key: replace(
+                one,
+                writers=dict(reversed(list(one.writers.items()))),
+                consumers=dict(reversed(list(one.consumers.items()))),
+            )
             for key, one in reversed(list(state.streams.items()))
         },
     )
@@ -145,6 +167,16 @@ def test_sequence_sets_that_are_none_are_refused(key: str) -> None:
     broken = msgspec.msgpack.decode(encode_state(full_state()))
     broken["streams"][0][key] = b"\xff"
     with pytest.raises(CorruptionError):
+        decode_state(msgspec.msgpack.encode(broken))
+
+
+@pytest.mark.parametrize(
+    "pending", [b"x", bytes(28), pending_rows(SequenceSet.from_ranges([(1, 3)]), 0, 1).tobytes() * 2]
+)
+def test_pending_messages_that_are_no_rows_in_order_are_refused(pending: bytes) -> None:
+    broken = msgspec.msgpack.decode(encode_state(full_state()))
+    broken["streams"][0]["consumers"][0]["pending"] = pending
+    with pytest.raises(CorruptionError, match="pending"):
         decode_state(msgspec.msgpack.encode(broken))
 
 

@@ -1,0 +1,200 @@
+"""Configuration of durable consumers: the keys, their defaults, and what is refused.
+
+Names and meanings are those of JetStream; the defaults are those of a pull consumer of its command line. What this
+version does not carry out is refused by name, unless it asks for what happens anyway.
+"""
+
+import difflib
+import re
+from calendar import timegm
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from storage_core.durations import parse_duration_ns
+from storage_core.metadata.config import DESCRIPTION_SIZE_MAX, METADATA_SIZE_MAX, SUBJECT_COUNT_MAX, check_name
+from storage_core.subjects import is_filter
+
+DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
+ACK_POLICIES = ("explicit", "none", "all")
+DATA_LOSS_POLICIES = ("continue", "fail")  # of reconcile.py
+MAX_ACK_PENDING = 1000
+MAX_ACK_PENDING_LIMIT = 1_000_000  # bounds the table of messages that wait for their acknowledgement
+MAX_DELIVER_LIMIT = 2**31 - 1
+ACK_WAIT_NS = 30_000_000_000
+
+# Keys of JetStream that mean nothing here yet, with the values that change nothing.
+_NOT_YET: dict[str, tuple[object, ...]] = {
+    "replay_policy": ("instant",),
+    "backoff": ((), []),
+    "max_waiting": (0, 512),
+    "max_batch": (0,),
+    "max_expires": (0,),
+    "max_bytes": (0,),
+    "inactive_threshold": (0,),
+    "num_replicas": (0,),
+    "headers_only": (False,),
+    "mem_storage": (False,),
+    "rate_limit_bps": (0,),
+    "deliver_subject": ("",),
+    "deliver_group": ("",),
+    "flow_control": (False,),
+    "idle_heartbeat": (0,),
+    "sample_freq": ("",),
+}
+_COUNTS = ("max_deliver", "max_ack_pending", "opt_start_seq")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
+
+
+class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of a consumer chose. Durations are nanoseconds."""
+
+    name: str
+    deliver_policy: str = "all"  # where it begins: one of DELIVER_POLICIES
+    opt_start_seq: int = 0  # with by_start_sequence
+    opt_start_time: str = ""  # with by_start_time, RFC 3339
+    ack_policy: str = "explicit"
+    ack_wait: int = ACK_WAIT_NS  # after it, a message that was not acknowledged is handed out again
+    max_deliver: int = -1  # times that a message is handed out at most; -1: no limit
+    max_ack_pending: int = MAX_ACK_PENDING  # messages that wait for their acknowledgement at most
+    filter_subjects: tuple[str, ...] = ()  # any of them; empty: all
+    on_data_loss: str = "continue"  # or "fail"
+    description: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def from_mapping(cls, mapping: "Mapping[str, Any] | ConsumerConfig") -> "ConsumerConfig":
+        """Return a checked configuration; raises ValueError naming the key, what came and what is taken."""
+        if isinstance(mapping, ConsumerConfig):
+            mapping = mapping.to_json()
+        if not isinstance(mapping, Mapping):
+            raise ValueError(f"a consumer's configuration is a dict or ConsumerConfig, not {type(mapping).__name__}")
+        values = _without_aliases(mapping)
+        for key in list(values):
+            _check_key(key, values[key])
+        values = {key: value for key, value in values.items() if key not in _NOT_YET}
+        check_name(values.get("name"), "name of a consumer")
+        for key in _COUNTS:
+            if key in values:
+                values[key] = _count(key, values[key])
+        if "ack_wait" in values:
+            values["ack_wait"] = parse_duration_ns(values["ack_wait"], "ack_wait")
+        if "filter_subjects" in values:
+            values["filter_subjects"] = _filters(values["filter_subjects"])
+        config = cls(**values)
+        _check_values(config)
+        return config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the configuration with the keys of JetStream's API."""
+        shown: dict[str, Any] = msgspec.to_builtins(self)
+        shown["filter_subjects"] = list(self.filter_subjects)
+        return shown
+
+    @property
+    def start_time_ns(self) -> int:
+        """The time of by_start_time, in nanoseconds since 1970."""
+        return parse_time_ns(self.opt_start_time)
+
+
+def parse_time_ns(text: str) -> int:
+    """Return the nanoseconds since 1970 of an RFC 3339 time, of UTC if it names no zone; raises ValueError."""
+    found = _TIME.fullmatch(text) if isinstance(text, str) else None
+    try:
+        if found is None:
+            raise ValueError
+        day, clock, fraction, zone = found.groups()
+        year, month, date = map(int, day.split("-"))
+        hour, minute, second = map(int, clock.split(":"))
+        if not (1 <= month <= 12 and 1 <= date <= 31 and hour < 24 and minute < 60 and second < 60):
+            raise ValueError
+        seconds = timegm((year, month, date, hour, minute, second))
+    except ValueError:
+        raise ValueError(f"opt_start_time: {text!r} is no time such as 2026-01-31T23:59:59Z") from None
+    if zone and zone != "Z":
+        sign = -1 if zone[0] == "-" else 1
+        seconds -= sign * (int(zone[1:3]) * 3600 + int(zone[4:]) * 60)
+    return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+
+
+def _without_aliases(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with JetStream's second names for keys replaced by the first ones."""
+    values = dict(mapping)
+    for alias, key in (("durable_name", "name"), ("filter_subject", "filter_subjects")):
+        if alias in values:
+            given = values.pop(alias)
+            if values.setdefault(key, given) != given:
+                raise ValueError(f"{alias} and {key} are the same; give one of them")
+    if values.get("filter_subjects") in ("", None):
+        values.pop("filter_subjects", None)
+    return values
+
+
+def _check_key(key: object, value: object) -> None:
+    if key in _NOT_YET:
+        if value not in _NOT_YET[str(key)] and value is not None:
+            raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
+        return
+    if key not in ConsumerConfig.__struct_fields__:
+        near = difflib.get_close_matches(str(key), [*ConsumerConfig.__struct_fields__, *_NOT_YET], 1)
+        raise ValueError(f"unknown key of a consumer: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _count(key: str, value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{key}: {value!r} is not a whole number")
+    return value
+
+
+def _filters(value: object) -> tuple[str, ...]:
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+        raise ValueError(f"filter_subjects: {value!r} is not a list of subjects")
+    filters = tuple(one.strip() for one in listed)
+    for one in filters:
+        if not is_filter(one):
+            raise ValueError(
+                f"filter_subjects: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest"
+            )
+    if len(filters) > SUBJECT_COUNT_MAX:
+        raise ValueError(f"filter_subjects: {len(filters)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")
+    return filters
+
+
+def _check_values(config: ConsumerConfig) -> None:
+    if config.deliver_policy == "last_per_subject":
+        raise ValueError("deliver_policy: 'last_per_subject' is not supported by this version of jstream")
+    for key, taken in (
+        ("deliver_policy", DELIVER_POLICIES), ("ack_policy", ACK_POLICIES), ("on_data_loss", DATA_LOSS_POLICIES),
+    ):  # fmt: skip
+        if getattr(config, key) not in taken:
+            raise ValueError(f"{key}: {getattr(config, key)!r} is not one of {', '.join(taken)}")
+    _check_start(config)
+    if not 1 <= config.ack_wait:
+        raise ValueError("ack_wait: 0 leaves no time to acknowledge; taken are durations such as 30s")
+    if config.max_deliver != -1 and not 1 <= config.max_deliver <= MAX_DELIVER_LIMIT:
+        raise ValueError(f"max_deliver: {config.max_deliver} is not -1 (no limit) or 1 to {MAX_DELIVER_LIMIT}")
+    if not 1 <= config.max_ack_pending <= MAX_ACK_PENDING_LIMIT:
+        raise ValueError(f"max_ack_pending: {config.max_ack_pending} is not 1 to {MAX_ACK_PENDING_LIMIT}")
+    if not isinstance(config.description, str) or len(config.description.encode()) > DESCRIPTION_SIZE_MAX:
+        raise ValueError(f"description: must be text of at most {DESCRIPTION_SIZE_MAX} bytes")
+    metadata = config.metadata
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for pair in metadata.items() for x in pair):
+        raise ValueError(f"metadata: {metadata!r} is not a mapping of text to text")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_SIZE_MAX:
+        raise ValueError(f"metadata: more than {METADATA_SIZE_MAX} bytes")
+
+
+def _check_start(config: ConsumerConfig) -> None:
+    by_sequence, by_time = config.deliver_policy == "by_start_sequence", config.deliver_policy == "by_start_time"
+    if by_sequence and not 1 <= config.opt_start_seq < 2**63 - 1:
+        raise ValueError(f"opt_start_seq: {config.opt_start_seq} is not a sequence; they are whole numbers from 1 on")
+    if by_time:
+        parse_time_ns(config.opt_start_time)
+    if config.opt_start_seq and not by_sequence:
+        raise ValueError("opt_start_seq needs deliver_policy='by_start_sequence'")
+    if config.opt_start_time and not by_time:
+        raise ValueError("opt_start_time needs deliver_policy='by_start_time'")

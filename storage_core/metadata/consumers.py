@@ -1,0 +1,159 @@
+"""The commands about durable consumers, applied: `apply_to(stream, time, command) -> (stream, events, count)`.
+
+Part of the state machine (machine.py), and pure like it: times and deadlines come with the commands.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from storage_core.errors import AlreadyExistsError, NotFoundError, RequirementError
+from storage_core.metadata.commands import (
+    Acknowledge,
+    AddConsumer,
+    DeleteConsumer,
+    Deliver,
+    Event,
+    MoveConsumer,
+    PauseConsumer,
+    TellConsumer,
+)
+from storage_core.metadata.consumer_state import (
+    CONSUMER_EVENTS_KEPT,
+    ConsumerState,
+    pending_joined,
+    pending_rows,
+    pending_set,
+    pending_within,
+    pending_without,
+)
+from storage_core.metadata.reconcile import Position, facts_of, position_at
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+
+ConsumerCommand = AddConsumer | DeleteConsumer | PauseConsumer | Deliver | Acknowledge | MoveConsumer | TellConsumer
+ACK, NAK, TERM = "ack", "nak", "term"
+Applied = tuple[StreamState, tuple[Event, ...], int]
+
+
+def position_of(consumer: ConsumerState) -> Position:
+    """Return the consumer's position as the rule of reconciliation takes it."""
+    return Position(consumer.incarnation, consumer.next_sequence, consumer.history)
+
+
+def anchored(stream: StreamState, consumer: ConsumerState, next_sequence: int) -> ConsumerState:
+    """Return the consumer at this place of the stream as it is now."""
+    at = position_at(facts_of(stream), next_sequence)
+    return replace(consumer, incarnation=at.incarnation, next_sequence=at.next_sequence, history=at.history)
+
+
+def restored(stream: StreamState) -> StreamState:
+    """Return a stream out of a backup with its consumers at the places in it that they had."""
+    moved = {key: anchored(stream, one, one.next_sequence) for key, one in stream.consumers.items()}
+    return replace(stream, consumers=moved)
+
+
+def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> Applied:
+    """Return the stream after the command, the events that it brings, and how many messages it was about.
+
+    Raises AlreadyExistsError, NotFoundError, RequirementError if it is refused.
+    """
+    if isinstance(command, AddConsumer):
+        return _add(stream, time_ns, command)
+    consumer = stream.consumers.get(command.name.casefold())
+    if consumer is None or consumer.name != command.name:
+        raise NotFoundError(f"stream {stream.name!r} has no consumer {command.name!r} any more")
+    if isinstance(command, DeleteConsumer):
+        left = {key: one for key, one in stream.consumers.items() if one is not consumer}
+        return replace(stream, consumers=left), (), 0
+    events: tuple[Event, ...] = ()
+    count = 0
+    if isinstance(command, PauseConsumer):
+        consumer = replace(consumer, paused_until_ns=max(0, command.until_ns))
+    elif isinstance(command, Deliver):
+        consumer, count = _deliver(stream, consumer, command)
+        events = command.events
+    elif isinstance(command, Acknowledge):
+        consumer, count = _acknowledge(consumer, command)
+        events = command.events
+    elif isinstance(command, MoveConsumer):
+        consumer = _move(stream, consumer, command)
+        events = command.events
+    else:
+        events = command.events
+    timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
+    if timed:
+        consumer = replace(consumer, events=(*consumer.events, *timed)[-CONSUMER_EVENTS_KEPT:])
+    return stream.with_consumer(consumer), timed, count
+
+
+def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
+    name = command.config.name
+    there = stream.consumers.get(name.casefold())
+    if there is not None:
+        how = "exists" if there.name == name else f"differs from consumer {there.name!r} only in case"
+        raise AlreadyExistsError(f"consumer {name!r} of stream {stream.name!r} {how}")
+    _check_place(stream, name, command.next_sequence)
+    made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, told=stream.lost)
+    return stream.with_consumer(anchored(stream, made, command.next_sequence)), (), 0
+
+
+def _check_place(stream: StreamState, name: str, next_sequence: int) -> None:
+    if not 1 <= next_sequence <= stream.next_sequence:
+        raise RequirementError(
+            f"consumer {name!r}: sequence {next_sequence} is not 1 to {stream.next_sequence}, "
+            f"where the next message of stream {stream.name!r} will be"
+        )
+
+
+def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> tuple[ConsumerState, int]:
+    if consumer.next_sequence != command.expected_next or consumer.incarnation != stream.incarnation:
+        raise RequirementError(f"consumer {consumer.name!r} has moved in the meantime")
+    if command.next_sequence < consumer.next_sequence:
+        raise RequirementError(f"consumer {consumer.name!r}: a fetch does not move it back")
+    _check_place(stream, consumer.name, command.next_sequence)
+    given = SequenceSet.decode(command.sequences)
+    before = consumer.pending.rows
+    again = pending_within(before, given)
+    new = given.difference(pending_set(again))
+    if new != new.clip(consumer.next_sequence, command.next_sequence):
+        raise RequirementError(f"consumer {consumer.name!r}: a fetch takes messages that were handed out before")
+    if consumer.config.ack_policy != "none":
+        gone = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
+        again["deadline_ns"], again["deliveries"] = command.deadline_ns, again["deliveries"] + 1
+        first_time = pending_rows(new, command.deadline_ns, 1)
+        pending = pending_joined(pending_without(before, given.union(gone)), again, first_time)
+        waiting = int((pending.rows["end"] - pending.rows["first"]).sum())
+        if waiting > max(consumer.config.max_ack_pending, len(pending_set(before))):
+            raise RequirementError(
+                f"consumer {consumer.name!r}: {waiting} messages would wait for their acknowledgement, "
+                f"max_ack_pending is {consumer.config.max_ack_pending}"
+            )
+        consumer = replace(consumer, pending=pending)
+    return anchored(stream, consumer, command.next_sequence), len(given)
+
+
+def _acknowledge(consumer: ConsumerState, command: Acknowledge) -> tuple[ConsumerState, int]:
+    chosen = acknowledged(consumer, command.kind, SequenceSet.decode(command.sequences))
+    rows = consumer.pending.rows
+    meant = pending_within(rows, chosen)
+    left = pending_without(rows, chosen)
+    if command.kind == NAK:
+        meant = meant.copy()
+        meant["deadline_ns"] = command.deadline_ns
+        left = pending_joined(left, meant).rows
+    return replace(consumer, pending=pending_joined(left)), len(pending_set(meant))
+
+
+def acknowledged(consumer: ConsumerState, kind: str, sequences: SequenceSet) -> SequenceSet:
+    """Return which sequences an acknowledgement of these is about: with ack_policy=all, all below as well."""
+    if kind == ACK and consumer.config.ack_policy == "all" and sequences:
+        return SequenceSet.from_ranges([(1, int(sequences.ends[-1]))])
+    return sequences
+
+
+def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -> ConsumerState:
+    _check_place(stream, consumer.name, command.next_sequence)
+    kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
+    pending = pending_joined(pending_within(consumer.pending.rows, kept))
+    return replace(anchored(stream, consumer, command.next_sequence), pending=pending, told=stream.lost)
