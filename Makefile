@@ -13,7 +13,7 @@ help:
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
 	@echo 'make lint              style, types and who may import whom'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
-	@echo 'make bench             measure against Parquet, Delta and the ceiling; results in benchmarks/results'
+	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
 	@echo 'make setup             only make .venv; the other targets do it themselves'
 	@echo 'make clean             remove .venv and what the tools left behind'
 
