@@ -309,6 +309,8 @@ class _Rules:
             return one
         if one.bad <= marks or followed:
             one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
+        elif evidence.marks_are_lost:
+            one.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
         elif not self._may_cut:
             one.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
         else:

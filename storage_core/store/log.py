@@ -77,6 +77,7 @@ class Evidence:
     position: Position = Position(0, 0)
     tail_is_clean: bool = True  # a batch may be appended at `position`
     slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
+    marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
     everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
 
@@ -310,6 +311,7 @@ class VolumeLog:
         if newest and not whole:  # those of older segments were carried on
             evidence.damage.append(f"{path}: a commit record is torn or damaged")
             evidence.slots_are_whole = False
+            evidence.marks_are_lost = best is None and all(_is_damaged_slot(page) for page in pages)
         if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
             evidence.commit = best
         end_bytes, seal = BATCHES_OFFSET, None
@@ -595,6 +597,15 @@ def _link(collected: _Collected, evidence: Evidence) -> None:
     if followed or collected.pending is not None:
         where = collected.pending or collected.last_bad or f"entry {index + 1}"
         evidence.bad = Bad(index + 1, where, followed)
+
+
+def _is_damaged_slot(page: bytes) -> bool:
+    """Return whether a slot that is there as a whole holds neither a commit record nor nothing."""
+    try:
+        log_format.decode_commit_record(page)
+    except CorruptRecordError:
+        return len(page) == PAGE_SIZE
+    return False
 
 
 def _best_commit_record(pages: Sequence[bytes]) -> tuple[CommitRecord | None, bool]:
