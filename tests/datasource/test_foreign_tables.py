@@ -16,6 +16,7 @@ from datasource.schema import DAMAGE_TYPES, FOREIGN_CONSUMER_TYPES, FOREIGN_DAMA
 from datasource.schema import spark_schema as as_spark
 from datasource.settings import ReadSettings
 from storage_core import Store
+from storage_core.errors import NotFoundError
 from storage_core.foreign.consumers import CONSUMERS_SCHEMA
 from storage_core.foreign.slices import DAMAGE_SCHEMA, STREAMS_SCHEMA
 
@@ -107,6 +108,14 @@ def test_damage_is_a_row_a_place(case: str, rows: list[Any], driver: Any) -> Non
     found = driver.read(DAMAGE, table="damage", **place("nats", case)).to_pylist()
     assert [(row["first"], row["end"], row["costs"]) for row in found] == rows
     assert all(row["reason"] and row["file"] for row in found)
+
+
+def test_damage_is_not_what_an_executor_does_not_see(driver: Any, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "nats" / "consumers" / "store", tmp_path / "copy")
+    reader, partitions = driver.plan(DAMAGE, table="damage", path=str(tmp_path / "copy"), layout="nats")
+    (tmp_path / "copy").rename(tmp_path / "not mounted here")
+    with pytest.raises(NotFoundError, match="every executor must see the store"):
+        [list(reader.read(one)) for one in partitions]
 
 
 def test_damage_of_stan_names_what_an_option_serves(driver: Any) -> None:

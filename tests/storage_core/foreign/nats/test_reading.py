@@ -60,11 +60,11 @@ def indexed(records: Any, make_stream: Callable[..., Path]) -> tuple[Path, bytes
     return store, block, messages
 
 
-def test_every_flipped_bit_of_a_block_is_found_and_nothing_wrong_is_served(indexed: Any) -> None:
+def test_a_flipped_bit_in_any_byte_of_a_block_is_found_and_nothing_wrong_is_served(indexed: Any) -> None:
     store_path, block, messages = indexed
     (path,) = store_path.rglob("1.blk")
-    case_count = 0
-    for bit in range((len(block) - 8) * 8):  # the last 8 bytes tell that the index is current
+    for byte in range(len(block) - 8):  # the last 8 bytes tell that the index is current
+        bit = 8 * byte + byte * 3 % 8  # test_scan.py flips all of them
         damaged = bytearray(block)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
@@ -77,8 +77,6 @@ def test_every_flipped_bit_of_a_block_is_found_and_nothing_wrong_is_served(index
         assert [(one.first, one.lost_count) for one in told if one.first] == [(lost[0][0], 1)], bit
         with pytest.raises(DataLossError, match=f"the message with sequence {lost[0][0]} is lost"):
             read(store)
-        case_count += 1
-    print(f"{case_count} flipped bits")
 
 
 def test_every_truncation_of_a_block_is_found(indexed: Any) -> None:

@@ -1,5 +1,6 @@
 """Records: boundaries, heads, checksums, one by one against the vectorised reader."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from storage_core.foreign.nats.scan import scan_block
 
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"
 DATA = Path(__file__).parents[3] / "data"
+FORMAT = Path(__file__).parents[4] / "docs" / "formats" / "nats.md"
 
 messages = st.lists(
     st.tuples(
@@ -140,3 +142,9 @@ def test_gather_copies_ranges(lengths: list[tuple[int, int]], block: bytes) -> N
 
 def test_the_smallest_record_is_a_tombstone(records: Any) -> None:
     assert len(records("S", 1).tombstone(1)) == SIZE_MIN
+
+
+def test_the_record_in_the_format_document_is_right() -> None:
+    text = re.findall(r"```\n([0-9a-f ]{20,})\n```", FORMAT.read_text())
+    scan = scan_block(pa.py_buffer(bytes.fromhex(text[0])), block_key("S", 1))
+    assert (scan.tombstones.tolist(), scan.records.times_ns.tolist(), scan.damage) == ([3], [1], ())
