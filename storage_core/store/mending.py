@@ -25,6 +25,8 @@ from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
 COPIES_PER_TURN_MAX = 8
+LOOKED_AT_ONCE = 32  # copies that a volume lacks
+LOOKED_AT_PER_TURN_MAX = 1024  # with those that rest
 READ_PER_TURN_MAX = 64 << 20  # bytes of copies that are looked at or made
 LOOK_EVERY_NS = 1_000_000_000  # between two looks for damage reports
 REST_NS = 30 * 1_000_000_000  # before a copy that could not be mended is tried again
@@ -123,12 +125,24 @@ class Mending:
             if not missing:
                 self._complete[stream.incarnation] = (stream.blocks, here)
             for volume_id, at in missing.items():
-                for block in live_blocks(turn.state, stream, stream.blocks.rows[at[: 4 * COPIES_PER_TURN_MAX]]):
-                    if budget.copies_left <= 0:
-                        return
-                    if not self._rests((*_key(block), volume_id)):
-                        _add(cases, block, writable[volume_id], budget)
+                self._add_some(turn, stream, at, writable[volume_id], budget, cases)
+                if budget.copies_left <= 0:
+                    return
         self._forget_deleted(turn.state)
+
+    def _add_some(
+        self, turn: Turn, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
+        cases: dict[tuple[bytes, bytes], _Case],
+    ) -> None:  # fmt: skip
+        """Take up copies that a volume lacks; those that could not be mended a moment ago do not stand in the way."""
+        for start in range(0, min(len(at), LOOKED_AT_PER_TURN_MAX), LOOKED_AT_ONCE):
+            for block in live_blocks(turn.state, stream, stream.blocks.rows[at[start : start + LOOKED_AT_ONCE]]):
+                if budget.copies_left <= 0:
+                    return
+                if not self._rests((*_key(block), volume.volume_id)):
+                    _add(cases, block, volume, budget)
+            if len(cases) >= COPIES_PER_TURN_MAX:
+                return
 
     def _forget_deleted(self, state: StoreState) -> None:
         if len(self._complete) > 2 * len(state.streams) + 16:
