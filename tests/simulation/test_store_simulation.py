@@ -35,8 +35,12 @@ KEPT_SEEDS = {
 FOUND_AT = {
     "a_blank_volume_votes": 34,
     "counts_what_another_process_left_in_the_page_cache": 174,
+    "cuts_the_log_at_its_first_bad_record": 55,
     "does_not_hear_what_was_said_of_a_volume": 26,
+    "forgets_duplicates_among_messages_of_earlier_appends": 42,
     "goes_on_with_fewer_than_a_majority": 11,
+    "moves_the_commit_record_before_the_fsync_of_the_quorum": 27,
+    "moves_the_commit_record_of_volumes_that_were_not_fsynced": 789,
     "serves_frames_without_looking_at_their_checksums": 5,
     "stores_a_batch_that_came_again": 28,
     "swallows_a_failed_fsync_of_the_log": 63,
@@ -86,13 +90,14 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
-    with made(mistake):
-        for seed in [FOUND_AT.get(mistake, 0), *MUTANT_SEEDS]:
-            try:
+    for seed in [FOUND_AT.get(mistake, 0), *MUTANT_SEEDS]:
+        try:
+            with made(mistake):
                 World(seed).run()
-            except FINDINGS as error:
-                REPORTS.append(f"the store {mistake.replace('_', ' ')}: seed {seed}: {_first_line(error)}")
-                return
+        except FINDINGS as error:
+            REPORTS.append(f"the store {mistake.replace('_', ' ')}: seed {seed}: {_first_line(error)}")
+            run(seed)  # without the mistake it holds
+            return
     pytest.fail(f"{len(MUTANT_SEEDS)} seeds did not notice that the store {mistake.replace('_', ' ')}")
 
 
