@@ -126,6 +126,18 @@ class SequenceSet:
             return SequenceSet.empty()
         return SequenceSet(np.maximum(self.starts[lo:hi], first), np.minimum(self.ends[lo:hi], end))
 
+    def head(self, count: int) -> "SequenceSet":
+        """Return the lowest `count` sequences, all of them if there are fewer."""
+        if count <= 0 or not self:
+            return SequenceSet.empty()
+        upto = np.cumsum(self.ends - self.starts)
+        last = int(np.searchsorted(upto, count))
+        if last == len(upto):
+            return self
+        ends = self.ends[: last + 1].copy()
+        ends[last] -= upto[last] - count
+        return SequenceSet(self.starts[: last + 1], ends)
+
     def union(self, other: "SequenceSet") -> "SequenceSet":
         if not other:
             return self

@@ -20,7 +20,8 @@ ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
     "behind", "damaged", "missing", "foreign", "rolled_back", "retired", "returned", "rejoined", "repaired", "drift",
     "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
-    "took_over",
+    "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
+    "consumer_exhausted",
 )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) ->
             "last_seq": last,
             "last_ts": last_ts,
             "num_deleted": max(0, last + 1 - first - stream.message_count) if last else 0,
-            "consumer_count": 0,
+            "consumer_count": len(stream.consumers),
             "incarnation": stream.incarnation.hex(),
             "lost_ranges": [list(one) for one in stream.lost.ranges()],
         },
@@ -236,10 +237,11 @@ def events(
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(kinds))}"
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
     chosen = [one for one in state.events if stream in (None, one.stream) and kind in (None, one.kind)]
-    return [_event(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]
+    return [event_json(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]
 
 
-def _event(event: Event) -> dict[str, Any]:
+def event_json(event: Event) -> dict[str, Any]:
+    """Return the shape of one element of `events --json`."""
     names = ("kind", "stream", "consumer", "volume", "before", "after", "reason")
     return {"time": rfc3339(event.time_ns), **{name: getattr(event, name) or None for name in names}}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from storage_core.errors import NotFoundError, ReadOnlyError, StorageError
 from storage_core.metadata import machine
@@ -49,6 +49,7 @@ from storage_core.store.view import View
 from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 LOCK_TIMEOUT_S = 60.0
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -480,6 +481,10 @@ class Store:
         with self.metadata.turn(self._lock_timeout_s) as turn:
             yield turn
             self._upkeep.after(turn)
+
+    def together(self, call: Callable[[Turn], T]) -> T:
+        """Return what `call` returns, done in a turn that threads may share: one round of fsyncs for all of it."""
+        return self._commits.run(call)
 
     def propose(self, turn: Turn, command: Command) -> machine.Result:
         """Return the result of a command that was carried out; raises what it was refused with."""

@@ -1,7 +1,7 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,13 @@ from storage_core import subjects as subject_rules
 from storage_core.errors import InvalidMessageError, NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA, read_schema
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe, removal
 from storage_core.store.appends import WriterBatch
+from storage_core.store.consumer import Consumer
 from storage_core.store.messages import check_write_schema
 from storage_core.store.plan import ReadRequest
 from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
@@ -223,6 +225,25 @@ class Stream:
         state = self.state()
         missing = state.removed.union(state.lost)
         return list(missing.clip(state.first_sequence, state.next_sequence).ranges())
+
+    # --- durable consumers
+
+    def add_consumer(self, config: ConsumerConfig | Mapping[str, Any]) -> Consumer:
+        """Make a durable consumer; by default it begins with the first message and wants each one acknowledged.
+
+        Raises AlreadyExistsError, ValueError naming the key of the configuration.
+        """
+        return Consumer.add(self._store, self.state(), ConsumerConfig.from_mapping(config))
+
+    def consumer(self, name: str) -> Consumer:
+        """Return the consumer, its position reconciled with the stream; raises NotFoundError naming the nearest."""
+        found = Consumer(self._store, self.incarnation, self.name, name)
+        found.look()
+        return found
+
+    def consumers(self) -> list[str]:
+        """Return the names of the stream's consumers, sorted."""
+        return sorted(one.name for one in self.state().consumers.values())
 
     # --- removing
 

@@ -182,3 +182,16 @@ def test_sets_are_not_hashable_and_show_themselves_briefly() -> None:
         hash(found)
     assert repr(found) == "SequenceSet(20 in 20 runs: [0, 1), [2, 3), [4, 5), [6, 7), [8, 9), ...)"
     assert found != {0, 2}
+
+
+@given(st.sets(st.integers(1, 60)), st.integers(-1, 70))
+def test_the_head_is_the_lowest_sequences(sequences: set[int], count: int) -> None:
+    head = SequenceSet.from_sequences(sequences).head(count)
+    assert head == SequenceSet.from_sequences(sorted(sequences)[: max(0, count)])
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 9)), max_size=8))
+def test_columns_of_ranges_may_overlap_and_touch(ranges: list[tuple[int, int]]) -> None:
+    starts, ends = np.array([at for at, _ in ranges], np.int64), np.array([at + size for at, size in ranges], np.int64)
+    expected = {one for at, size in ranges for one in range(at, at + size)}
+    assert SequenceSet.from_columns(starts, ends) == SequenceSet.from_sequences(expected)
