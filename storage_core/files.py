@@ -15,6 +15,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -202,29 +203,28 @@ class OsLock:
     alive after its parent was killed, so whoever owns this closes it in forked children.
     """
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("__weakref__", "_file")
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+        # Closed at once with its number forgotten, whatever interrupts the caller; and when nobody refers to it.
+        self._file = FileIO(_open(path, os.O_RDWR | os.O_CREAT), "r+")
 
     def try_acquire(self) -> bool:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
     def write_note(self, note: bytes) -> None:
-        os.pwrite(self._descriptor, note, 0)
-        os.ftruncate(self._descriptor, len(note))
+        os.pwrite(self._file.fileno(), note, 0)
+        os.ftruncate(self._file.fileno(), len(note))
 
     def read_note(self) -> bytes:
-        return os.pread(self._descriptor, 4096, 0)
+        return os.pread(self._file.fileno(), 4096, 0)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
 
 class OsFiles:

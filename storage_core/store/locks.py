@@ -27,8 +27,11 @@ BACKOFF_FIRST_S = 0.001
 BACKOFF_MAX_S = 0.05
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
-_mutexes: dict[str, threading.Lock] = {}
-_opened: set[Lock] = set()  # every lock file that this process has open, acquired or not
+LET_GO_ATTEMPTS = 16  # interruptions that letting go survives
+
+Mutex = threading.RLock  # released by its owner alone: once more does no harm
+_mutexes: dict[str, Mutex] = {}
+_opened: "WeakSet[Lock]" = WeakSet()  # every lock file that this process has open, acquired or not
 _registry = threading.Lock()  # guards both; nobody forks while a lock file is opened
 
 
@@ -47,9 +50,9 @@ def renew_in_children(heir: Heir) -> None:
     _heirs.add(heir)
 
 
-def _mutex(path: Path) -> threading.Lock:
+def _mutex(path: Path) -> Mutex:
     with _registry:
-        return _mutexes.setdefault(str(path), threading.Lock())
+        return _mutexes.setdefault(str(path), threading.RLock())
 
 
 def _before_fork() -> None:
@@ -92,37 +95,59 @@ def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -
     """
     deadline = time.monotonic() + timeout_s
     mutexes = [_mutex(volume / FILE_NAME) for volume in volumes]
-    taken: list[threading.Lock] = []
+    # What is to be let go of is noted before it is taken: Ctrl-C may come between any two steps.
+    taken: list[Mutex] = []
     locks: dict[Path, Lock] = {}
     try:
         for mutex, volume in zip(mutexes, volumes, strict=True):
-            if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-                raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
             taken.append(mutex)
-        locks, busy = _acquire(files, volumes, needed, deadline, timeout_s)
+            if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+                taken.pop()
+                raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
+        busy = _acquire(files, volumes, needed, deadline, timeout_s, locks)
         yield Held(frozenset(locks), busy)
     finally:
-        for lock in locks.values():
-            _close(lock)
-        for mutex in reversed(taken):
-            mutex.release()
+        _let_go(locks, taken)
+
+
+def _let_go(locks: dict[Path, Lock], taken: list[Mutex]) -> None:
+    """Close the lock files and release the mutexes, whatever interrupts it; then let the interruption go on."""
+    interruption: BaseException | None = None
+    for _ in range(LET_GO_ATTEMPTS):
+        try:
+            while locks:
+                volume, lock = next(iter(locks.items()))
+                _close(lock)
+                del locks[volume]
+            while taken:
+                try:
+                    taken[-1].release()
+                except RuntimeError:  # interrupted before it was taken, or after it was released
+                    pass
+                taken.pop()
+            break
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
 
 
 def _acquire(
-    files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float
-) -> tuple[dict[Path, Lock], frozenset[Path]]:
+    files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float, locks: dict[Path, Lock]
+) -> frozenset[Path]:
+    """Fill `locks`; return the volumes that others have."""
     pause_s = BACKOFF_FIRST_S
     while True:
-        locks, errors, busy = _try_all(files, volumes)
+        errors, busy = _try_all(files, volumes, locks)
         if len(locks) >= needed:
-            return locks, frozenset(volume for volume, _ in busy)
-        for lock in locks.values():
-            _close(lock)
+            return frozenset(volume for volume, _ in busy)
+        got = len(locks)
+        _let_go(locks, [])
         if not busy and (len(volumes) == 1 or errors[0].errno in _CLOSED):
             raise errors[0]
         if not busy:
             told = "; ".join(str(error) for error in errors)
-            raise NoQuorumError(f"{len(locks)} volumes can be locked, {needed} are needed: {told}")
+            raise NoQuorumError(f"{got} volumes can be locked, {needed} are needed: {told}")
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             where, note = busy[0]
@@ -131,31 +156,28 @@ def _acquire(
         pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
 
-def _try_all(files: Files, volumes: Sequence[Path]) -> tuple[dict[Path, Lock], list[OSError], list[tuple[Path, bytes]]]:
-    """Return the locks that were free, the errors of volumes that have none, and who holds the others."""
-    locks: dict[Path, Lock] = {}
+def _try_all(
+    files: Files, volumes: Sequence[Path], locks: dict[Path, Lock]
+) -> tuple[list[OSError], list[tuple[Path, bytes]]]:
+    """Fill `locks` with those that were free; return the errors of volumes that have none, and who holds the others."""
     errors: list[OSError] = []
     busy: list[tuple[Path, bytes]] = []
     for volume in volumes:
         try:
-            lock = _open(files, volume)
+            lock = locks[volume] = _open(files, volume)
         except OSError as error:
             errors.append(error)
             continue
         try:
             if lock.try_acquire():
                 lock.write_note(_note())
-                locks[volume] = lock
                 continue
             busy.append((volume, lock.read_note()))
         except OSError as error:
             errors.append(error)
-        except BaseException:
-            for one in (lock, *locks.values()):
-                _close(one)
-            raise
         _close(lock)
-    return locks, errors, busy
+        del locks[volume]
+    return errors, busy
 
 
 def _open(files: Files, volume: Path) -> Lock:

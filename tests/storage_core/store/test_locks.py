@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage_core.errors import StoreBusyError
-from storage_core.files import OS_FILES, OsFiles, OsLock
+from storage_core.files import OS_FILES, Lock, OsFiles, OsLock
 from storage_core.store import locks
 
 HOLD = """
@@ -113,12 +115,63 @@ def test_threads_hold_one_after_another(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_waits_too_long_is_told_that_it_was_this_process(tmp_path: Path) -> None:
-    with locks.hold(OS_FILES, [tmp_path], 1, 0.0):
-        with (
-            pytest.raises(StoreBusyError, match="another thread of this process"),
-            locks.hold(OS_FILES, [tmp_path], 1, 0.01),
-        ):
+    def wait() -> None:
+        with locks.hold(OS_FILES, [tmp_path], 1, 0.01):
             pass
+
+    with locks.hold(OS_FILES, [tmp_path], 1, 0.0), ThreadPoolExecutor(1) as thread:
+        with pytest.raises(StoreBusyError, match="another thread of this process"):
+            thread.submit(wait).result()
+
+
+def test_a_turn_within_a_turn_waits_for_itself_no_longer_than_it_may(tmp_path: Path) -> None:
+    with locks.hold(OS_FILES, [tmp_path], 1, 0.0):
+        with pytest.raises(StoreBusyError, match=str(os.getpid())), locks.hold(OS_FILES, [tmp_path], 1, 0.01):
+            pass
+        assert not can_hold(tmp_path)
+    assert can_hold(tmp_path)
+
+
+class InterruptedLock:
+    """A lock of which one call ends in Ctrl-C, after it was carried out or before."""
+
+    def __init__(self, inner: Lock, name: str, is_done: bool, left: list[int]) -> None:
+        self._inner, self._name, self._is_done, self._left = inner, name, is_done, left
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._name or not self._left:
+            return getattr(self._inner, name)
+
+        def interrupted(*arguments: object) -> object:
+            self._left.pop()
+            if self._is_done:
+                getattr(self._inner, name)(*arguments)
+            raise KeyboardInterrupt
+
+        return interrupted
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("call", ["try_acquire", "write_note", "close"])
+def test_an_interruption_while_locks_are_taken_or_let_go_of_leaves_none(
+    tmp_path: Path, call: str, is_done: bool
+) -> None:
+    """Ctrl-C in a notebook must not lock everybody out until the notebook ends."""
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.mkdir()
+
+    class Interrupting(OsFiles):
+        def lock(self, path: Path) -> Any:
+            return InterruptedLock(super().lock(path), call, is_done, left if path.parent.name == "b" else [])
+
+    left = [1]
+    with pytest.raises(KeyboardInterrupt), locks.hold(Interrupting(), paths, 3, 0.0):
+        pass
+    assert not left
+    with ThreadPoolExecutor(1) as thread:
+        for path in paths:
+            assert thread.submit(can_hold, path).result()
 
 
 def test_an_error_inside_lets_go(tmp_path: Path) -> None:
