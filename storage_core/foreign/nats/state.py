@@ -120,9 +120,10 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
         file = present.get(block.block_index) or BlockFile(block.block_index, path, 0)
         removed = block.removed.clip(block.first, block.end)
         states.append(BlockState(file, block.first, block.end, removed, block.message_count, True))
-    known = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
-    subjects = tuple(sorted(index.subjects)) if known else None
     count = sum(state.message_count for state in states)
+    few = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
+    # A server that has miscounted its messages has miscounted their subjects, too, and may have left one out.
+    subjects = tuple(sorted(index.subjects)) if few and count == index.message_count else None
     return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects)
 
 
