@@ -121,10 +121,10 @@ def _let_go(locks: dict[Path, Lock], taken: list[Mutex]) -> None:
                 del locks[volume]
             while taken:
                 try:
-                    taken[-1].release()
-                except RuntimeError:  # interrupted before it was taken, or after it was released
-                    pass
-                taken.pop()
+                    while True:  # also what an interruption of letting go has left before
+                        taken[-1].release()
+                except RuntimeError:  # it is not this thread's any more
+                    taken.pop()
             break
         except BaseException as error:
             interruption = error
