@@ -281,8 +281,11 @@ def _good_copies(
 
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
+    failing = turn.failing  # what a disk took before it failed proves nothing
     usable = [
-        one for one in turn.volumes if one.volume_id in stream.placement and placement.is_recorded(turn.state, one)
+        one
+        for one in turn.volumes
+        if one.volume_id in stream.placement and placement.is_recorded(turn.state, one) and one.volume_id not in failing
     ]
     looks = [partial(_look, turn.state.store_id, stream, one, blocks, env.files) for one in usable]
     held: list[list[Volume]] = [[] for _ in blocks]

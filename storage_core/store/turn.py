@@ -142,6 +142,11 @@ class Turn:
         """The volumes that may be written in this turn: locked, of the recorded instance, without a failed I/O."""
         return tuple(one for one in self.volumes if one.volume_id in self._members)
 
+    @property
+    def failing(self) -> frozenset[bytes]:
+        """The volumes that failed in this turn, or are known to have failed, and are about to be retired."""
+        return frozenset(self._retiring)
+
     def standing(self, volume_id: bytes) -> Standing:
         """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
         if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:

@@ -5,16 +5,20 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from harness.faults import FaultyFiles, end_at
+from harness.faults import Call, FaultyFiles, end_at
 from harness.simulated_disk import ProcessEnded
 
+from storage_core.errors import RequirementError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
 from storage_core.raft.entry import make_entry
 from storage_core.store.environment import Environment, one_after_another
+from storage_core.store.staging import Stager
 from storage_core.store.store import Store
 
 CALLS_OF_AN_INSTALLATION = 20  # the changing calls of a turn that installs a snapshot, and a few more
@@ -140,3 +144,26 @@ def test_a_segment_of_the_highest_number_costs_its_volume_only(tmp_path: Path) -
     assert store.stream("S").publish("S", b"1").sequence == 1
     assert store.repair()["ok"]
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def test_a_copy_on_a_volume_whose_disk_failed_meanwhile_does_not_count(tmp_path: Path) -> None:
+    """One block misses b, which was full; c took that one, and failed when it synced the next."""
+    files = FaultyFiles(OS_FILES)
+    store = make_store(tmp_path, files)
+    transaction = store.begin(["S"])
+    blocks = []
+    for number, (name, operation, error) in enumerate([("b", "write", errno.ENOSPC), ("c", "sync", errno.EIO)]):
+        volume = tmp_path / name
+        files.judge = partial(_fails, volume / "streams", operation, error)
+        stager = Stager(transaction, transaction.targets["S"], number, env=store.environment)
+        stager.write(pa.record_batch({"data": pa.array([b"1"], pa.binary())}), "S")
+        blocks += stager.finish()
+    files.is_armed = False
+    with pytest.raises(RequirementError, match="is on 1 of 3 volumes"):
+        store.commit(transaction, blocks)
+    store.abort(transaction)
+    assert store.stream("S").publish("S", b"2").sequence == 1
+
+
+def _fails(below: Path, operation: str, error: int, call: Call) -> int:
+    return error if call.operation == operation and below in call.path.parents else 0
