@@ -28,6 +28,7 @@ from storage_core.errors import (
     DiskFullError,
     NoQuorumError,
     OutcomeUnknownError,
+    RequirementError,
     StorageError,
     StoreBusyError,
     VolumeFailedError,
@@ -46,6 +47,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.quorum import majority
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store import decision as rules
@@ -455,6 +457,11 @@ class Turn:
         leadership, before = self._metadata.leadership, self.view
         assert leadership is not None
         payload = encode_envelope(change.envelope)
+        if len(payload) > PAYLOAD_SIZE_MAX:
+            raise RequirementError(
+                f"{self.label}: a change of {len(payload)} bytes is too large for one entry of the metadata log, which "
+                f"has {PAYLOAD_SIZE_MAX} at most; nothing was stored: do it in several parts"
+            )
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         if not self._staged:
             self._written = before

@@ -15,8 +15,9 @@ from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import RequirementError
 from storage_core.files import OS_FILES
-from storage_core.metadata.commands import Envelope, NoOp, encode_envelope
+from storage_core.metadata.commands import Envelope, Event, NoOp, RecordEvents, encode_envelope
 from storage_core.raft.entry import make_entry
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.staging import Stager
 from storage_core.store.store import Store
@@ -167,3 +168,12 @@ def test_a_copy_on_a_volume_whose_disk_failed_meanwhile_does_not_count(tmp_path:
 
 def _fails(below: Path, operation: str, error: int, call: Call) -> int:
     return error if call.operation == operation and below in call.path.parents else 0
+
+
+def test_a_change_too_large_for_an_entry_is_refused_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    huge = RecordEvents((Event("repaired", reason="x" * (PAYLOAD_SIZE_MAX + 1)),))
+    with store.metadata.turn(5.0) as turn, pytest.raises(RequirementError, match="too large for one entry"):
+        turn.propose(huge)
+    assert store.stream("S").publish("S", b"1").sequence == 1
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
