@@ -65,9 +65,12 @@ def verify(
     """
     volumes = metadata.volumes()
     damage = absent_volumes(state, metadata)
+    told = {one.volume for one in damage}
     for one in volumes:
         if one.identity is not None:
             damage.extend(metadata_damage(metadata, one, env))
+        elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
+            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.problem}: {one.reason}"))
     indexes = Indexes(volumes, env)
     count = 0
     for checked in check_blocks(state, streams, volumes, env, progress):
