@@ -12,7 +12,7 @@ from pathlib import Path
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
-from storage_core.store.identity import VolumeIdentity, read_identity
+from storage_core.store.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
@@ -41,7 +41,10 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     except UnsupportedVersionError:
         raise
     except NotAStoreError as error:
-        return Volume(volume_id, path, None, BLANK if _is_directory(files, path) else MISSING, str(error))
+        if not _is_directory(files, path):
+            return Volume(volume_id, path, None, MISSING, str(error))
+        reason = str(error) if _has_identity(files, path) else f"there is no {FILE_NAME} in {path}"
+        return Volume(volume_id, path, None, BLANK, reason)
     except CorruptionError as error:
         return Volume(volume_id, path, None, DAMAGED, str(error))
     except (StorageError, OSError) as error:
@@ -152,6 +155,13 @@ def _neighbours(one: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Pa
 
 def _same_place(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _has_identity(files: Files, path: Path) -> bool:
+    try:
+        return FILE_NAME in files.list_directory(path)
+    except OSError:
+        return True  # nobody can tell
 
 
 def _is_directory(files: Files, path: Path) -> bool:
