@@ -44,6 +44,8 @@ def sweep(turn: Turn, env: Environment) -> int:
 
 def _sweep(turn: Turn, directory: Path, env: Environment) -> bool:
     names = env.files.list_directory(directory)
+    if not names:  # nothing in it says whose it is
+        return False
     if any(block_id_of(name) is None or not _is_decided(turn, directory / name, env) for name in names):
         return False
     for name in names:
