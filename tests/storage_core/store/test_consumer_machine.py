@@ -87,8 +87,11 @@ class ModelConsumer:
 class ConsumerMachine(RuleBasedStateMachine):
     """Time passes in whole seconds, by rules; what the simulated clock adds at each look is far below one."""
 
-    @initialize(seed=st.integers(0, 2**16), volume_count=st.sampled_from([1, 1, 3]), every=st.sampled_from([1, 3, 50]))
-    def create(self, seed: int, volume_count: int, every: int) -> None:
+    @initialize(
+        seed=st.integers(0, 2**16), volume_count=st.sampled_from([1, 1, 3]), every=st.sampled_from([1, 3, 50]),
+        name=NAMES,
+    )  # fmt: skip
+    def create(self, seed: int, volume_count: int, every: int, name: str) -> None:
         self.machine = Machine(seed, volume_count)
         self.started_ns = self.machine.clock.now
         stream = self.machine.create(snapshot_every=every).add_stream(
@@ -96,19 +99,19 @@ class ConsumerMachine(RuleBasedStateMachine):
         )
         self.messages: dict[int, str] = {}
         self.end = 1
-        self.model = {name: ModelConsumer(config) for name, config in CONFIGS.items()}
-        for name, config in CONFIGS.items():
-            stream.add_consumer({"name": name, **config})
+        self.name, self.model = name, ModelConsumer(CONFIGS[name])
+        stream.add_consumer({"name": name, **CONFIGS[name]})
         self.files = [self.machine.files() for _ in range(2)]
         self.stores: list[Store] = [self.machine.open(files) for files in self.files]
+        self.append(0, ["orders.eu", "orders.us", "orders.us", "orders.eu"])
 
     @property
     def now(self) -> float:
         """Whole seconds: half a second is far more than the looks at the clock add up to."""
         return round((self.machine.clock.now - self.started_ns) / SECOND_NS)
 
-    def consumer(self, process: int, name: str) -> Consumer:
-        return self.stores[process].stream("orders").consumer(name)
+    def consumer(self, process: int) -> Consumer:
+        return self.stores[process].stream("orders").consumer(self.name)
 
     # --- messages come and go
 
@@ -119,7 +122,7 @@ class ConsumerMachine(RuleBasedStateMachine):
             self.messages[self.end] = subject
             self.end += 1
 
-    @rule(process=PROCESSES, sequences=st.sets(st.integers(1, 40), min_size=1, max_size=3))
+    @rule(process=PROCESSES, sequences=st.sets(st.integers(1, 20), min_size=1, max_size=3))
     def remove(self, process: int, sequences: set[int]) -> None:
         self.stores[process].stream("orders").remove(sequences)
         for one in sequences:
@@ -131,37 +134,37 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     # --- what consumers do
 
-    @rule(process=PROCESSES, name=NAMES, count=st.integers(1, 8))
-    def fetch(self, process: int, name: str, count: int) -> None:
-        expected = self.model[name].fetch(self.messages, self.end, self.now, count)
+    @rule(process=PROCESSES, count=st.integers(1, 8))
+    def fetch(self, process: int, count: int) -> None:
+        expected = self.model.fetch(self.messages, self.end, self.now, count)
         self.machine.clock.now += SECOND_NS // 1000  # what is due at this very second is due
-        table = self.consumer(process, name).fetch(count, 0)
+        table = self.consumer(process).fetch(count, 0)
         given = dict(zip(table.column("sequence").to_pylist(), table.column("delivery_count").to_pylist(), strict=True))
         assert given == expected
         assert list(given) == sorted(given)
         assert table.column("subject").to_pylist() == [self.messages[one] for one in given]
 
     @rule(
-        process=PROCESSES, name=NAMES, kind=st.sampled_from(["ack", "nak", "term"]),
-        sequences=st.sets(st.integers(1, 40), min_size=1, max_size=6), delay=st.sampled_from([0, 5]),
+        process=PROCESSES, kind=st.sampled_from(["ack", "nak", "term"]),
+        sequences=st.sets(st.integers(1, 15), min_size=1, max_size=6), delay=st.sampled_from([0, 5]),
     )  # fmt: skip
-    def settle(self, process: int, name: str, kind: str, sequences: set[int], delay: int) -> None:
-        expected = self.model[name].settle(kind, sequences, self.now, delay)
-        consumer = self.consumer(process, name)
+    def settle(self, process: int, kind: str, sequences: set[int], delay: int) -> None:
+        expected = self.model.settle(kind, sequences, self.now, delay)
+        consumer = self.consumer(process)
         done = consumer.nak(sequences, delay) if kind == "nak" else getattr(consumer, kind)(sequences)
         assert done == expected
 
-    @rule(process=PROCESSES, name=NAMES, seconds=st.sampled_from([0, 15]))
-    def pause(self, process: int, name: str, seconds: int) -> None:
-        consumer = self.consumer(process, name)
+    @rule(process=PROCESSES, seconds=st.sampled_from([0, 15]))
+    def pause(self, process: int, seconds: int) -> None:
+        consumer = self.consumer(process)
         consumer.pause(seconds) if seconds else consumer.resume()
-        self.model[name].paused_until = self.now + seconds if seconds else 0.0
+        self.model.paused_until = self.now + seconds if seconds else 0.0
 
-    @rule(process=PROCESSES, name=NAMES, back=st.integers(0, 10))
-    def reset(self, process: int, name: str, back: int) -> None:
+    @rule(process=PROCESSES, back=st.integers(0, 10))
+    def reset(self, process: int, back: int) -> None:
         to = max(1, self.end - back)
-        self.consumer(process, name).reset(to)
-        self.model[name] = ModelConsumer(CONFIGS[name], to, {}, self.model[name].paused_until)
+        self.consumer(process).reset(to)
+        self.model = ModelConsumer(CONFIGS[self.name], to, {}, self.model.paused_until)
 
     # --- processes come and go
 
@@ -176,13 +179,13 @@ class ConsumerMachine(RuleBasedStateMachine):
         for process in range(2):
             self.reopen(process)
 
-    @rule(process=PROCESSES, name=NAMES, count=st.integers(1, 8), at=st.integers(0, 12), power=st.booleans())
-    def killed_while_fetching(self, process: int, name: str, count: int, at: int, power: bool) -> None:
+    @rule(process=PROCESSES, count=st.integers(1, 8), at=st.integers(0, 12), power=st.booleans())
+    def killed_while_fetching(self, process: int, count: int, at: int, power: bool) -> None:
         """Afterwards the messages were handed out, or they were not: never some of them."""
-        before = self.model[name].copy()
-        self.model[name].fetch(self.messages, self.end, self.now, count)
+        before = self.model.copy()
+        self.model.fetch(self.messages, self.end, self.now, count)
         self.machine.clock.now += SECOND_NS // 1000
-        consumer = self.consumer(process, name)
+        consumer = self.consumer(process)
         files = self.files[process]
         files.judge = end_at(len(files.calls) + at)
         try:
@@ -194,27 +197,27 @@ class ConsumerMachine(RuleBasedStateMachine):
             self.machine.disk.lose_power()
         for one in range(2):
             self.reopen(one)
-        found = set(self.consumer(1 - process, name).state().outstanding().expand().tolist())
-        state = self.consumer(1 - process, name).state()
-        after = self.model[name]
+        found = set(self.consumer(1 - process).state().outstanding().expand().tolist())
+        state = self.consumer(1 - process).state()
+        after = self.model
         is_after = found == set(after.waiting) and state.next_sequence >= after.next
         if not is_after:
             assert found >= set(before.waiting) & set(self.messages) and found <= set(before.waiting)
-            self.model[name] = before
+            self.model = before
 
     @invariant()
     def info_says_what_the_model_says(self) -> None:
-        for name, model in self.model.items():
-            info = self.consumer(0, name).info()
-            waiting = {one: times for one, (_, times) in model.waiting.items() if one in self.messages}
-            assert info["num_ack_pending"] == len(waiting)
-            assert info["num_redelivered"] == sum(times > 1 for times in waiting.values())
-            wanted = model.config.get("filter_subjects", SUBJECTS)
-            ahead = [one for one, subject in self.messages.items() if one >= model.next and subject in wanted]
-            assert info["num_pending"] == len(ahead)
-            if waiting:
-                assert info["ack_floor"]["stream_seq"] == min(waiting) - 1
+        model = self.model
+        info = self.consumer(0).info()
+        waiting = {one: times for one, (_, times) in model.waiting.items() if one in self.messages}
+        assert info["num_ack_pending"] == len(waiting)
+        assert info["num_redelivered"] == sum(times > 1 for times in waiting.values())
+        wanted = model.config.get("filter_subjects", SUBJECTS)
+        ahead = [one for one, subject in self.messages.items() if one >= model.next and subject in wanted]
+        assert info["num_pending"] == len(ahead)
+        if waiting:
+            assert info["ack_floor"]["stream_seq"] == min(waiting) - 1
 
 
-ConsumerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+ConsumerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestConsumers = ConsumerMachine.TestCase
