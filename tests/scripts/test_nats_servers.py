@@ -16,6 +16,6 @@ def test_servers_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.exit(\"one\\nno such release\")'\n")
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c 'import sys; sys.exit(\"one\\nno such release\")'\n")
     python.chmod(0o755)
     assert nats_servers.fetch(python, tmp_path / "servers") == "no such release"
