@@ -144,14 +144,16 @@ class VolumeLog:
         Costs one listing and two small reads: a new segment carries the record on, so only the newest segment that
         has any is asked.
         """
-        clean = True
-        for number in reversed(self.segments()):
+        clean, numbers = True, self.segments()
+        for at in range(len(numbers) - 1, -1, -1):
+            number = numbers[at]
             with self._open(self.segment_path(number)) as file:
                 pages = [file.read_at(PAGE_SIZE * slot, PAGE_SIZE) for slot in range(1 + log_format.SLOT_COUNT)]
             try:
                 self._check_header(log_format.decode_segment_header(pages[0]), number)
             except (CorruptRecordError, TruncatedRecordError):
-                clean = False
+                # One that is being begun, or was by a holder that was killed, has no record that counts.
+                clean = clean and at > 0 and not self._leads_to(numbers[at - 1], number)
                 continue
             best, whole = _best_commit_record(pages[1:])
             clean = clean and whole
