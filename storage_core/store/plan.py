@@ -112,7 +112,11 @@ def _copies(
     last_bytes = np.ascontiguousarray(rows["block_id"]).view("u1").reshape(-1, rows["block_id"].itemsize)[:, -1]
     keys = rows["holders"].astype(np.int64) * count + last_bytes % count
     made = []
-    distinct, which = np.unique(keys, return_inverse=True)
+    # Keys are small: looked up in a table they need no sort.
+    distinct = np.flatnonzero(np.bincount(keys)) if len(keys) else keys
+    places_of = np.zeros(int(distinct[-1]) + 1 if len(distinct) else 0, np.int64)
+    places_of[distinct] = np.arange(len(distinct))
+    which = places_of[keys]
     for key in distinct.tolist():
         held = placement.holders(stream, key // count)
         places = [CopyPlace(*one, one[0] in held) for one in readable]
