@@ -70,7 +70,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(mapping).__name__}")
         values = dict(mapping)
         for key in values:
-            _check_key(key, values[key])
+            check_key(key, values[key], cls.__struct_fields__, _NOT_YET, "stream")
         values = {key: value for key, value in values.items() if key not in _NOT_YET}
         check_name(values.get("name"), "name of a stream")
         values["subjects"] = _subjects(values.get("subjects"), values["name"])
@@ -93,14 +93,20 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         return shown
 
 
-def _check_key(key: object, value: object) -> None:
-    if key in _NOT_YET:
-        if value not in _NOT_YET[str(key)] and value is not None:
+def check_key(
+    key: object, value: object, known: tuple[str, ...], not_yet: Mapping[str, tuple[object, ...]], what: str
+) -> None:
+    """Raise ValueError for a key of the configuration of `what` that is not known, or does not work yet.
+
+    `not_yet`: keys that mean nothing here yet, with the values that change nothing.
+    """
+    if key in not_yet:
+        if value not in not_yet[str(key)] and value is not None:
             raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
         return
-    if key not in StreamConfig.__struct_fields__:
-        near = difflib.get_close_matches(str(key), [*StreamConfig.__struct_fields__, *_NOT_YET], 1)
-        raise ValueError(f"unknown key of a stream: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if key not in known:
+        near = difflib.get_close_matches(str(key), [*known, *not_yet], 1)
+        raise ValueError(f"unknown key of a {what}: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def check_name(name: object, what: str) -> str:
@@ -146,9 +152,13 @@ def _check_values(config: StreamConfig) -> None:
         raise ValueError(f"block_max_msgs: {config.block_max_msgs} is not 1 to {ROW_COUNT_MAX}")
     if not 1 <= config.block_max_bytes <= BLOCK_MAX_BYTES_LIMIT:
         raise ValueError(f"block_max_bytes: {config.block_max_bytes} is not 1 to {BLOCK_MAX_BYTES_LIMIT}")
-    if not isinstance(config.description, str) or len(config.description.encode()) > DESCRIPTION_SIZE_MAX:
+    check_labels(config.description, config.metadata)
+
+
+def check_labels(description: object, metadata: object) -> None:
+    """Raise ValueError for a description or metadata, of a stream or consumer, that is not text or too long."""
+    if not isinstance(description, str) or len(description.encode()) > DESCRIPTION_SIZE_MAX:
         raise ValueError(f"description: must be text of at most {DESCRIPTION_SIZE_MAX} bytes")
-    metadata = config.metadata
     if not isinstance(metadata, dict) or not all(isinstance(x, str) for pair in metadata.items() for x in pair):
         raise ValueError(f"metadata: {metadata!r} is not a mapping of text to text")
     if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_SIZE_MAX:

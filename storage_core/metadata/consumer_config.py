@@ -4,7 +4,6 @@ Names and meanings are those of JetStream; the defaults are those of a pull cons
 version does not carry out is refused by name, unless it asks for what happens anyway.
 """
 
-import difflib
 import re
 from calendar import timegm
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from storage_core.durations import parse_duration_ns
-from storage_core.metadata.config import DESCRIPTION_SIZE_MAX, METADATA_SIZE_MAX, SUBJECT_COUNT_MAX, check_name
+from storage_core.metadata.config import SUBJECT_COUNT_MAX, check_key, check_labels, check_name
 from storage_core.subjects import is_filter
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
@@ -72,7 +71,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a consumer's configuration is a dict or ConsumerConfig, not {type(mapping).__name__}")
         values = _without_aliases(mapping)
         for key in list(values):
-            _check_key(key, values[key])
+            check_key(key, values[key], cls.__struct_fields__, _NOT_YET, "consumer")
         values = {key: value for key, value in values.items() if key not in _NOT_YET}
         check_name(values.get("name"), "name of a consumer")
         for key in _COUNTS:
@@ -131,16 +130,6 @@ def _without_aliases(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _check_key(key: object, value: object) -> None:
-    if key in _NOT_YET:
-        if value not in _NOT_YET[str(key)] and value is not None:
-            raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
-        return
-    if key not in ConsumerConfig.__struct_fields__:
-        near = difflib.get_close_matches(str(key), [*ConsumerConfig.__struct_fields__, *_NOT_YET], 1)
-        raise ValueError(f"unknown key of a consumer: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-
-
 def _count(key: str, value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value):
         value = int(value)
@@ -179,13 +168,7 @@ def _check_values(config: ConsumerConfig) -> None:
         raise ValueError(f"max_deliver: {config.max_deliver} is not -1 (no limit) or 1 to {MAX_DELIVER_LIMIT}")
     if not 1 <= config.max_ack_pending <= MAX_ACK_PENDING_LIMIT:
         raise ValueError(f"max_ack_pending: {config.max_ack_pending} is not 1 to {MAX_ACK_PENDING_LIMIT}")
-    if not isinstance(config.description, str) or len(config.description.encode()) > DESCRIPTION_SIZE_MAX:
-        raise ValueError(f"description: must be text of at most {DESCRIPTION_SIZE_MAX} bytes")
-    metadata = config.metadata
-    if not isinstance(metadata, dict) or not all(isinstance(x, str) for pair in metadata.items() for x in pair):
-        raise ValueError(f"metadata: {metadata!r} is not a mapping of text to text")
-    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_SIZE_MAX:
-        raise ValueError(f"metadata: more than {METADATA_SIZE_MAX} bytes")
+    check_labels(config.description, config.metadata)
 
 
 def _check_start(config: ConsumerConfig) -> None:
