@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 FILE_MODE = 0o600
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of one that may not be written
 PAGE_SIZE = 4096  # bytes; of the page cache
 DIRECTORY_MODE = 0o700
 

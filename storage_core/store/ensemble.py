@@ -4,7 +4,6 @@ Readers take no lock: they follow the commit records. What they cannot tell from
 locks of the volumes (turn.py). Nothing above this module knows how many volumes there are, or where they are.
 """
 
-import errno
 import logging
 import threading
 import time
@@ -24,6 +23,7 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeFailedError,
 )
+from storage_core.files import CLOSED, FULL
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.state import StoreState
 from storage_core.raft.entry import CommitRecord, Entry
@@ -107,13 +107,13 @@ class Metadata:
         places = {one.path: one for one in self._volumes if one.identity is not None}
         elsewhere = [path for path in self._paths if path not in places]
         try:
-            found = [one for one in volumes.given(files, elsewhere) if one.identity is not None] if elsewhere else []
+            found = volumes.given(files, elsewhere) if elsewhere else []
         except (StorageError, ValueError):
             return
         ours = [one for one in found if one.identity is not None and one.identity.store_id == self.store_id]
         known = {one.volume_id for one in places.values()}
-        if any(one.volume_id not in known for one in ours):
-            more = [one for one in ours if one.volume_id not in known]
+        more = [one for one in ours if one.volume_id not in known]
+        if more:
             self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
 
     def log_of(self, one: Volume) -> VolumeLog:
@@ -470,8 +470,8 @@ def translated(label: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise DiskFullError(f"{label}: {error.strerror}") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in CLOSED:
             raise ReadOnlyError(f"{label} cannot be written: {error.strerror} ({error.filename})") from error
         raise VolumeFailedError(f"{label}: {error}") from error

@@ -4,7 +4,6 @@ Blocks never change, so whoever finds a bad copy may do so without a lock; what 
 of the volumes, a bounded piece a turn. One round of fsyncs writes down what was done.
 """
 
-import errno
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from storage_core.errors import StorageError
+from storage_core.files import FULL
 from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEvents, RecordHolders
 from storage_core.metadata.manifest import ids
 from storage_core.metadata.state import StoreState, StreamState
@@ -25,7 +25,6 @@ from storage_core.store.placement import is_recorded, read_directories
 from storage_core.store.turn import Turn
 
 logger = logging.getLogger(__name__)
-FULL = (errno.ENOSPC, errno.EDQUOT)
 EVENTS_PER_VOLUME_MAX = 4  # a turn and stream; more repaired copies than that make one event
 HELD_PER_ENTRY_MAX = 4096  # block ids
 

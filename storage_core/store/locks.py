@@ -5,7 +5,6 @@ holder dies. The file is opened anew for each turn, so that a store deleted and 
 locked through a file that is gone. Waiting is bounded, and the error names the holder.
 """
 
-import errno
 import json
 import os
 import random
@@ -20,12 +19,11 @@ from typing import Protocol
 from weakref import WeakSet
 
 from storage_core.errors import NoQuorumError, StoreBusyError
-from storage_core.files import Files, Lock
+from storage_core.files import CLOSED, FULL, Files, Lock
 
 FILE_NAME = "lock"
 BACKOFF_FIRST_S = 0.001
 BACKOFF_MAX_S = 0.05
-_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 LET_GO_ATTEMPTS = 16  # interruptions that letting go survives
 
@@ -143,7 +141,7 @@ def _acquire(
             return frozenset(volume for volume, _ in busy)
         got = len(locks)
         _let_go(locks, [])
-        if not busy and (len(volumes) == 1 or errors[0].errno in _CLOSED):
+        if not busy and (len(volumes) == 1 or errors[0].errno in (*CLOSED, *FULL)):
             raise errors[0]
         if not busy:
             told = "; ".join(str(error) for error in errors)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from storage_core.files import PAGE_SIZE, File, OsFile
+from storage_core.files import CLOSED, FULL, PAGE_SIZE, File, OsFile
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def decisive(failures: Sequence[OSError]) -> OSError:
     """Return the error to tell of several: first those that the user can do something about."""
 
     def rank(error: OSError) -> int:
-        for position, codes in enumerate(((errno.ENOSPC, errno.EDQUOT), (errno.EROFS, errno.EACCES, errno.EPERM))):
+        for position, codes in enumerate((FULL, CLOSED)):
             if error.errno in codes:
                 return position
         return 3 if isinstance(error, FileNotFoundError) else 2

@@ -7,7 +7,6 @@ A block goes to all volumes of its stream's placement at once. A volume that fai
 in what is sent back; the task succeeds as long as a majority of the placement has each block, name and all.
 """
 
-import errno
 import logging
 import socket
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import pyarrow as pa
 from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
+from storage_core.files import CLOSED, FULL
 from storage_core.raft.quorum import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.messages import Acceptance, Messages, check_messages
@@ -245,9 +245,9 @@ def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> Stor
     also = "".join(f"; also {one}" for one in others)
     if target.replica_count > 1:
         also += f"; {target.quorum} of {target.replica_count} volumes must take a block"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         return DiskFullError(f"{where}: {error.strerror}; nothing was stored{also}")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if error.errno in CLOSED:
         return ReadOnlyError(f"{where} cannot be written: {error.strerror}{also}")
     if isinstance(error, FileNotFoundError):
         return NotFoundError(

@@ -33,6 +33,7 @@ from storage_core.errors import (
     StoreBusyError,
     VolumeFailedError,
 )
+from storage_core.files import CLOSED, FULL
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     ChangeVolumes,
@@ -62,9 +63,7 @@ if TYPE_CHECKING:
     from storage_core.store.ensemble import Metadata
 
 logger = logging.getLogger(__name__)
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EFBIG)  # of the process, no volume's
 
 
