@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import placement
@@ -147,10 +146,3 @@ def _any_match(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
     return any(
         one in have if is_literal(one) else any(matches(one, subject) for subject in subjects) for one in filters
     )
-
-
-def check_unchanged(state: StoreState, ranges: tuple[StreamRange, ...]) -> None:
-    """Raise StaleIncarnationError if a stream that a plan covers was deleted, or deleted and made again."""
-    for one in ranges:
-        if state.by_incarnation(one.incarnation) is None:
-            raise StaleIncarnationError(f"stream {one.stream!r} was deleted, or deleted and made again")

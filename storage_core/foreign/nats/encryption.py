@@ -50,10 +50,6 @@ class Seed:
             raise CorruptionError(f"{name}: {len(box)} bytes are too few for an encrypted file")
         return _open(self.key, box[:size], box[size:], name)
 
-    def open_sealed(self, sealed: bytes, name: str) -> bytes:
-        """Return the content of a file that has no nonce of its own: N.idx of servers up to 2.9."""
-        return _open(self.key, self.nonce, sealed, name)
-
     def decrypt_block(self, content: memoryview) -> bytes:
         """Return the bytes of a block. A stream cipher has no tag: damage stays where it is."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
