@@ -71,6 +71,9 @@ class Consumer:
     def __repr__(self) -> str:
         return f"Consumer({self.name!r} of stream {self.stream_name!r} of {self._store!r})"
 
+    def _repr_html_(self) -> str:
+        return describe.consumer_html(self.info())
+
     def _find(self, state: StoreState) -> tuple[StreamState, ConsumerState]:
         """Return the stream and the consumer; raises StaleIncarnationError, NotFoundError naming the nearest name."""
         stream = state.by_incarnation(self._incarnation)

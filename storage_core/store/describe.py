@@ -278,6 +278,23 @@ def store_html(info: dict[str, Any], cluster: dict[str, Any]) -> str:
     )
 
 
+def consumer_html(info: dict[str, Any]) -> str:
+    """Return a consumer as a small table for notebooks, its newest events with it."""
+    told = [f"{one['time'][:19]} {one['kind']}: {one['reason']}" for one in info["events"][-3:]]
+    return _table(
+        f"Consumer {info['name']} of stream {info['stream_name']}",
+        [
+            ("Delivered", f"{info['delivered']['stream_seq']:,}"),
+            ("Ack floor", f"{info['ack_floor']['stream_seq']:,}"),
+            ("Waiting for their acknowledgement", f"{info['num_ack_pending']:,}"),
+            ("Delivered more than once", f"{info['num_redelivered']:,}"),
+            ("Not delivered yet", f"{info['num_pending']:,}"),
+            *([("Paused", "yes")] if info["paused"] else []),
+            *([("Events", told)] if told else []),
+        ],
+    )
+
+
 def _condition(one: dict[str, Any]) -> str:
     """Return a volume's or replica's state, with the reason if there is one."""
     return f"{one['state']} ({one['reason']})" if one["reason"] else str(one["state"])

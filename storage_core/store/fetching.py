@@ -32,13 +32,20 @@ if TYPE_CHECKING:
 
 FETCH_SCHEMA = READ_SCHEMA.append(pa.field("delivery_count", pa.int64(), nullable=False))
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
-REMEDY = "`consumer.reset()` goes on from there; with on_data_loss='continue' a consumer goes on by itself"
 
 
 def decision_of(stream: StreamState, consumer: ConsumerState, policy: str | None = None) -> Decision:
     """Return what reconciliation says of the consumer, by its own policy unless another one is named."""
     policy = policy or consumer.config.on_data_loss
-    return decide(position_of(consumer), facts_of(stream), consumer.told, policy, REMEDY)
+    return decide(position_of(consumer), facts_of(stream), consumer.told, policy, remedy(stream.name, consumer.name))
+
+
+def remedy(stream: str, consumer: str) -> str:
+    """Return what somebody can do about a consumer that fails."""
+    return (
+        f"`jstream consumer reset {stream} {consumer} --execute`, or `consumer.reset()` in Python, goes on from there; "
+        "with on_data_loss='continue' a consumer goes on by itself"
+    )
 
 
 @dataclass(frozen=True, slots=True)
