@@ -16,13 +16,15 @@ class Use(Enum):
 
     READ = "batch reads"
     STREAM_READ = "streaming reads"
-    WRITE = "writes"
+    WRITE = "batch writes"
+    STREAM_WRITE = "streaming writes"
 
 
-READ, STREAM_READ, WRITE = Use.READ, Use.STREAM_READ, Use.WRITE
-EVERYWHERE = (READ, STREAM_READ, WRITE)
-READS = (READ, STREAM_READ)
-SUPPORTED_USES = (READ, WRITE)
+READ, STREAM_READ, WRITE, STREAM_WRITE = Use.READ, Use.STREAM_READ, Use.WRITE, Use.STREAM_WRITE
+READS, WRITES = (READ, STREAM_READ), (WRITE, STREAM_WRITE)
+EVERYWHERE = (*READS, *WRITES)
+SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
+SUPPORTED_USES = (READ, WRITE, STREAM_WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +164,14 @@ OPTIONS = (
         "checked, one row a damaged place; `events` (not with another layout): what happened to the store and its "
         "volumes, oldest first.",
     ),
-    Option("compression", (WRITE,), "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
+    Option("compression", WRITES, "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
     Option(
         "writerId",
-        (WRITE,),
+        WRITES,
         "text",
-        "",
-        "Who writes, for exactly-once: a rerun with the same `writerId` and `batchId` stores nothing "
-        "twice, and says so.",
+        "streaming: the query's id",
+        "Who writes, for exactly-once. In batches, a rerun with the same `writerId` and `batchId` stores nothing "
+        "twice, and says so. A streaming query that has one is told when its checkpoint was removed.",
     ),
     Option("batchId", (WRITE,), "text", "", "Which batch of `writerId` this is."),
     Option(
@@ -190,6 +192,8 @@ def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
     given: dict[str, str] = {}
     named: dict[str, str] = {}
     for key, text in options.items():
+        if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
+            continue
         option = _BY_NAME.get(key.lower())
         if option is None:
             raise ValueError(f"unknown option {key!r} of jstream{nearest(key, NAMES) or _known(use)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from datasource.offsets import ENDING, STARTING, Bounds, Offsets, parse_offsets, parse_times
-from datasource.options import READ, WRITE, check_options
+from datasource.options import READ, STREAM_WRITE, WRITE, check_options
 from datasource.values import (
     parse_choice,
     parse_count,
@@ -102,7 +102,7 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True)
 class WriteSettings:
-    """A batch write. Without `stream` the column of that name routes the rows."""
+    """A write, in batches or streaming. Without `stream` the column of that name routes the rows."""
 
     paths: tuple[str, ...]
     stream: str | None = None
@@ -116,12 +116,21 @@ class WriteSettings:
     def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a batch write; raises ValueError naming the option at fault."""
         given = check_options(options, WRITE)
-        take = _Taker(given)
         if ("writerId" in given) != ("batchId" in given):
             lacking = "batchId" if "writerId" in given else "writerId"
             raise ValueError(
                 f"option {lacking!r} is missing: a batch write that may run twice needs both, 'writerId' and 'batchId'"
             )
+        return cls._taken(given)
+
+    @classmethod
+    def parse_streaming(cls, options: Mapping[str, str]) -> "WriteSettings":
+        """Return the settings of a streaming write, whose batches Spark numbers; raises ValueError likewise."""
+        return cls._taken(check_options(options, STREAM_WRITE))
+
+    @classmethod
+    def _taken(cls, given: Mapping[str, str]) -> "WriteSettings":
+        take = _Taker(given)
         return cls(
             paths=_paths(given),
             stream=take("stream", _one_stream, None),

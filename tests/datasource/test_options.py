@@ -2,7 +2,7 @@
 
 import pytest
 
-from datasource.options import OPTIONS, READ, STREAM_READ, WRITE, Use, check_options
+from datasource.options import OPTIONS, READ, STREAM_READ, STREAM_WRITE, WRITE, Use, check_options
 
 
 def test_names_are_unique_and_aliases_lead_to_an_option() -> None:
@@ -20,7 +20,7 @@ def test_options_are_found_whatever_their_case() -> None:
     }
 
 
-@pytest.mark.parametrize("use", [READ, WRITE])
+@pytest.mark.parametrize("use", [READ, WRITE, STREAM_WRITE])
 @pytest.mark.parametrize(
     ("wrong", "right"), [("steam", "stream"), ("startingoffset", "startingOffsets"), ("pth", "path")]
 )
@@ -30,15 +30,16 @@ def test_misspelt_option_is_refused_with_the_nearest_name(use: Use, wrong: str, 
 
 
 def test_unknown_option_that_is_near_none_is_refused_with_what_is_taken() -> None:
-    with pytest.raises(ValueError, match="unknown option 'zzzzzz' of jstream; writes take path, paths, stream"):
+    with pytest.raises(ValueError, match="unknown option 'zzzzzz' of jstream; batch writes take path, paths, stream"):
         check_options({"zzzzzz": "x"}, WRITE)
 
 
 @pytest.mark.parametrize(
     ("name", "use", "says"),
     [
-        ("compression", READ, "for writes only; this is one of the batch reads"),
-        ("writerId", READ, "for writes only"),
+        ("compression", READ, "for batch writes and streaming writes only; this is one of the batch reads"),
+        ("writerId", READ, "for batch writes and streaming writes only"),
+        ("batchId", STREAM_WRITE, "for batch writes only; this is one of the streaming writes"),
         ("startingOffsets", WRITE, "for batch reads and streaming reads only"),
         ("table", STREAM_READ, "for batch reads only"),
         ("endingOffsets", WRITE, "for batch reads only"),
@@ -60,6 +61,12 @@ def test_streaming_options_are_refused_by_name_in_batch_reads(option: object) ->
 def test_options_that_do_not_work_yet_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"option '{name}': .* not supported by this version"):
         check_options({name: "x"}, READ)
+
+
+def test_what_spark_passes_on_of_a_streaming_write_is_let_through() -> None:
+    assert check_options({"checkpointLocation": "/c", "queryname": "q", "stream": "A"}, STREAM_WRITE) == {"stream": "A"}
+    with pytest.raises(ValueError, match="unknown option 'checkpointLocation'"):
+        check_options({"checkpointLocation": "/c"}, WRITE)
 
 
 @pytest.mark.parametrize("order", [("path", "paths"), ("paths", "path")])

@@ -107,3 +107,10 @@ def test_write_takes_its_options() -> None:
 def test_wrong_writes_are_refused_with_the_reason(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         WriteSettings.parse({**WRITE, **options})
+
+
+def test_streaming_write_has_a_writer_without_batches() -> None:
+    settings = WriteSettings.parse_streaming({**WRITE, "writerId": "etl", "lockTimeout": "5s", "queryName": "q"})
+    assert (settings.writer_id, settings.batch_id, settings.lock_timeout_s) == ("etl", None, 5.0)
+    with pytest.raises(ValueError, match="'batchId' is for batch writes only"):
+        WriteSettings.parse_streaming({**WRITE, "writerId": "etl", "batchId": "7"})

@@ -264,7 +264,7 @@ def test_table_with_options_is_refused_when_it_is_made(spark: Any, store: Store)
         ({"stream": "ORDERS", "startingOfset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"stream": "ORDERS", "maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is for streaming reads only"),
         ({"stream": "ORDERS", "consumer": "etl"}, "durable consumers are not supported"),
-        ({"stream": "ORDERS", "writerId": "x"}, "'writerId' is for writes only"),
+        ({"stream": "ORDERS", "writerId": "x"}, "'writerId' is for batch writes and streaming writes only"),
         ({"stream": "ORDERS", "startingOffsets": '{"ORDERS": 99}'}, "sequence 99 is beyond the end of stream 'ORDERS'"),
     ],
 )
