@@ -6,7 +6,7 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo test lint soak bench clean
+.PHONY: help setup demo test lint soak bench docs clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
@@ -14,6 +14,7 @@ help:
 	@echo 'make lint              style, types and who may import whom'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
+	@echo 'make docs              the documentation as a site, in build/site'
 	@echo 'make setup             only make .venv; the other targets do it themselves'
 	@echo 'make clean             remove .venv and what the tools left behind'
 
@@ -38,6 +39,9 @@ soak: setup
 bench: setup
 	@mkdir -p benchmarks/results
 	@$(RUN) -m benchmarks $(ARGS)
+
+docs: setup
+	@$(RUN) -m mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
