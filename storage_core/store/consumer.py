@@ -276,7 +276,7 @@ class Consumer:
 
         def job(turn: Turn) -> int:
             stream, consumer = self._find(turn.state)
-            to = sequence if sequence is not None else _where_to_go_on(stream, consumer)
+            to = sequence if sequence is not None else where_to_go_on(stream, consumer)
             reason = "reset by hand" if sequence is not None else "reset by hand to where it can go on"
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
@@ -328,7 +328,7 @@ def _start(store: "Store", stream: StreamState, config: ConsumerConfig) -> int:
     return first
 
 
-def _where_to_go_on(stream: StreamState, consumer: ConsumerState) -> int:
+def where_to_go_on(stream: StreamState, consumer: ConsumerState) -> int:
     made = decision_of(stream, consumer, CONTINUE)
     waiting = consumer.outstanding()
     if made.action is Action.FOLLOW or not waiting:
