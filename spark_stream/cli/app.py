@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli import backup, block, cluster, events, follow, publish, store, stream, upkeep, verify
+from spark_stream.cli import backup, block, cluster, consumer, events, follow, publish, store, stream, upkeep, verify
+from spark_stream.cli import consumer_moves as consumer_moves  # its commands belong to `consumer`
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
@@ -50,6 +51,7 @@ def root(
 
 app.add_typer(store.app, name="store")
 app.add_typer(stream.app, name="stream")
+app.add_typer(consumer.app, name="consumer")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(block.app, name="block")
 app.command("pub")(publish.publish)

@@ -35,13 +35,21 @@ def parse_size(text: str, option: str) -> int:
 
 def parse_since_ns(text: str, option: str, now_ns: int) -> int:
     """Return nanoseconds since 1970 for an ISO 8601 time (UTC if it names no zone) or a duration before now."""
+    moment_ns = parse_time_ns(text, option)
+    if moment_ns is not None:
+        return moment_ns
+    try:
+        return now_ns - parse_duration_option(text, option)
+    except ValueError as error:
+        example = "a duration before now like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
+        raise WrongUsage(f"{option} {text!r}: write {example}") from error
+
+
+def parse_time_ns(text: str, option: str) -> int | None:
+    """Return nanoseconds since 1970 for an ISO 8601 time (UTC if it names no zone); None for what is no time."""
     found = _TIME.fullmatch(text.strip())
     if not found:
-        try:
-            return now_ns - parse_duration_option(text, option)
-        except ValueError as error:
-            example = "a duration before now like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
-            raise WrongUsage(f"{option} {text!r}: write {example}") from error
+        return None
     date, minute, second, fraction, zone = found.groups()
     offset = "+00:00" if zone in (None, "Z", "z") else f"{zone[:3]}:{zone[-2:]}"
     try:

@@ -62,7 +62,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that a command's parameters ask for: those of `--config FILE` first, then the options."""
-    chosen = _read_file(Path(parameters["config"])) if parameters["config"] else {}
+    chosen = read_config_file(Path(parameters["config"])) if parameters["config"] else {}
     for parameter, (key, convert) in _KEYS.items():
         given = parameters[parameter]
         if given is not None and given != () and given != []:  # an option that was not repeated even once is empty
@@ -70,13 +70,14 @@ def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the configuration in a JSON file: bare, or inside what `info --json` printed."""
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
         raise WrongUsage(f"--config {path}: not JSON: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
-        found = found["config"]  # what `stream info --json` printed
+        found = found["config"]
     if not isinstance(found, dict):
         raise WrongUsage(f"--config {path}: holds {type(found).__name__}, not an object with configuration keys")
     return found

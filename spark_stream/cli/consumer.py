@@ -1,0 +1,286 @@
+"""`jstream consumer add|ls|info|report|rm|pause|resume`: durable consumers as wholes."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from spark_stream.cli.consumer_options import (
+    AckOption,
+    AckWaitOption,
+    DataLossOption,
+    DefaultsOption,
+    DeliverOption,
+    FilterOption,
+    MaxDeliverOption,
+    MaxPendingOption,
+    PullOption,
+    configuration,
+)
+from spark_stream.cli.failures import VerbGroup, WrongUsage
+from spark_stream.cli.options import (
+    ForceOption,
+    GroupStoreOption,
+    JsonOption,
+    StoreOption,
+    StreamArgument,
+    TakeOverOption,
+    ask_consent,
+    open_store,
+    remember_store,
+    require_consent_possible,
+)
+from spark_stream.cli.quantities import parse_duration_option, parse_time_ns
+from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
+from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
+
+app = typer.Typer(cls=VerbGroup, help="Durable consumers: make them, see how far they are behind, move them.")
+ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
+REPORT_COLUMNS = (
+    "stream", "consumer", "delivered", "ack floor", "ack pending", "redelivered", "pending", "lag", "behind", "state",
+)  # fmt: skip
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    deliver: DeliverOption = None,
+    ack: AckOption = None,
+    wait: AckWaitOption = None,
+    max_deliver: MaxDeliverOption = None,
+    max_pending: MaxPendingOption = None,
+    filter: FilterOption = None,
+    on_data_loss: DataLossOption = None,
+    description: DescriptionOption = None,
+    metadata: MetadataOption = None,
+    config: ConfigOption = None,
+    pull: PullOption = False,
+    defaults: DefaultsOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make a consumer. By default it begins with the first message, and each one is to be acknowledged."""
+    chosen = {**configuration(context.params), "name": name}
+    chosen.pop("durable_name", None)  # NATS' second word for it, in what its own command printed
+    with open_store(store, take_over=take_over) as opened:
+        info = opened.stream(stream).add_consumer(chosen).info()
+    say(f"consumer {name} of stream {stream} was made")
+    _print_info(info, json)
+
+
+@app.command("ls")
+def list_consumers(
+    stream: StreamArgument,
+    names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """List the consumers of a stream."""
+    with open_store(store) as opened:
+        opened_stream = opened.stream(stream)
+        found = opened_stream.consumers()
+        if json:
+            print_json(found)
+        elif names:
+            print_lines(found)
+        elif not found:
+            say(f"stream {stream} has no consumers")
+        else:
+            rows = [_row(opened_stream.consumer(one).info()) for one in found]
+            columns = ("name", "filter", "ack", "delivered", "ack floor", "ack pending", "pending", "description")
+            print_table(columns, rows, f"Consumers of {stream}")
+
+
+@app.command("info")
+def info(stream: StreamArgument, name: ConsumerArgument, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Say all about one consumer: configuration, state, what happened to it."""
+    with open_store(store) as opened:
+        found = opened.stream(stream).consumer(name).info()
+    _print_info(found, json)
+
+
+@app.command("report")
+def report(
+    stream: Annotated[
+        str | None, typer.Argument(metavar="[STREAM]", help="Only the consumers of this stream.", show_default=False)
+    ] = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show how far each consumer is behind its stream: in messages not acknowledged, and since when they wait."""
+    from storage_core.store.lag import consumer_report
+
+    with open_store(store) as opened:
+        found = consumer_report(opened, None if stream is None else [stream])
+    if json:
+        print_json(found)
+        return
+    if not found:
+        say("no consumers" if stream is None else f"stream {stream} has no consumers")
+        return
+    print_table(REPORT_COLUMNS, [_report_row(one) for one in found], "Consumers")
+    for one in found:
+        if one["problem"]:
+            say(f"consumer {one['name']} of stream {one['stream_name']} does not go on: {one['problem']}")
+
+
+@app.command("rm")
+def remove(
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+) -> None:
+    """Delete a consumer: its place in the stream is forgotten. The messages stay."""
+    require_consent_possible("consumer rm", force)
+    with open_store(store, take_over=take_over) as opened:
+        consumer = opened.stream(stream).consumer(name)
+        floor = consumer.info()["ack_floor"]["stream_seq"]
+        ask_consent(f"Delete consumer {name} of stream {stream}, which has acknowledged up to {floor}?", force)
+        consumer.delete()
+    say(f"consumer {name} of stream {stream} was deleted; it had acknowledged up to {floor}")
+
+
+@app.command("pause")
+def pause(
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    until: Annotated[str, typer.Argument(metavar="UNTIL", help="For how long, 90s or 2h; or until when, in ISO 8601.")],
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Hand out no messages of this consumer for a while, to nobody. What was handed out can be acknowledged."""
+    with open_store(store, take_over=take_over) as opened:
+        consumer = opened.stream(stream).consumer(name)
+        consumer.pause(_seconds_until(until))
+        found = consumer.info()
+    say(f"consumer {name} of stream {stream} is paused for {_show_span(found['pause_remaining'] / 1e9)}")
+    if json:
+        print_json(found)
+
+
+@app.command("resume")
+def resume(
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """End the pause of a consumer."""
+    with open_store(store, take_over=take_over) as opened:
+        consumer = opened.stream(stream).consumer(name)
+        consumer.resume()
+        found = consumer.info()
+    say(f"consumer {name} of stream {stream} hands out messages")
+    if json:
+        print_json(found)
+
+
+def _seconds_until(text: str) -> float:
+    """Return for how long a pause lasts that was given as a duration, or as the time of its end."""
+    now_ns = time.time_ns()
+    end_ns = parse_time_ns(text, "UNTIL")
+    if end_ns is None:
+        try:
+            end_ns = now_ns + parse_duration_option(text, "UNTIL")
+        except ValueError as error:
+            example = "a duration like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
+            raise WrongUsage(f"UNTIL {text!r}: write {example}") from error
+    if end_ns <= now_ns:
+        raise WrongUsage(f"UNTIL {text!r} is not in the future; `jstream consumer resume` ends a pause")
+    return (end_ns - now_ns) / 1e9
+
+
+def _row(info: dict[str, Any]) -> list[Any]:
+    config = info["config"]
+    return [
+        info["name"],
+        ",".join(config["filter_subjects"]) or None,
+        config["ack_policy"],
+        info["delivered"]["stream_seq"],
+        info["ack_floor"]["stream_seq"],
+        info["num_ack_pending"],
+        info["num_pending"],
+        config["description"] or None,
+    ]
+
+
+def _report_row(info: dict[str, Any]) -> list[Any]:
+    lag = info["lag"]
+    return [
+        info["stream_name"],
+        info["name"],
+        info["delivered"]["stream_seq"],
+        info["ack_floor"]["stream_seq"],
+        info["num_ack_pending"],
+        info["num_redelivered"],
+        info["num_pending"],
+        lag["messages"],
+        _show_span(lag["seconds"]) if lag["messages"] else None,
+        "stopped" if info["problem"] else "paused" if info["paused"] else "ok",
+    ]
+
+
+def _show_span(seconds: float) -> str:
+    """Return a span of time for people, its two largest units: `3d4h`, `2m5s`; below a minute `1.5s`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    shown: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, whole = divmod(whole, size)
+        if count or shown:
+            shown.append(f"{count}{unit}")
+    return "".join(one for one in shown[:2] if not one.startswith("0"))
+
+
+def _print_info(info: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(info)
+        return
+
+    from storage_core.durations import format_duration
+
+    config = info["config"]
+    begins = {
+        "by_start_sequence": f"sequence {config['opt_start_seq']}",
+        "by_start_time": f"from {config['opt_start_time']}",
+    }
+    max_deliver = config["max_deliver"]
+    facts = [
+        ("created", info["created"]),
+        ("begins with", begins.get(config["deliver_policy"], config["deliver_policy"])),
+        ("filter", ", ".join(config["filter_subjects"]) or None),
+        ("ack policy", config["ack_policy"]),
+        ("ack wait", format_duration(config["ack_wait"])),
+        ("max deliver", "no limit" if max_deliver < 0 else max_deliver),
+        ("max ack pending", config["max_ack_pending"]),
+        ("on data loss", config["on_data_loss"]),
+        ("description", config["description"] or None),
+        *((f"metadata {key}", value) for key, value in sorted(config["metadata"].items())),
+    ]
+    print_facts(f"Consumer {info['name']} of stream {info['stream_name']}", facts)
+    state = [
+        ("delivered up to", info["delivered"]["stream_seq"]),
+        ("acknowledged up to", info["ack_floor"]["stream_seq"]),
+        ("ack pending", info["num_ack_pending"]),
+        ("redelivered", info["num_redelivered"]),
+        ("pending", info["num_pending"]),
+        ("paused", f"for {_show_span(info['pause_remaining'] / 1e9)}" if info["paused"] else False),
+        ("incarnation", info["incarnation"]),
+    ]
+    print_facts("State", state)
+    if info["events"]:
+        columns = ("time", "kind", "before", "after", "reason")
+        print_table(columns, [[event[column] for column in columns] for event in info["events"]], "Events")

@@ -1,0 +1,192 @@
+"""`jstream consumer next|reset`: what moves a consumer: reading on with it, or putting it elsewhere."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.consumer import ConsumerArgument, app
+from spark_stream.cli.consumer_options import parse_point_ns
+from spark_stream.cli.failures import CommandFailed
+from spark_stream.cli.options import JsonOption, RawOption, StoreOption, StreamArgument, TakeOverOption, open_store
+from spark_stream.cli.printer import PRINTED_COLUMNS, Style, print_batch
+from spark_stream.cli.quantities import parse_duration_option
+from spark_stream.cli.render import counted, print_facts, print_json, say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core.store.consumer import Consumer
+    from storage_core.store.stream import Stream
+
+FETCH_COUNT_MAX = 1000  # messages that are printed before they are acknowledged; an interruption repeats at most these
+RESET_WORDS = ("earliest", "latest")
+
+
+@app.command("next")
+def next_messages(
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many messages.")] = 1,
+    ack: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Acknowledge them; else they come again after the ack wait.")
+    ] = True,
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for them.")] = "5s",
+    raw: RawOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print the next messages of a consumer, and acknowledge what was printed; --json prints one a line."""
+    wait_ns, style = parse_duration_option(wait, "--wait"), Style.chosen(json, raw)
+    with open_store(store, take_over=take_over) as opened:
+        opened_stream = opened.stream(stream)
+        consumer = opened_stream.consumer(name)
+        got = again = 0
+        for table in _fetches(consumer, count, wait_ns / 1e9):
+            print_batch(_printed(opened_stream, table), style)
+            if ack and consumer.config.ack_policy != "none":
+                consumer.ack(table.column("sequence"))
+            got += table.num_rows
+            again += sum(one > 1 for one in table.column("delivery_count").to_pylist())
+        info = consumer.info()
+    if again:
+        say(f"{counted(again, 'message')} of them handed out before")
+    if info["num_ack_pending"] and not ack:
+        say(f"{counted(info['num_ack_pending'], 'message')} to be acknowledged")
+    if not got:
+        paused = f": consumer {name} is paused" if info["paused"] else ""
+        raise CommandFailed((f"no message within {wait}" if wait_ns else "no message now") + paused)
+
+
+def _fetches(consumer: "Consumer", count: int, wait_s: float) -> "Iterator[pa.Table]":
+    """Yield what is fetched until there are `count` messages, or none came for as long as is left of `wait_s`."""
+    until = time.monotonic() + wait_s
+    while count > 0:
+        table = consumer.fetch(min(count, FETCH_COUNT_MAX), max(0.0, until - time.monotonic()))
+        if not table.num_rows:
+            return
+        yield table
+        count -= table.num_rows
+
+
+def _printed(stream: "Stream", table: "pa.Table") -> "pa.RecordBatch":
+    """Return fetched messages in the columns that are printed, their times with all nine digits, as `get` has them."""
+    import pyarrow as pa
+
+    times: dict[int, int] = {}
+    sequences = table.column("sequence").to_pylist()
+    for first, end in _stretches(sequences):
+        for batch in stream.read(first, end, columns=["sequence", "timestamp_ns"], on_loss="skip"):
+            times.update(
+                zip(batch.column("sequence").to_pylist(), batch.column("timestamp_ns").to_pylist(), strict=True)
+            )
+    rounded = table.column("timestamp").cast(pa.int64()).to_pylist()
+    exact = [times.get(one, micros * 1000) for one, micros in zip(sequences, rounded, strict=True)]
+    with_times = table.append_column("timestamp_ns", pa.array(exact, pa.int64())).select(list(PRINTED_COLUMNS))
+    return with_times.combine_chunks().to_batches()[0]
+
+
+def _stretches(sequences: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges that hold all the sequences and not many others; what is asked for again may lie far behind."""
+    ordered = sorted(sequences)
+    first = end = ordered[0]
+    for one in ordered:
+        if one - end > FETCH_COUNT_MAX:
+            yield first, end
+            first = one
+        end = one + 1
+    yield first, end
+
+
+@app.command("reset")
+def reset(
+    stream: StreamArgument,
+    name: ConsumerArgument,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="earliest|latest|SEQ|TIME",
+            help="Where it goes on: first message, end, a sequence, a point in time (1h ago, or ISO 8601). "
+            "Default: the first message that is there and was not acknowledged.",
+        ),
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without it, the plan is printed.")] = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Let a consumer go on somewhere else: prints what that would do, and does it with --execute."""
+    with open_store(store, take_over=take_over and execute) as opened:
+        opened_stream = opened.stream(stream)
+        consumer = opened_stream.consumer(name)
+        plan = _plan(opened_stream, consumer, to)
+        if execute:
+            plan["next_seq"] = consumer.reset(plan["next_seq"] if to is not None else None)
+            plan["executed"] = True
+    if json:
+        print_json(plan)
+    else:
+        _print_plan(plan)
+    if execute:
+        say(f"consumer {name} of stream {stream} goes on with {plan['next_seq']}")
+    else:
+        say("nothing was done; --execute does it")
+
+
+def _plan(stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
+    """Return what a reset would do, in the shape of `consumer reset --json`. Raises CommandFailed for no such place."""
+    from storage_core.store.consumer import where_to_go_on
+    from storage_core.store.fetching import decision_of
+
+    state, before, info = stream.state(), consumer.state(), consumer.info()
+    end = state.next_sequence
+    target = where_to_go_on(state, before) if to is None else _place(stream, to)
+    if not 1 <= target <= end:
+        raise CommandFailed(
+            f"--to {to}: stream {stream.name} can be read from 1 to {end}, where its next message will be"
+        )
+    shown, waiting = state.shown(), before.outstanding()
+    ahead = shown.clip(target, end)
+    open_before = waiting.intersection(shown).union(shown.clip(before.next_sequence, end))
+    return {
+        "stream_name": stream.name,
+        "name": consumer.name,
+        "delivered": info["delivered"],
+        "ack_floor": info["ack_floor"],
+        "num_ack_pending": info["num_ack_pending"],
+        "filter_subjects": info["config"]["filter_subjects"],
+        "problem": decision_of(state, before).reason or None,
+        "next_seq": target,
+        "num_again": len(ahead.difference(open_before)),
+        "num_skipped": len(open_before.difference(ahead)),
+        "executed": False,
+    }
+
+
+def _place(stream: "Stream", to: str) -> int:
+    """Return the sequence that `--to` names."""
+    if to == "earliest":
+        return stream.first_sequence
+    if to == "latest":
+        return stream.last_sequence + 1
+    if to.isdecimal():
+        return int(to)
+    found = stream.first_at_time(parse_point_ns(to, "--to", RESET_WORDS))
+    return stream.last_sequence + 1 if found is None else found
+
+
+def _print_plan(plan: dict[str, Any]) -> None:
+    of_any = ", whatever the subject" if plan["filter_subjects"] else ""
+    facts = [
+        ("delivered up to", plan["delivered"]["stream_seq"]),
+        ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
+        ("ack pending", plan["num_ack_pending"]),
+        *([("does not go on", plan["problem"])] if plan["problem"] else []),
+        ("goes on with", plan["next_seq"]),
+        (f"done, and handed out again{of_any}", plan["num_again"]),
+        (f"not done, and skipped{of_any}", plan["num_skipped"]),
+    ]
+    print_facts(f"Consumer {plan['name']} of stream {plan['stream_name']}", facts)
