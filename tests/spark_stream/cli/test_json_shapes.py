@@ -33,6 +33,13 @@ CASES = {
     "scrub": ["scrub"],
     "repair": ["repair"],
 }
+CONSUMER_CASES = {
+    "consumer-ls": ["consumer", "ls", "ORDERS"],
+    "consumer-info": ["consumer", "info", "ORDERS", "billing"],
+    "consumer-report": ["consumer", "report"],
+    "consumer-next": ["consumer", "next", "ORDERS", "billing"],
+    "consumer-reset": ["consumer", "reset", "ORDERS", "billing"],
+}
 
 
 AFTERWARDS = {
@@ -54,6 +61,16 @@ def check(name: str, found: str) -> None:
 def test_json_is_as_written_down(jstream, orders, name: str) -> None:
     orders.add_stream({"name": "EMPTY", "description": "nothing yet", "metadata": {"team": "none"}})
     check(name, jstream.normalised(jstream.done(*CASES[name], "--json")))
+
+
+@pytest.mark.parametrize("name", CONSUMER_CASES)
+def test_json_of_consumers_is_as_written_down(jstream, orders, name: str) -> None:
+    stream = orders.stream("ORDERS")
+    stream.add_consumer({"name": "audit", "deliver_policy": "new", "filter_subjects": ["orders.paid"]})
+    consumer = stream.add_consumer({"name": "billing", "max_deliver": 5, "metadata": {"team": "sales"}})
+    consumer.reset(4)
+    consumer.ack(consumer.fetch(2).column("sequence")[:1])
+    check(name, jstream.normalised(jstream.done(*CONSUMER_CASES[name], "--json")))
 
 
 def test_json_of_damage_is_as_written_down(jstream, orders) -> None:
