@@ -6,7 +6,7 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo test lint soak bench docs clean
+.PHONY: help setup demo test lint soak bench bench-peers docs clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
@@ -14,6 +14,7 @@ help:
 	@echo 'make lint              style, types and who may import whom'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
+	@echo 'make bench-peers       reading and writing beside Kafka, with a real broker, and Delta'
 	@echo 'make docs              the documentation as a site, in build/site'
 	@echo 'make setup             only make .venv; the other targets do it themselves'
 	@echo 'make clean             remove .venv and what the tools left behind'
@@ -39,6 +40,11 @@ soak: setup
 bench: setup
 	@mkdir -p benchmarks/results
 	@$(RUN) -m benchmarks $(ARGS)
+
+bench-peers: setup
+	@mkdir -p benchmarks/results
+	@$(RUN) scripts/kafka_jars.py
+	@$(RUN) -m benchmarks.peers $(ARGS)
 
 docs: setup
 	@$(RUN) -m mkdocs build --strict

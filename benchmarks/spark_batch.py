@@ -95,24 +95,28 @@ def main(messages: int, rounds: int) -> int:
     return 0
 
 
-def start_session(place: Path, with_delta: bool = True) -> tuple[SparkSession, bool]:
+def start_session(place: Path, with_delta: bool = True, more_jars: Sequence[Path] = ()) -> tuple[SparkSession, bool]:
     """Return a session of two cores, and whether it has Delta: from JSTREAM_DELTA_JARS, else from Maven Central."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    others = {"spark.jars": ",".join(map(str, more_jars))} if more_jars else {}
     if not with_delta:
-        return build_session(place, {}), False
+        return build_session(place, others), False
     delta = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
     jars = sorted(Path(os.environ.get("JSTREAM_DELTA_JARS", "/nowhere")).glob("*.jar"))
-    delta |= {"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": DELTA_PACKAGE}
+    if jars:
+        others = {"spark.jars": ",".join(map(str, [*jars, *more_jars]))}
+    else:
+        delta |= {"spark.jars.packages": DELTA_PACKAGE}
     try:
-        return build_session(place, delta), True
+        return build_session(place, delta | others), True
     except Exception as error:
         print(f"Delta is left out: {str(error).splitlines()[0]}")
-        return build_session(place, {}), False
+        return build_session(place, others), False
 
 
 def build_session(place: Path, more: dict[str, str]) -> SparkSession:

@@ -1,4 +1,4 @@
-"""Delta's JARs: a folder of the user's own, and what is said where they can't be fetched."""
+"""Delta's JARs: a folder of the user's own."""
 
 from pathlib import Path
 
@@ -20,12 +20,3 @@ def test_given_folder_without_delta_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "other.jar").touch()
     with pytest.raises(ValueError, match="JSTREAM_DELTA_JARS=.*: no delta-spark"):
         delta_jars.given_folder({"JSTREAM_DELTA_JARS": str(tmp_path)})
-
-
-def test_reason_of_a_failed_fetch_is_one_line_about_the_network() -> None:
-    output = ":: problems summary ::\n\tServer access error at url X (UnknownHostException: X)\nat java\n"
-    assert delta_jars.failure_reason(output) == "Server access error at url X (UnknownHostException: X)"
-
-
-def test_reason_of_a_silent_failure_says_so() -> None:
-    assert delta_jars.failure_reason("\n") == "Spark said nothing"

@@ -1,0 +1,196 @@
+"""`python -m benchmarks.peers`: writing, batch reading and streaming beside Delta and Kafka with a real broker.
+
+The same rows, in turns, in one run, after a round of warm-up. A streaming read is one `Trigger.AvailableNow` batch into
+`noop`, from a new checkpoint; a streaming write is one such batch from Parquet files, and is compared with a batch
+append of the same files. Kafka is one broker with as many partitions as Spark has cores, one replica, no fsync; it is
+left out where its JARs were not fetched (scripts/kafka_jars.py).
+
+A micro-batch is timed by Spark's own `triggerExecution`, the median of many small ones after the first.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from pyspark.sql import DataFrame, DataFrameReader
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from benchmarks import kafka
+from benchmarks.spark_batch import (
+    ROUNDS,
+    Ratio,
+    Run,
+    jstream_write,
+    orders,
+    report,
+    start_session,
+)
+from storage_core import Store
+
+MESSAGES = 4_000_000
+PARTITIONS = 2
+TRIGGERS, WARM_UP, TRIGGER_MESSAGES = 40, 10, 1_000
+RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
+RATIOS: tuple[Ratio, ...] = (
+    ("streaming read / batch read", "stream read jstream", "read jstream", 0.9),
+    ("streaming read / Delta's", "stream read jstream", "stream read delta", 2.5),
+    ("streaming read / Kafka's", "stream read jstream", "stream read kafka", 2.5),
+    ("streaming write / batch append", "stream write jstream", "write jstream", 0.9),
+    ("a warm micro-batch / one of Parquet files", "trigger jstream", "trigger parquet", 0.83),
+    ("batch read / Delta's", "read jstream", "read delta", None),
+    ("batch read / Kafka's", "read jstream", "read kafka", None),
+    ("append R1 / Delta's", "write jstream", "write delta", None),
+    ("append R1 / Kafka's sink", "write jstream", "write kafka", None),
+    ("append R3 / Kafka's sink", "write jstream R3", "write kafka", None),
+)
+
+
+class Peers:
+    """The contenders, and where each keeps the rows."""
+
+    def __init__(self, run: Run, address: str | None) -> None:
+        self.run, self.spark, self.address = run, run.spark, address
+        self.kinds = ["jstream", *(["delta"] if run.delta else []), *(["kafka"] if address else [])]
+        self.store = str(run.place / "store")
+        self.store_r3 = ",".join(str(run.place / f"r3-{number}") for number in range(3))
+        for place in (self.store, self.store_r3):
+            Store.create(place, graveyard_keep="0s").close()  # or every write would have to get memory anew
+        orders(self.spark, run.messages).write.parquet(str(run.place / "rows"))
+        self.rows = self.spark.read.parquet(str(run.place / "rows"))
+        self.make_stream(self.store, "ORDERS")
+        for kind in self.kinds:
+            self.write(kind, "ORDERS")
+
+    def make_stream(self, place: str, name: str) -> None:
+        with Store.open(place) as store:
+            store.add_stream({"name": name, "subjects": ["orders.>"]})
+
+    def forget_rounds(self) -> None:
+        """Delete what rounds wrote, at once."""
+        for place in (self.store, self.store_r3):
+            with Store.open(place) as store:
+                for name in store.streams():
+                    if name != "ORDERS":
+                        store.delete_stream(name)
+                store.maintain()
+
+    # --- writing
+
+    def write(self, kind: str, name: str) -> None:
+        if kind == "jstream":
+            jstream_write(self.rows, name, self.store)
+        elif kind == "delta":
+            self.rows.write.format("delta").save(str(self.run.place / f"delta-{name}"))
+        else:
+            keyed = self.rows.selectExpr("subject AS key", "data AS value").write.format("kafka")
+            keyed.option("kafka.bootstrap.servers", self.address).option("topic", name).save()
+
+    def write_round(self, number: int, counted: bool) -> None:
+        name = f"ROUND{number}"
+        self.make_stream(self.store, name)
+        self.make_stream(self.store_r3, name)
+        self.make_stream(self.store, f"{name}-STREAMED")
+        for kind in self.kinds:
+            self.run.time(f"write {kind}", counted, lambda kind=kind: self.write(kind, name))  # type: ignore[misc]
+        self.run.time("write jstream R3", counted, lambda: jstream_write(self.rows, name, self.store_r3))
+        self.run.time("stream write jstream", counted, lambda: self.stream_write(f"{name}-STREAMED"))
+        shutil.rmtree(self.run.place / f"delta-{name}", ignore_errors=True)
+        self.forget_rounds()
+
+    def stream_write(self, stream: str) -> None:
+        rows = self.spark.readStream.schema(self.rows.schema).parquet(str(self.run.place / "rows"))
+        self.finish(rows, "jstream", path=self.store, stream=stream)
+
+    # --- reading
+
+    def load(self, reader: DataFrameReader | DataStreamReader, kind: str) -> DataFrame:
+        if kind == "jstream":
+            chosen = reader.format("jstream").options(stream="ORDERS", startingOffsets="earliest")
+            return chosen.load(self.store)
+        if kind == "delta":
+            return reader.format("delta").load(str(self.run.place / "delta-ORDERS"))
+        chosen = reader.format("kafka").options(subscribe="ORDERS", startingOffsets="earliest")
+        return chosen.option("kafka.bootstrap.servers", self.address).load()
+
+    def read_round(self, counted: bool) -> None:
+        for kind in self.kinds:
+            self.run.time(f"read {kind}", counted, lambda kind=kind: self.drain(kind))  # type: ignore[misc]
+            self.run.time(f"stream read {kind}", counted, lambda kind=kind: self.stream(kind))  # type: ignore[misc]
+
+    def drain(self, kind: str) -> None:
+        self.load(self.spark.read, kind).write.format("noop").mode("overwrite").save()
+
+    def stream(self, kind: str) -> None:
+        self.finish(self.load(self.spark.readStream, kind), "noop")
+
+    # --- small batches
+
+    def trigger_round(self, counted: bool) -> None:
+        """Time warm micro-batches of the same few messages: ours, cut out of blocks, and a Parquet file each."""
+        place, total = self.run.place / "small", TRIGGERS * TRIGGER_MESSAGES
+        if not place.exists():
+            small = self.spark.read.parquet(str(self.run.place / "rows")).limit(total).repartition(TRIGGERS)
+            small.write.parquet(str(place))
+            self.make_stream(self.store, "SMALL")
+            jstream_write(small, "SMALL", self.store)
+        ours = self.spark.readStream.format("jstream").options(stream="SMALL", startingOffsets="earliest")
+        theirs = self.spark.readStream.schema(self.rows.schema).option("maxFilesPerTrigger", 1)
+        frames = {
+            "jstream": ours.option("maxOffsetsPerTrigger", TRIGGER_MESSAGES).load(self.store),
+            "parquet": theirs.parquet(str(place)),
+        }
+        for kind, frame in frames.items():
+            query = self.finish(frame, "noop")
+            durations = [one.durationMs["triggerExecution"] for one in query.recentProgress if one.numInputRows]
+            assert len(durations) >= TRIGGERS - 1, f"{kind}: {len(durations)} micro-batches"
+            if counted:
+                median_s = statistics.median(durations[WARM_UP:]) / 1_000
+                self.run.seconds.setdefault(f"trigger {kind}", []).append(median_s)
+                self.run.cpu_seconds.setdefault(f"trigger {kind}", []).append(median_s)
+
+    def finish(self, frame: DataFrame, sink: str, **options: str) -> StreamingQuery:
+        checkpoint = tempfile.mkdtemp(dir=self.run.place)
+        writer = frame.writeStream.format(sink).options(checkpointLocation=checkpoint, **options)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return query
+
+
+def main(messages: int, rounds: int) -> int:
+    """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
+    jars = kafka.connector_jars()
+    if not jars:
+        print("Kafka is left out: its JARs are not here (python scripts/kafka_jars.py fetches them)")
+    with tempfile.TemporaryDirectory(prefix="jstream-bench-") as folder, ExitStack() as stack:
+        place = Path(folder)
+        address = stack.enter_context(kafka.broker(place / "kafka", PARTITIONS)) if jars else None
+        spark, delta = start_session(place, more_jars=jars)
+        stack.callback(spark.stop)
+        run = Run(messages, rounds, spark, place, delta)
+        peers = Peers(run, address)
+        for number in range(rounds + 1):
+            peers.write_round(number, number > 0)
+            peers.read_round(number > 0)
+            print(f"round {number} of {rounds} done" + ("" if number else " (warm-up, not counted)"), flush=True)
+        for number in range(2):
+            peers.trigger_round(number > 0)
+    report(run, RATIOS, RESULTS, f"python -m benchmarks.peers --messages {messages} --rounds {rounds}")
+    return 0
+
+
+def run_from_command_line() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many to write and read ({MESSAGES})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
+    given = parser.parse_args()
+    return main(given.messages, given.rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(run_from_command_line())
