@@ -188,12 +188,20 @@ class RecordEvents(msgspec.Struct, frozen=True, tag="record_events"):
     events: tuple[Event, ...]
 
 
+class QueryStart(msgspec.Struct, frozen=True):
+    """Where a query without a checkpoint began, and what chose it."""
+
+    sequence: int = 0  # 0: no query has begun
+    choice: str = ""  # the option with its text, as in startingOffsets=latest; empty: none was given
+
+
 class AddConsumer(msgspec.Struct, frozen=True, tag="add_consumer"):
     """A durable consumer of a stream. It was told of everything that is lost by now."""
 
     incarnation: bytes  # of the stream
     config: ConsumerConfig
     next_sequence: int  # where it begins, as its deliver_policy says
+    query_start: QueryStart | None = None  # the query that makes it
 
 
 class DeleteConsumer(msgspec.Struct, frozen=True, tag="delete_consumer"):
@@ -241,6 +249,31 @@ class MoveConsumer(msgspec.Struct, frozen=True, tag="move_consumer"):
     next_sequence: int
     pending_end: int  # messages at and above it are not waited for any more
     events: tuple[Event, ...] = ()
+    query_start: QueryStart | None = None  # the query that moves it; None: what is kept stays
+
+
+class ConsumerAdvance(msgspec.Struct, frozen=True):
+    """How far a query has come with one consumer."""
+
+    incarnation: bytes
+    name: str
+    next_sequence: int  # everything below it is done
+    generation: int = -1  # of the ownership under which this is said; -1: said for whoever owns it
+
+
+class AdvanceConsumers(msgspec.Struct, frozen=True, tag="advance_consumers"):
+    """A query has finished a batch: its consumers, of one stream each, move up to its end, and never back."""
+
+    advances: tuple[ConsumerAdvance, ...]
+
+
+class TakeConsumer(msgspec.Struct, frozen=True, tag="take_consumer"):
+    """Another query takes the consumer over from a live one, which is fenced by the generation."""
+
+    incarnation: bytes
+    name: str
+    generation: int  # one more than before
+    events: tuple[Event, ...] = ()
 
 
 class TellConsumer(msgspec.Struct, frozen=True, tag="tell_consumer"):
@@ -278,6 +311,8 @@ Command = (
     | Acknowledge
     | MoveConsumer
     | TellConsumer
+    | AdvanceConsumers
+    | TakeConsumer
 )
 
 

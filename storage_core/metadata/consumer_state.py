@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from storage_core.errors import CorruptionError
-from storage_core.metadata.commands import Event
+from storage_core.metadata.commands import Event, QueryStart
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.manifest import Table, decode_table
 from storage_core.sequences import SequenceSet
@@ -40,6 +40,8 @@ class ConsumerState:
     told: SequenceSet = field(default_factory=SequenceSet.empty)  # lost sequences that it was told of
     paused_until_ns: int = 0
     events: tuple[Event, ...] = ()  # oldest first, the newest CONSUMER_EVENTS_KEPT
+    query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
+    generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
 
     @property
     def name(self) -> str:
@@ -111,6 +113,8 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     told: bytes
     paused_until_ns: int = 0
     events: tuple[Event, ...] = ()
+    query_start: QueryStart = QueryStart()
+    generation: int = 0
 
 
 def consumer_record(one: ConsumerState) -> ConsumerRecord:

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import msgspec
 
-from storage_core.errors import AlreadyExistsError, NotFoundError, RequirementError
+from storage_core.errors import AlreadyExistsError, FencedError, NotFoundError, RequirementError
 from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,
+    ConsumerAdvance,
     DeleteConsumer,
     Deliver,
     Event,
     MoveConsumer,
     PauseConsumer,
+    TakeConsumer,
     TellConsumer,
 )
 from storage_core.metadata.consumer_state import (
@@ -31,8 +33,11 @@ from storage_core.metadata.reconcile import Position, facts_of, position_at
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 
-ConsumerCommand = AddConsumer | DeleteConsumer | PauseConsumer | Deliver | Acknowledge | MoveConsumer | TellConsumer
+ConsumerCommand = (
+    AddConsumer | DeleteConsumer | PauseConsumer | Deliver | Acknowledge | MoveConsumer | TellConsumer | TakeConsumer
+)
 ACK, NAK, TERM = "ack", "nak", "term"
+ANY_GENERATION = -1  # of an advance that is said for whoever owns the consumer
 Applied = tuple[StreamState, tuple[Event, ...], int]
 
 
@@ -60,9 +65,7 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
     """
     if isinstance(command, AddConsumer):
         return _add(stream, time_ns, command)
-    consumer = stream.consumers.get(command.name.casefold())
-    if consumer is None or consumer.name != command.name:
-        raise NotFoundError(f"stream {stream.name!r} has no consumer {command.name!r} any more")
+    consumer = _named(stream, command.name)
     if isinstance(command, DeleteConsumer):
         left = {key: one for key, one in stream.consumers.items() if one is not consumer}
         return replace(stream, consumers=left), (), 0
@@ -79,12 +82,42 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
     elif isinstance(command, MoveConsumer):
         consumer = _move(stream, consumer, command)
         events = command.events
+    elif isinstance(command, TakeConsumer):
+        consumer = _take(stream, consumer, command)
+        events = command.events
     else:
         events = command.events
     timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
     if timed:
         consumer = replace(consumer, events=(*consumer.events, *timed)[-CONSUMER_EVENTS_KEPT:])
     return stream.with_consumer(consumer), timed, count
+
+
+def _named(stream: StreamState, name: str) -> ConsumerState:
+    consumer = stream.consumers.get(name.casefold())
+    if consumer is None or consumer.name != name:
+        raise NotFoundError(f"stream {stream.name!r} has no consumer {name!r} any more")
+    return consumer
+
+
+def advanced(stream: StreamState, command: ConsumerAdvance) -> StreamState:
+    """Return the stream after a query has done everything below a sequence; its consumer never moves back.
+
+    Raises NotFoundError, RequirementError; FencedError if another generation owns the consumer.
+    """
+    consumer = _named(stream, command.name)
+    if command.generation not in (ANY_GENERATION, consumer.generation):
+        raise FencedError(
+            f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query: its generation is "
+            f"{consumer.generation}, this is {command.generation}"
+        )
+    _check_place(stream, consumer.name, command.next_sequence)
+    rows = consumer.pending.rows
+    done = SequenceSet.from_ranges([(1, command.next_sequence)])
+    consumer = replace(consumer, pending=pending_joined(pending_without(rows, done)))
+    if command.next_sequence > consumer.next_sequence:
+        consumer = anchored(stream, consumer, command.next_sequence)
+    return stream.with_consumer(consumer)
 
 
 def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
@@ -95,6 +128,7 @@ def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
         raise AlreadyExistsError(f"consumer {name!r} of stream {stream.name!r} {how}")
     _check_place(stream, name, command.next_sequence)
     made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, told=stream.lost)
+    made = replace(made, query_start=command.query_start or made.query_start)
     return stream.with_consumer(anchored(stream, made, command.next_sequence)), (), 0
 
 
@@ -156,4 +190,14 @@ def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -
     _check_place(stream, consumer.name, command.next_sequence)
     kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
     pending = pending_joined(pending_within(consumer.pending.rows, kept))
+    consumer = replace(consumer, query_start=command.query_start or consumer.query_start)
     return replace(anchored(stream, consumer, command.next_sequence), pending=pending, told=stream.lost)
+
+
+def _take(stream: StreamState, consumer: ConsumerState, command: TakeConsumer) -> ConsumerState:
+    if command.generation != consumer.generation + 1:
+        raise RequirementError(
+            f"consumer {consumer.name!r} of stream {stream.name!r} is of generation {consumer.generation}, the next "
+            f"one is not {command.generation}: somebody else has taken it over in the meantime"
+        )
+    return replace(consumer, generation=command.generation)

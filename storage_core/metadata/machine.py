@@ -21,6 +21,7 @@ from storage_core.metadata.commands import (
     AddConsumer,
     AddStream,
     Adopt,
+    AdvanceConsumers,
     Append,
     AppendedBlocks,
     Bury,
@@ -43,11 +44,12 @@ from storage_core.metadata.commands import (
     RecordHolders,
     Remove,
     RestoreStreams,
+    TakeConsumer,
     TakeOver,
     TellConsumer,
     Voter,
 )
-from storage_core.metadata.consumers import ConsumerCommand, apply_to, restored
+from storage_core.metadata.consumers import ConsumerCommand, advanced, apply_to, restored
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, ids
 from storage_core.metadata.state import (
     ABORTED,
@@ -553,6 +555,16 @@ def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCo
     return _with_events(state.with_stream(stream), events, time_ns), ConsumerDone(count)
 
 
+def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceConsumers) -> tuple[StoreState, Result]:
+    moved = state
+    for one in command.advances:
+        try:
+            moved = moved.with_stream(advanced(_live(moved, one.incarnation), one))
+        except errors.StorageError as error:
+            return state, Refused(type(error), str(error))
+    return moved, Done()
+
+
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 
 
@@ -606,4 +618,6 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     Acknowledge: _consumer,
     MoveConsumer: _consumer,
     TellConsumer: _consumer,
+    TakeConsumer: _consumer,
+    AdvanceConsumers: _advance,
 }

@@ -51,6 +51,7 @@ class Action(Enum):
     TO_FIRST = "move to the first available"
     TO_END = "move back to the end"  # of what the position and the stream share
     FOLLOW = "follow the new incarnation"
+    LEAVE = "leave the stream"  # it is gone
     FAIL = "fail"
 
 
@@ -166,6 +167,16 @@ def decide(position: Position, stream: StreamFacts, told: SequenceSet, policy: s
     if policy == FAIL:
         return Decision(Action.FAIL, position.next_sequence, f"{reason}. {remedy}" if remedy else reason)
     return Decision(wanted, target, reason)
+
+
+def decide_without_stream(position: Position, name: str, policy: str) -> Decision:
+    """Return what a reader does about a stream that was deleted and not made again: there is nothing to compare."""
+    assert policy in POLICIES, policy
+    reason = (
+        f"stream {name!r} was deleted since it was read up to sequence {position.next_sequence - 1}: everything of its "
+        f"incarnation {position.incarnation.hex()} is gone"
+    )
+    return Decision(Action.FAIL if policy == FAIL else Action.LEAVE, position.next_sequence, reason)
 
 
 def _target(position: Position, stream: StreamFacts, case: dict[str, str]) -> int:

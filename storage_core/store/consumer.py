@@ -124,11 +124,7 @@ class Consumer:
             "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
             f"{made.action.value}: {made.reason}",
         )  # fmt: skip
-        # In another lifetime of the name the same numbers are other messages.
-        is_kept = made.action is not Action.FOLLOW or any(one == consumer.incarnation for one, _ in stream.origins)
-        pending_end = made.next_sequence if is_kept else 0
-        move = MoveConsumer(self._incarnation, self.name, made.next_sequence, pending_end, (event,))
-        self._store.propose(turn, move)
+        self._store.propose(turn, move_of(stream, consumer, made, (event,)))
         return made
 
     # --- messages
@@ -308,6 +304,14 @@ class Consumer:
         self._find(self._store.state())
         command = DeleteConsumer(self._incarnation, self.name)
         self._store.together(lambda turn: self._store.propose(turn, command))
+
+
+def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:
+    """Return the command that carries out a decision about the consumer, who is told of all that is lost by now."""
+    # In another lifetime of the name the same numbers are other messages.
+    is_kept = made.action is not Action.FOLLOW or any(one == consumer.incarnation for one, _ in stream.origins)
+    pending_end = made.next_sequence if is_kept else 0
+    return MoveConsumer(stream.incarnation, consumer.name, made.next_sequence, pending_end, events)
 
 
 def _start(store: "Store", stream: StreamState, config: ConsumerConfig) -> int:

@@ -1,0 +1,437 @@
+"""What a streaming query does with the store: where it begins, what became of its streams, what it has done.
+
+A query's own memory is its checkpoint: a `QueryPosition` a stream. `settle` holds it against the streams as they are,
+by the rule of reconciliation; that is asked before every plan, so it costs nothing while the store stands still. What
+it finds is told once: as an event, in the log, and, by a query that may not go on, as a DataLossError.
+
+With a durable consumer the store knows the query's place as well. Without a checkpoint the query begins there, and
+whatever batch is finished moves it up, one entry of the log for all streams. Such a query owns its consumers
+(ownership.py), so that two live ones never share one by accident.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from storage_core.errors import DataLossError, ReadOnlyError
+from storage_core.metadata.commands import (
+    AddConsumer,
+    AdvanceConsumers,
+    ConsumerAdvance,
+    Event,
+    MoveConsumer,
+    QueryStart,
+    RecordEvents,
+    TellConsumer,
+)
+from storage_core.metadata.config import check_name
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import ConsumerState
+from storage_core.metadata.consumers import ANY_GENERATION, position_of
+from storage_core.metadata.reconcile import (
+    CONTINUE,
+    FAIL,
+    POLICIES,
+    Action,
+    Decision,
+    Position,
+    answers,
+    decide,
+    decide_without_stream,
+    facts_of,
+    position_at,
+)
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.consumer import move_of
+from storage_core.store.fetching import decision_of
+from storage_core.store.turn import Turn
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+logger = logging.getLogger(__name__)
+LOST_RANGES_KEPT = 8  # of what a query was told: its offset is text in a log, once a batch
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPosition:
+    """Where a query stands in one stream: what the offset in its checkpoint says."""
+
+    position: Position
+    told: SequenceSet = field(default_factory=SequenceSet.empty)  # losses that it heard of, at most LOST_RANGES_KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a query without a checkpoint wants to begin in one stream."""
+
+    sequence: int
+    choice: str = ""  # the option and its text that chose it, as in startingOffsets=latest; empty: none was given
+
+
+def onward(stream: StreamState, start: QueryPosition, sequence: int) -> QueryPosition:
+    """Return the position of a query that stood at `start`, settled, and has read everything below `sequence` since.
+
+    `stream` is as the batch was planned. What is recorded as lost since `start` was settled is still to be told.
+    """
+    assert start.position.next_sequence <= sequence <= stream.next_sequence, (start.position, sequence)
+    return QueryPosition(position_at(facts_of(stream), sequence), start.told)
+
+
+def told_kept(lost: SequenceSet, next_sequence: int) -> SequenceSet:
+    """Return the losses that a position remembers: all of them, in at most LOST_RANGES_KEPT ranges.
+
+    Neighbours are joined until it fits; first those with the fewest messages between them that are still to be read,
+    since a loss there would then be told to nobody.
+    """
+    ranges = list(lost.ranges_head(lost.run_count))
+    while len(ranges) > LOST_RANGES_KEPT:
+        gaps = [(left[1], right[0]) for left, right in zip(ranges, ranges[1:], strict=False)]
+        unread = [(max(0, end - max(first, next_sequence)), end - first) for first, end in gaps]
+        at = unread.index(min(unread))
+        ranges[at : at + 2] = [(ranges[at][0], ranges[at + 1][1])]
+    return SequenceSet.from_ranges(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What reconciliation says of a query in one stream."""
+
+    at: QueryPosition
+    stream: StreamState | None  # None: it is gone
+    made: Decision
+
+    @property
+    def settled(self) -> QueryPosition | None:
+        """Where the query goes on; None: not in this stream."""
+        if self.stream is None:
+            return None
+        place = position_at(facts_of(self.stream), self.made.next_sequence)
+        return QueryPosition(place, told_kept(self.stream.lost, place.next_sequence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A state of the store in which there was nothing left to tell."""
+
+    state: StoreState
+    at: dict[str, QueryPosition]
+    settled: dict[str, QueryPosition]
+
+
+class QueryReader:
+    """One query's dealings with a store. For one thread at a time, as Spark calls a source."""
+
+    def __init__(self, store: "Store", consumer: str | None = None, take_over: bool = False, own: bool = True) -> None:
+        """`consumer`: the durable consumer that the query reads as, of each of its streams, made by first use.
+
+        `take_over`: take it away from a live query. `own=False`: look and acknowledge on behalf of whoever owns it;
+        such a reader moves no consumer anywhere but up.
+        """
+        self._store, self._consumer, self._take_over, self._own = store, consumer, take_over, own
+        if consumer is not None:
+            check_name(consumer, "name of a consumer")
+        self._quiet: _Quiet | None = None
+        self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was told, and where it led
+
+    def close(self) -> None:
+        """Let go of the consumers."""
+
+    # --- where a query begins
+
+    def at(self, stream: str, sequence: int) -> QueryPosition:
+        """Return the position of a query that begins at `sequence` now: whatever is lost by now is nothing to tell.
+
+        Raises NotFoundError.
+        """
+        return _at(self._store.stream_state(stream), sequence)
+
+    def begin(self, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+        """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
+
+        With a consumer that is where the consumer stands, unless an option chose a place: then the consumer is moved
+        there, once. One that is not there yet is made. The positions are still to be settled. Raises NotFoundError,
+        ReadOnlyError, StoreBusyError, FencedError.
+        """
+        if self._consumer is None:
+            state = self._store.state()
+            return {name: _at(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()}
+        state = self._store.state()
+        if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
+            return self._places(state, starts)
+
+        def job(turn: Turn) -> StoreState:
+            for name, start in starts.items():
+                stream = self._store.stream_state(name, turn.state)
+                if not self._is_begun(stream, start):
+                    self._begin_one(turn, stream, start)
+            return turn.state
+
+        return self._places(self._store.together(job), starts)
+
+    def _is_begun(self, stream: StreamState, start: Start) -> bool:
+        """Return whether the stream's consumer stands where the query begins."""
+        found = self._found(stream)
+        if found is None:
+            return False
+        if not start.choice or not self._own:
+            return True
+        is_there = found.next_sequence == found.query_start.sequence and not found.outstanding()
+        return found.query_start.choice == start.choice and is_there and found.incarnation == stream.incarnation
+
+    def _begin_one(self, turn: Turn, stream: StreamState, start: Start) -> None:
+        """Make the consumer, or move it where an option says."""
+        assert self._consumer is not None
+        query_start, found = QueryStart(start.sequence, start.choice), self._found(stream)
+        if found is None:
+            config = ConsumerConfig(name=self._consumer)
+            self._store.propose(turn, AddConsumer(stream.incarnation, config, start.sequence, query_start))
+            return
+        events: tuple[Event, ...] = ()
+        before, after = place_of(stream, found).next_sequence, start.sequence
+        if before != after:
+            reason = f"a query without a checkpoint begins there: {start.choice}"
+            events = (Event("consumer_moved", stream.name, found.name, "", str(before - 1), str(after - 1), reason),)
+            logger.warning(
+                "consumer %s of stream %s is moved from sequence %d to %d: %s",
+                found.name, stream.name, before, after, reason,
+            )  # fmt: skip
+        move = MoveConsumer(stream.incarnation, found.name, after, 0, events, query_start)
+        self._store.propose(turn, move)
+
+    def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+        places = {}
+        for name, start in starts.items():
+            stream = self._store.stream_state(name, state)
+            found = self._found(stream)
+            if found is None or (start.choice and not self._own):
+                places[name] = _at(stream, start.sequence)
+                continue
+            place = place_of(stream, found)
+            places[name] = QueryPosition(place, told_kept(found.told, place.next_sequence))
+            if place.next_sequence != (found.query_start.sequence or stream.first_sequence):
+                logger.info(
+                    "stream %s: a query without a checkpoint goes on from consumer %s, at sequence %d",
+                    name, found.name, place.next_sequence,
+                )  # fmt: skip
+        return places
+
+    def _found(self, stream: StreamState) -> ConsumerState | None:
+        """Return the query's consumer of a stream; raises ValueError if there is one of another case."""
+        if self._consumer is None:
+            return None
+        found = stream.consumers.get(self._consumer.casefold())
+        if found is not None and found.name != self._consumer:
+            raise ValueError(f"consumer: {self._consumer!r}: stream {stream.name!r} has {found.name!r}")
+        return found
+
+    # --- what became of the streams
+
+    def settle(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> dict[str, QueryPosition]:
+        """Return where a query that stands at these positions goes on; a stream that is gone for good is left out.
+
+        Nothing to tell: the same positions. Otherwise it is decided under the store's lock, by `policy`. FAIL raises
+        DataLossError with everything there is to tell and `remedy`; that changes nothing. CONTINUE moves the consumer
+        likewise, and writes and logs what was decided. Called before every plan. Raises FencedError, StoreBusyError.
+        """
+        assert policy in POLICIES, policy
+        state = self._store.state()
+        if self._quiet is not None and self._quiet.state is state and self._quiet.at == at:
+            return dict(self._quiet.settled)
+        if self._news(state, self._after_outcomes(state, at), policy):
+            state = self._settle_news(at, policy, remedy)
+        self._quiet = _Quiet(state, dict(at), self._after_outcomes(state, at))
+        return dict(self._quiet.settled)
+
+    def _after_outcomes(self, state: StoreState, at: Mapping[str, QueryPosition]) -> dict[str, QueryPosition]:
+        """Return the positions with those replaced that this process has settled before."""
+        positions: dict[str, QueryPosition] = {}
+        for name, one in at.items():
+            before = self._outcomes.get(name)
+            there = before[1] if before is not None and before[0] == one else one
+            if there is None and state.stream(name) is not None:  # made again since
+                there = one
+            if there is not None:
+                positions[name] = there
+        return positions
+
+    def _news(self, state: StoreState, at: Mapping[str, QueryPosition], policy: str) -> dict[str, _Verdict]:
+        verdicts = {name: self._verdict(state, name, one, policy) for name, one in at.items()}
+        return {name: one for name, one in verdicts.items() if one.made.is_news}
+
+    def _verdict(self, state: StoreState, name: str, at: QueryPosition, policy: str) -> _Verdict:
+        stream = state.stream(name)
+        if stream is None:
+            return _Verdict(at, None, decide_without_stream(at.position, name, policy))
+        made = decide(at.position, facts_of(stream), at.told, policy)
+        found = self._found(stream)
+        if made.is_news and policy == CONTINUE and found is not None and at.position == position_of(found):
+            waiting = _waiting(stream, found)
+            if waiting:  # it stands at the consumer's end, for its history: what waits before comes first
+                made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
+        return _Verdict(at, stream, made)
+
+    def _settle_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
+        """Decide under the lock and write it down; return the state that it was decided on."""
+
+        def job(turn: Turn) -> tuple[StoreState, dict[str, _Verdict]]:
+            news = self._news(turn.state, self._after_outcomes(turn.state, at), policy)
+            for name, one in news.items():
+                if policy == FAIL:
+                    self._tell(turn, name, one)
+                else:
+                    self._carry_out(turn, name, one)
+            return turn.state, news
+
+        doubt = ""
+        try:
+            state, news = self._store.together(job)
+        except ReadOnlyError:
+            state = self._store.state()
+            news = self._news(state, self._after_outcomes(state, at), policy)
+            doubt = " (judged by what can be read: the store cannot be written here)"
+        if news and policy == FAIL:
+            told = "; ".join(one.made.reason for one in news.values())
+            raise DataLossError(f"{told}{doubt}. {remedy}" if remedy else f"{told}{doubt}")
+        for name, one in news.items():
+            logger.warning("%s: %s%s", one.made.action.value, one.made.reason, doubt)
+            self._outcomes[name] = at[name], one.settled
+        return state
+
+    def _event(self, name: str, one: _Verdict) -> Event:
+        who, before = "query" if self._consumer is None else "consumer", str(one.at.position.next_sequence - 1)
+        if one.made.action is Action.FAIL:
+            return Event(f"{who}_failed", name, self._consumer or "", "", before, before, one.made.reason)
+        after = "" if one.stream is None else str(one.made.next_sequence - 1)
+        reason = f"{one.made.action.value}: {one.made.reason}"
+        return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
+
+    def _tell(self, turn: Turn, name: str, one: _Verdict) -> None:
+        """Write down that the query fails; not again for the same reason."""
+        event = self._event(name, one)
+        if _is_told(turn.state, event):
+            return
+        found = self._found(one.stream) if one.stream is not None else None
+        if found is None or one.stream is None:
+            self._store.propose(turn, RecordEvents((event,)))
+        else:
+            self._store.propose(turn, TellConsumer(one.stream.incarnation, found.name, (event,)))
+
+    def _carry_out(self, turn: Turn, name: str, one: _Verdict) -> None:
+        """Write down where the query goes on, and take its consumer along."""
+        event = self._event(name, one)
+        events = () if _is_told(turn.state, event) else (event,)
+        stream = one.stream
+        if self._consumer is None or stream is None:
+            if events:
+                self._store.propose(turn, RecordEvents(events))
+            return
+        found = self._found(stream)
+        if found is None:
+            self._make_again(turn, stream, one.made.next_sequence)
+            self._store.propose(turn, TellConsumer(stream.incarnation, self._consumer, events))
+        else:
+            self._store.propose(turn, move_of(stream, found, decision_of(stream, found, CONTINUE), events))
+
+    def _make_again(self, turn: Turn, stream: StreamState, sequence: int) -> None:
+        """Make the consumer of a stream that has none, or none any more, where the query stands."""
+        assert self._consumer is not None
+        logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, sequence)
+        config = ConsumerConfig(name=self._consumer)
+        self._store.propose(turn, AddConsumer(stream.incarnation, config, sequence, QueryStart(sequence)))
+
+    # --- what was done
+
+    def acknowledge(self, ends: Mapping[str, Position]) -> None:
+        """Say that everything below these positions is done, durably: the consumers move up, and never back.
+
+        One entry for all streams; nothing is written for what was said before, or without a consumer. A position that
+        the stream has left behind is passed over: what became of it is for `settle`. Raises FencedError, ReadOnlyError,
+        StoreBusyError.
+        """
+        if self._consumer is None or not self._advances(self._store.state(), ends):
+            return
+
+        def job(turn: Turn) -> None:
+            for stream, found, _ in self._advances(turn.state, ends):
+                made = decision_of(stream, found, CONTINUE)
+                if made.is_news and made.action is not Action.GO_ON:  # the query's place is good, its consumer's is not
+                    reason = f"{made.action.value}: {made.reason}"
+                    places = str(found.next_sequence - 1), str(made.next_sequence - 1)
+                    event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
+                    self._store.propose(turn, move_of(stream, found, made, (event,)))
+            advances = [
+                ConsumerAdvance(stream.incarnation, found.name, end, ANY_GENERATION)
+                for stream, found, end in self._advances(turn.state, ends)
+            ]
+            if advances:
+                self._store.propose(turn, AdvanceConsumers(tuple(advances)))
+
+        self._store.together(job)
+
+    def _advances(
+        self, state: StoreState, ends: Mapping[str, Position]
+    ) -> list[tuple[StreamState, ConsumerState, int]]:
+        """Return which consumers have to move, and up to where."""
+        found = []
+        for name, end in ends.items():
+            stream = state.stream(name)
+            consumer = self._found(stream) if stream is not None else None
+            if stream is None or consumer is None:
+                continue
+            case = answers(end, facts_of(stream), stream.lost, CONTINUE)
+            if (case["incarnation"], case["history"]) != ("same", "shared") or case["place"] == "ahead":
+                logger.info("stream %s: an acknowledgement up to %d is passed over: %s", name, end.next_sequence, case)
+            elif consumer.outstanding().clip(1, end.next_sequence) or not _stands_at(stream, consumer, end):
+                found.append((stream, consumer, end.next_sequence))
+        return found
+
+    # --- what the consumer says
+
+    def is_paused(self, stream: str) -> bool:
+        """Return whether the stream's consumer is paused now."""
+        found = self._of(stream)
+        return found is not None and found.paused_until_ns > self._store.environment.now_ns()
+
+    def filters(self, stream: str) -> tuple[str, ...]:
+        """Return the filter_subjects of the stream's consumer; none without."""
+        found = self._of(stream)
+        return found.config.filter_subjects if found is not None else ()
+
+    def _of(self, name: str) -> ConsumerState | None:
+        stream = self._store.state().stream(name)
+        return self._found(stream) if stream is not None else None
+
+
+def _at(stream: StreamState, sequence: int) -> QueryPosition:
+    return QueryPosition(position_at(facts_of(stream), sequence), told_kept(stream.lost, sequence))
+
+
+def place_of(stream: StreamState, consumer: ConsumerState) -> Position:
+    """Return the position of the consumer as a query takes it: at the first message that is not acknowledged.
+
+    If the stream has become another one since, that is the consumer's own position, by which it is recognised.
+    """
+    waiting = _waiting(stream, consumer)
+    if not waiting or decision_of(stream, consumer, CONTINUE).action is not Action.GO_ON:
+        return position_of(consumer)
+    return position_at(facts_of(stream), int(waiting.starts[0]))
+
+
+def _waiting(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
+    """Return the messages that are there and were handed out before the consumer's place, and not acknowledged."""
+    if consumer.incarnation not in stream.incarnations:
+        return SequenceSet.empty()
+    return consumer.outstanding().intersection(stream.shown())
+
+
+def _stands_at(stream: StreamState, consumer: ConsumerState, end: Position) -> bool:
+    return consumer.incarnation == stream.incarnation and consumer.next_sequence >= end.next_sequence
+
+
+def _is_told(state: StoreState, event: Event) -> bool:
+    """Return whether the store knows an event that says the same."""
+    said = (event.kind, event.stream, event.consumer, event.before, event.after, event.reason)
+    return any((one.kind, one.stream, one.consumer, one.before, one.after, one.reason) == said for one in state.events)
