@@ -17,6 +17,7 @@ from spark_stream.cli.render import counted, print_facts, print_json, say
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from storage_core import Store
     from storage_core.store.consumer import Consumer
     from storage_core.store.stream import Stream
 
@@ -122,7 +123,7 @@ def reset(
     with open_store(store, take_over=take_over and execute) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)
-        plan = _plan(opened_stream, consumer, to)
+        plan = _plan(opened, opened_stream, consumer, to)
         if execute:
             plan["next_seq"] = consumer.reset(plan["next_seq"] if to is not None else None)
             plan["executed"] = True
@@ -136,10 +137,11 @@ def reset(
         say("nothing was done; --execute does it")
 
 
-def _plan(stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
+def _plan(opened: "Store", stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
     """Return what a reset would do, in the shape of `consumer reset --json`. Raises CommandFailed for no such place."""
     from storage_core.store.consumer import where_to_go_on
     from storage_core.store.fetching import decision_of
+    from storage_core.store.lag import wanted
 
     state, before, info = stream.state(), consumer.state(), consumer.info()
     end = state.next_sequence
@@ -148,20 +150,19 @@ def _plan(stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, A
         raise CommandFailed(
             f"--to {to}: stream {stream.name} can be read from 1 to {end}, where its next message will be"
         )
-    shown, waiting = state.shown(), before.outstanding()
-    ahead = shown.clip(target, end)
-    open_before = waiting.intersection(shown).union(shown.clip(before.next_sequence, end))
+    taken = wanted(opened, state, before, 1)
+    ahead = taken.clip(target, end)
+    still_open = before.outstanding().intersection(taken).union(taken.clip(before.next_sequence, end))
     return {
         "stream_name": stream.name,
         "name": consumer.name,
         "delivered": info["delivered"],
         "ack_floor": info["ack_floor"],
         "num_ack_pending": info["num_ack_pending"],
-        "filter_subjects": info["config"]["filter_subjects"],
         "problem": decision_of(state, before).reason or None,
         "next_seq": target,
-        "num_again": len(ahead.difference(open_before)),
-        "num_skipped": len(open_before.difference(ahead)),
+        "num_again": len(ahead.difference(still_open)),
+        "num_skipped": len(still_open.difference(ahead)),
         "executed": False,
     }
 
@@ -179,14 +180,13 @@ def _place(stream: "Stream", to: str) -> int:
 
 
 def _print_plan(plan: dict[str, Any]) -> None:
-    of_any = ", whatever the subject" if plan["filter_subjects"] else ""
     facts = [
         ("delivered up to", plan["delivered"]["stream_seq"]),
         ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
         ("ack pending", plan["num_ack_pending"]),
         *([("does not go on", plan["problem"])] if plan["problem"] else []),
         ("goes on with", plan["next_seq"]),
-        (f"done, and handed out again{of_any}", plan["num_again"]),
-        (f"not done, and skipped{of_any}", plan["num_skipped"]),
+        ("done, and handed out again", plan["num_again"]),
+        ("not done, and skipped", plan["num_skipped"]),
     ]
     print_facts(f"Consumer {plan['name']} of stream {plan['stream_name']}", facts)

@@ -4,7 +4,7 @@ Whatever the metadata has is taken from there. Only two things have to be read: 
 where the bounds of its block do not say it, and with filter_subjects which messages are wanted at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
 from storage_core.store.consumer import Consumer
 from storage_core.store.fetching import decision_of
@@ -65,21 +66,30 @@ def oldest_open(store: "Store", stream: StreamState, consumer: ConsumerState) ->
     waiting = consumer.outstanding().intersection(shown)
     if waiting:
         return int(waiting.starts[0])
-    ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
-    if not ahead:
-        return None
     if not consumer.config.filter_subjects:
-        return int(ahead.starts[0])
-    request = ReadRequest(
-        (stream.name,),
-        {stream.name: (int(ahead.starts[0]), stream.next_sequence)},
-        subject_filters=consumer.config.filter_subjects,
-    )
-    options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss="skip")
-    for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
-        if batch.num_rows:
-            return int(batch.column("sequence")[0].as_py())
+        ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
+        return int(ahead.starts[0]) if ahead else None
+    for found in _taken(store, stream, consumer, consumer.next_sequence):
+        if len(found):
+            return int(found[0])
     return None
+
+
+def wanted(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
+    """Return the sequences from `first` on of all messages that are there and that the consumer's filter takes."""
+    if not consumer.config.filter_subjects:
+        return stream.shown().clip(first, stream.next_sequence)
+    parts = [np.empty(0, np.int64), *_taken(store, stream, consumer, first)]
+    return SequenceSet.from_sequences(np.concatenate(parts))
+
+
+def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
+    """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
+    filters = consumer.config.filter_subjects
+    request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
+    options = ReadOptions(("sequence",), filters, on_loss="skip")
+    for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
+        yield batch.column("sequence").to_numpy()
 
 
 def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:
