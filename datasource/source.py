@@ -28,6 +28,7 @@ from datasource.schema import (
     spark_schema,
 )
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
+from datasource.stream_writer import StreamWriter
 from datasource.tables import DamageTableReader, EventTableReader, StreamTableReader, event_streams
 from datasource.writer import BatchWriter
 
@@ -89,8 +90,9 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> NoReturn:
     raise NotImplementedError(NO_STREAMING.format("reads", "read"))
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> NoReturn:
-    raise NotImplementedError(NO_STREAMING.format("writes", "DataFrame.write"))
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """Return a writer of one batch of a streaming query: for its tasks, and anew for its commit."""
+    return StreamWriter(WriteSettings.parse_streaming(options), schema, overwrite)
 
 
 def _types(settings: ReadSettings) -> Mapping[str, DataType]:

@@ -1,7 +1,8 @@
-"""Batch writes: tasks put sealed blocks on the volumes, the driver names them all in one commit.
+"""Writes: tasks put sealed blocks on the volumes, the driver names them all in one commit.
 
 The transaction is made with the writer, which Spark hands to the tasks and to the commit alike. A task that fails, is
 tried again or runs twice leaves blocks that nobody names; they are swept. Rows of several streams are one append.
+Streaming writes (stream_writer.py) share all of it but how the commit learns of the transaction.
 """
 
 import logging
@@ -20,8 +21,8 @@ from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.values import nearest
 from storage_core import Store
-from storage_core.errors import InvalidMessageError, NotFoundError, StorageError
-from storage_core.store.appends import WriterBatch
+from storage_core.errors import InvalidMessageError, NotFoundError
+from storage_core.store.appends import CommitResult, WriterBatch
 from storage_core.store.staging import StagedBlock, Stager, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
 
@@ -30,85 +31,103 @@ log = logging.getLogger("jstream")
 
 @dataclass(frozen=True)
 class StagedPartition(WriterCommitMessage):
-    """What one task wrote. A streaming query names itself here, because the driver's side does not know it."""
+    """What one task wrote."""
 
     partition: int
     blocks: tuple[StagedBlock, ...]
-    query_id: str = ""
-    run_id: str = ""
-    batch_id: str = ""
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame. Holds plain values only: Spark pickles it to its tasks and to the commit."""
 
     def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
-        check_write_schema(schema, routed=settings.stream is None)
         self.settings, self.overwrite = settings, overwrite
-        with open_store(settings) as store:
-            self.transaction = begin(store, settings)
-        if settings.stream is not None:
-            _check_subject(self.transaction.targets[settings.stream], settings.subject, "subject" in schema.names)
+        self.transaction = begin(settings, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
+        partition = partition_id()
         return StagedPartition(partition, stage(self.transaction, self.settings, partition, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Name all blocks in one append."""
         blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
+        replaced = replaced_streams(self.settings, blocks) if self.overwrite else ()
         with open_store(self.settings) as store:
-            result = store.commit(self.transaction, blocks, self._writer_batch(), self._replaced(blocks))
+            result = store.commit(self.transaction, blocks, self._writer_batch(), replaced)
         if result.already:
             log.warning(
                 "batch %r of writer %r is in the store already: nothing was written this time",
                 self.settings.batch_id,
                 self.settings.writer_id,
             )
-        for stream, appended in result.appended.items():
-            log.info("stream %s: appended sequences [%d, %d)", stream, appended.first, appended.end)
+        log_appended(result)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Give the blocks up for sweeping, unless the commit that failed took effect after all.
-
-        Never raises: Spark would bury the error that led here below this one. What cannot be swept now is swept by
-        the store's maintenance.
-        """
-        try:
-            with open_store(self.settings) as store:
-                if not store.abort(self.transaction):
-                    log.warning("the append that reported an error was committed: its messages are in the store")
-        except StorageError as error:
-            log.warning("the blocks of the write that failed are still there: %s", error)
+        """Give the blocks up for sweeping, unless the commit that failed took effect after all; never raises."""
+        give_up(self.settings, self.transaction)
 
     def _writer_batch(self) -> WriterBatch | None:
         if self.settings.writer_id is None or self.settings.batch_id is None:
             return None
         return WriterBatch(self.settings.writer_id, self.settings.batch_id)
 
-    def _replaced(self, blocks: Sequence[StagedBlock]) -> tuple[str, ...]:
-        """Return the streams that `overwrite` empties: the one of the option, else those that rows are routed to."""
-        if not self.overwrite:
-            return ()
-        if self.settings.stream is not None:
-            return (self.settings.stream,)
-        return tuple(sorted({block.stream for block in blocks}))
-
 
 def open_store(settings: WriteSettings) -> Store:
     return places.open_store(settings.paths, settings.lock_timeout_s)
 
 
-def begin(store: Store, settings: WriteSettings) -> Transaction:
-    """Return a transaction over the option's stream, or over all; raises NotFoundError naming the nearest stream."""
-    known = store.streams()
-    if settings.stream is not None and settings.stream not in known:
-        raise NotFoundError(
-            f"option 'stream': no stream {settings.stream!r} in the store{_near(settings.stream, known)}"
-        )
-    return store.begin(None if settings.stream is None else [settings.stream])
+def begin(settings: WriteSettings, schema: StructType) -> Transaction:
+    """Return a transaction over the option's stream, or over all, for rows with these columns.
+
+    Raises NotFoundError naming the nearest stream, ValueError for columns that cannot be written or a subject that the
+    stream does not take.
+    """
+    check_write_schema(schema, routed=settings.stream is None)
+    with open_store(settings) as store:
+        if settings.stream is None:
+            return store.begin(None)
+        known = store.streams()
+        if settings.stream not in known:
+            raise NotFoundError(
+                f"option 'stream': no stream {settings.stream!r} in the store{_near(settings.stream, known)}"
+            )
+        transaction = store.begin([settings.stream])
+    _check_subject(transaction.targets[settings.stream], settings.subject, "subject" in schema.names)
+    return transaction
+
+
+def partition_id() -> int:
+    """Return the number of the partition that this task writes."""
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def replaced_streams(settings: WriteSettings, blocks: Sequence[StagedBlock]) -> tuple[str, ...]:
+    """Return the streams that `overwrite` empties: the one of the option, else those that rows are routed to."""
+    if settings.stream is not None:
+        return (settings.stream,)
+    return tuple(sorted({block.stream for block in blocks}))
+
+
+def log_appended(result: CommitResult) -> None:
+    for stream, one in result.appended.items():
+        again = f", {one.duplicate_count} of them not shown: their msg_id came before" if one.duplicate_count else ""
+        log.info("stream %s: appended sequences [%d, %d)%s", stream, one.first, one.end, again)
+
+
+def give_up(settings: WriteSettings, transaction: Transaction) -> None:
+    """Give the blocks of a transaction up for sweeping, unless it is committed: the store is asked first.
+
+    Never raises: Spark would bury the error that led here below this one. What cannot be swept now is swept by the
+    store's maintenance.
+    """
+    try:
+        with open_store(settings) as store:
+            if not store.abort(transaction):
+                log.warning("the append that reported an error was committed: its messages are in the store")
+    except Exception as error:
+        log.warning("the blocks of the write that failed are still there: %s", error)
 
 
 def stage(

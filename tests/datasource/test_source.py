@@ -58,5 +58,3 @@ def test_catalogue_table_that_lost_its_options_says_what_to_do() -> None:
 def test_streaming_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="streaming reads are not supported.*spark.read"):
         source.stream_reader({}, spark_schema(MESSAGE_TYPES))
-    with pytest.raises(NotImplementedError, match="streaming writes are not supported"):
-        source.stream_writer({}, spark_schema(MESSAGE_TYPES), False)

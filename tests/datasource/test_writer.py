@@ -41,9 +41,8 @@ def _moved(block: Any, partition: int) -> Any:
     return replace(block, partition=partition)
 
 
-def test_message_of_a_task_is_plain_and_has_no_query_in_batches(driver: Any, orders: Make) -> None:
+def test_message_of_a_task_says_which_blocks_it_wrote(driver: Any, orders: Make) -> None:
     (message,) = driver.write(orders(3), stream="ORDERS")
-    assert (message.query_id, message.run_id, message.batch_id) == ("", "", "")
     assert message.partition == 0
     assert len(message.blocks) == 1
 

@@ -1,0 +1,353 @@
+"""Streaming writes: driven as Spark drives them, a writer for the tasks and one for the commit; then by Spark."""
+
+import logging
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from datasource import source
+from datasource.stream_writer import BATCH_ID, QUERY_ID, RUN_ID
+from storage_core import Store
+from storage_core.errors import (
+    FencedError,
+    NotFoundError,
+    RequirementError,
+    StaleIncarnationError,
+    StoreBusyError,
+    TransactionAbortedError,
+)
+
+Make = Callable[..., pa.Table]
+QUERY = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
+
+
+@contextmanager
+def task(partition: int, properties: dict[str, str]) -> Iterator[None]:
+    """Be in the task of this partition, which Spark tells these properties."""
+    context = TaskContext()
+    context._partitionId, context._localProperties = partition, properties
+    TaskContext._setTaskContext(context)
+    try:
+        yield
+    finally:
+        TaskContext._taskContext = None
+
+
+@dataclass
+class Query:
+    """One run of a streaming query."""
+
+    driver: Any
+    run: str = "run-1"
+    query: str = QUERY
+    overwrite: bool = False
+    options: dict[str, str] = field(default_factory=lambda: {"stream": "ORDERS"})
+
+    def writer(self, schema: pa.Schema) -> Any:
+        return source.stream_writer(self.driver.options(self.options), from_arrow_schema(schema), self.overwrite)
+
+    def stage(self, batch: int, *tasks: pa.Table) -> list[WriterCommitMessage]:
+        """Return the messages of a batch whose tasks have written these tables."""
+        writer = self.writer(tasks[0].schema)
+        properties = {QUERY_ID: self.query, BATCH_ID: str(batch), RUN_ID: self.run}
+        messages = []
+        for partition, table in enumerate(tasks):
+            with task(partition, properties):
+                messages.append(travel(travel(writer).write(iter(table.to_batches()))))
+        return messages
+
+    def commit(self, batch: int, messages: Sequence[WriterCommitMessage | None], schema: pa.Schema) -> None:
+        self.writer(schema).commit(messages, batch)
+
+    def abort(self, batch: int, messages: Sequence[WriterCommitMessage | None], schema: pa.Schema) -> None:
+        self.writer(schema).abort(messages, batch)
+
+    def store(self, batch: int, *tasks: pa.Table) -> None:
+        """Write one batch from beginning to end."""
+        self.commit(batch, self.stage(batch, *tasks), tasks[0].schema)
+
+
+def travel(value: Any) -> Any:
+    """Return what arrives in another of Spark's processes."""
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.fixture
+def query(driver: Any) -> Query:
+    return Query(driver)
+
+
+def data(store: Store, stream: str = "ORDERS") -> list[str]:
+    return [one.decode() for one in store.stream(stream).read(columns=["data"]).read_all()["data"].to_pylist()]
+
+
+def numbered(first: int, end: int) -> list[str]:
+    return [f"order {number}" for number in range(first, end)]
+
+
+def blocks_on_disk(store: Store) -> int:
+    return sum(1 for path in store.paths for _ in Path(path).rglob("*.blk"))
+
+
+def test_each_batch_is_one_append_in_the_order_of_partitions(store: Store, query: Query, orders: Make) -> None:
+    before = store.index()
+    messages = query.stage(0, orders(3), orders(0), orders(4, 3))
+    query.commit(0, list(reversed(messages)), orders(0).schema)
+    assert store.index() == before + 1
+    assert data(store) == numbered(0, 7)
+    query.store(1, orders(2, 7))
+    assert data(store) == numbered(0, 9)
+
+
+def test_empty_batch_says_whose_it_is_and_is_stored_as_one(store: Store, query: Query, orders: Make) -> None:
+    (message,) = query.stage(4, orders(0))
+    assert (message.blocks, message.query_id, message.run_id, message.batch_id) == ((), QUERY, "run-1", "4")
+    query.commit(4, [message], orders(0).schema)
+    assert store.state().stream("ORDERS").writers[QUERY].last_batch == 4
+    assert data(store) == []
+
+
+def test_batch_without_any_task_stores_nothing(store: Store, query: Query, orders: Make) -> None:
+    before = store.index()
+    query.commit(0, [], orders(0).schema)
+    query.abort(0, [None, None], orders(0).schema)
+    assert store.index() == before
+
+
+def test_replayed_batch_is_skipped_and_logged(
+    store: Store, query: Query, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    query.store(0, orders(3))
+    query.store(1, orders(3, 3))
+    with caplog.at_level(logging.INFO, "jstream"):
+        replace(query, run="run-2").store(1, orders(3, 3))
+    assert data(store) == numbered(0, 6)
+    assert blocks_on_disk(store) == 2
+    assert f"batch 1 of query {QUERY} is in the store already: this time nothing was written" in caplog.text
+    replace(query, run="run-2").store(2, orders(3, 6))
+    assert data(store) == numbered(0, 9)
+
+
+def test_last_batch_that_holds_something_else_in_its_replay_is_skipped_and_told(
+    store: Store, query: Query, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    query.store(0, orders(3))
+    with caplog.at_level(logging.WARNING, "jstream"):
+        replace(query, run="run-2").store(0, orders(5))
+    assert data(store) == numbered(0, 3)
+    assert "is in stream 'ORDERS' with 3 messages, this time it has 5; what was stored first counts" in caplog.text
+
+
+@pytest.mark.parametrize("later", [3, 30])
+def test_older_copy_of_a_checkpoint_is_refused_before_it_loses_messages(
+    store: Store, query: Query, orders: Make, later: int
+) -> None:
+    for batch in range(later):
+        query.store(batch, orders(2, 2 * batch))
+    with pytest.raises(RequirementError, match=f"batches up to {later - 1} came after it: the checkpoint is an older"):
+        replace(query, run="run-2").store(1, orders(2 * later))
+    replace(query, run="run-2").store(1, orders(0 if later > 16 else 2))
+    assert data(store) == numbered(0, 2 * later)
+
+
+def test_commit_that_failed_before_its_effect_is_aborted_and_done_anew(
+    store: Store, query: Query, orders: Make
+) -> None:
+    messages = query.stage(0, orders(3), orders(3, 3))
+    query.abort(0, messages, orders(0).schema)
+    assert blocks_on_disk(store) == 0
+    with pytest.raises(TransactionAbortedError):
+        query.commit(0, messages, orders(0).schema)
+    replace(query, run="run-2").store(0, orders(3), orders(3, 3))
+    assert data(store) == numbered(0, 6)
+
+
+def test_abort_after_a_commit_that_took_effect_touches_nothing(
+    store: Store, query: Query, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = query.stage(0, orders(3), orders(3, 3))
+    query.commit(0, messages, orders(0).schema)
+    with caplog.at_level(logging.WARNING, "jstream"):
+        query.abort(0, [messages[0], None, messages[1]], orders(0).schema)
+    assert "was committed: its messages are in the store" in caplog.text
+    assert data(store) == numbered(0, 6)
+    replace(query, run="run-2").store(0, orders(3), orders(3, 3))
+    assert data(store) == numbered(0, 6)
+
+
+def test_abort_of_a_replay_leaves_what_was_stored_first(store: Store, query: Query, orders: Make) -> None:
+    query.store(0, orders(3))
+    again = replace(query, run="run-2")
+    again.abort(0, again.stage(0, orders(3)), orders(0).schema)
+    assert data(store) == numbered(0, 3)
+    assert blocks_on_disk(store) == 1
+
+
+def test_abort_never_raises(store: Store, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "0s"})
+    messages = query.stage(0, orders(3))
+    writer = query.writer(orders(0).schema)
+    with store.turn(), caplog.at_level(logging.WARNING, "jstream"):
+        in_another_process(writer.abort, messages, 0)
+    assert data(store) == []
+
+
+def in_another_process(call: Callable[..., Any], *arguments: Any) -> None:
+    """Make the call in a forked child, which has none of this process's locks; raise what it raised."""
+    context = multiprocessing.get_context("fork")
+    outcomes = context.Queue()
+
+    def run() -> None:
+        try:
+            outcomes.put(call(*arguments))
+        except Exception as error:
+            outcomes.put(error)
+
+    child = context.Process(target=run)
+    child.start()
+    outcome = outcomes.get(timeout=60)
+    child.join()
+    if outcome is not None:
+        raise outcome
+
+
+def test_lock_timeout_bounds_the_wait_for_another_process(store: Store, driver: Any, orders: Make) -> None:
+    query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "0s"})
+    messages = query.stage(0, orders(3))
+    writer = query.writer(orders(0).schema)
+    with store.turn(), pytest.raises(StoreBusyError):
+        in_another_process(writer.commit, messages, 0)
+    query.commit(0, messages, orders(0).schema)
+    assert data(store) == numbered(0, 3)
+
+
+def test_losing_attempts_of_tasks_leave_nothing_that_is_shown(store: Store, query: Query, orders: Make) -> None:
+    writer = query.writer(orders(0).schema)
+    won = []
+    for attempt in range(3):
+        with task(0, {QUERY_ID: QUERY, BATCH_ID: "0", RUN_ID: "run-1"}):
+            won = [travel(writer.write(iter(orders(3).to_batches())))]
+        assert blocks_on_disk(store) == attempt + 1
+    query.commit(0, won, orders(0).schema)
+    assert data(store) == numbered(0, 3)
+    store.maintain()
+    assert blocks_on_disk(store) == 1
+    assert data(store) == numbered(0, 3)
+
+
+def test_task_that_fails_removes_what_it_wrote(store: Store, query: Query, orders: Make) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from orders(3).to_batches()
+        raise KeyError("the source failed")
+
+    writer = query.writer(orders(0).schema)
+    with task(0, {QUERY_ID: QUERY, BATCH_ID: "0", RUN_ID: "run-1"}), pytest.raises(KeyError):
+        writer.write(rows())
+    assert blocks_on_disk(store) == 0
+
+
+def test_run_that_was_superseded_is_fenced_and_told_why(store: Store, query: Query, orders: Make) -> None:
+    newer = replace(query, run="run-2")
+    query.store(0, orders(3))
+    newer.store(1, orders(3, 3))
+    query.store(1, orders(3, 3))  # the same batch: it is there, whoever asks
+    messages = query.stage(2, orders(3, 6))
+    with pytest.raises(FencedError, match="another driver runs the same query") as caught:
+        query.commit(2, messages, orders(0).schema)
+    assert "run run-1" in str(caught.value)
+    assert "superseded by run run-2" in str(caught.value)
+    query.abort(2, messages, orders(0).schema)
+    newer.store(2, orders(3, 6))
+    assert data(store) == numbered(0, 9)
+
+
+def test_removed_checkpoint_is_noticed_by_the_writers_name(store: Store, query: Query, orders: Make) -> None:
+    named = replace(query, options={"stream": "ORDERS", "writerId": "etl"})
+    for batch in range(3):
+        named.store(batch, orders(2, 2 * batch))
+    other = replace(named, query="another-query", run="run-2")
+    with pytest.raises(RequirementError) as caught:
+        other.store(0, orders(6))
+    said = str(caught.value)
+    assert f"option 'writerId': 'etl' has written to stream 'ORDERS' as query {QUERY}, up to batch 2" in said
+    assert "this is query another-query, at batch 0. Its checkpoint was removed" in said
+    assert data(store) == numbered(0, 6)
+    replace(other, options={"stream": "ORDERS", "writerId": "etl-2"}).store(0, orders(1, 6))
+    named.store(3, orders(1, 7))
+    assert data(store) == numbered(0, 8)
+
+
+def test_writer_of_batch_jobs_is_not_taken_for_a_query(driver: Any, query: Query, orders: Make) -> None:
+    driver.write(orders(1), stream="ORDERS", writerId="etl", batchId="0")
+    with pytest.raises(RequirementError, match="as a batch job; this is query"):
+        replace(query, options={"stream": "ORDERS", "writerId": "etl"}).store(0, orders(1))
+
+
+def test_without_a_writers_name_each_query_is_a_writer(store: Store, query: Query, orders: Make) -> None:
+    query.store(0, orders(3))
+    replace(query, query="another-query").store(0, orders(3, 3))
+    assert data(store) == numbered(0, 6)
+
+
+def test_complete_mode_replaces_in_the_same_commit(store: Store, query: Query, orders: Make) -> None:
+    complete = replace(query, overwrite=True)
+    complete.store(0, orders(3), orders(3, 3))
+    before = store.index()
+    complete.store(1, orders(2, 10))
+    assert store.index() == before + 1
+    assert data(store) == numbered(10, 12)
+    complete.store(1, orders(2, 10))
+    assert data(store) == numbered(10, 12)
+    complete.store(2, orders(0))
+    assert data(store) == []
+
+
+def test_rows_are_routed_and_their_batch_is_stored_once(store: Store, query: Query) -> None:
+    routed = replace(query, options={})
+    first = pa.table({"stream": ["LOGS", "ORDERS"], "subject": ["logs.line", "orders.a"], "data": ["1", "2"]})
+    second = pa.table({"stream": ["ORDERS_EU"], "subject": ["eu.a"], "data": ["3"]})
+    messages = routed.stage(0, first, second, first.slice(0, 0))
+    assert [sorted(one.transaction.targets) for one in messages] == [["LOGS", "ORDERS"], ["ORDERS_EU"], []]
+    for _ in range(2):
+        routed.commit(0, routed.stage(0, first, second), first.schema)
+    assert [data(store, name) for name in ("LOGS", "ORDERS", "ORDERS_EU")] == [["1"], ["2"], ["3"]]
+    routed.commit(1, routed.stage(1, first.slice(0, 0)), first.schema)
+
+
+def test_stream_made_again_since_the_tasks_wrote_takes_nothing_of_them(
+    store: Store, query: Query, orders: Make
+) -> None:
+    messages = query.stage(0, orders(3))
+    store.delete_stream("ORDERS")
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    with pytest.raises(StaleIncarnationError):
+        query.commit(0, messages, orders(0).schema)
+    query.abort(0, messages, orders(0).schema)
+    assert data(store) == []
+    replace(query, run="run-2").store(0, orders(3))
+    assert data(store) == numbered(0, 3)
+
+
+def test_stream_that_is_not_there_is_named(query: Query, orders: Make) -> None:
+    with pytest.raises(NotFoundError, match="no stream 'ORDER' in the store; did you mean 'ORDERS'"):
+        replace(query, options={"stream": "ORDER"}).writer(orders(0).schema)
+
+
+def test_outside_of_a_query_the_write_says_what_is_missing(query: Query, orders: Make) -> None:
+    with task(0, {}), pytest.raises(RuntimeError, match=f"did not tell this task the property '{QUERY_ID}'"):
+        query.writer(orders(0).schema).write(iter(()))
+
+
+def test_batch_id_is_not_for_streaming(query: Query, orders: Make) -> None:
+    with pytest.raises(ValueError, match="option 'batchId' is for batch writes only"):
+        replace(query, options={"stream": "ORDERS", "batchId": "1"}).writer(orders(0).schema)
