@@ -175,6 +175,17 @@ class DeclareLost(msgspec.Struct, frozen=True, tag="declare_lost"):
     reason: str = ""
 
 
+class MergeBlocks(msgspec.Struct, frozen=True, tag="merge_blocks"):
+    """A run of neighbouring blocks is replaced by one that holds the same messages under the same sequences."""
+
+    transaction: bytes  # that the new block was written by; 16 bytes as of an append
+    incarnation: bytes
+    blocks: bytes  # ids of the run, 16 bytes each, in order
+    row: bytes  # BLOCK_DTYPE: the new block; committed_ns and subject_set are filled in when it is applied
+    subjects: tuple[str, ...] | None = None  # its distinct subjects; None: not summarised
+    dropped: bytes = b""  # encoded SequenceSet: rows of the run that the new block has not, since they are removed
+
+
 class RecordHolders(msgspec.Struct, frozen=True, tag="record_holders"):
     """A volume has these blocks of a stream, each verified there: it missed them before, or was made anew since."""
 
@@ -302,6 +313,7 @@ Command = (
     | DeclareLost
     | Bury
     | ForgetTransactions
+    | MergeBlocks
     | RecordHolders
     | RecordEvents
     | AddConsumer

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from storage_core import errors
+from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import (
     Abort,
     Acknowledge,
@@ -36,6 +37,7 @@ from storage_core.metadata.commands import (
     Event,
     ForgetTransactions,
     Init,
+    MergeBlocks,
     MoveConsumer,
     NoOp,
     PauseConsumer,
@@ -51,12 +53,12 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.consumers import ConsumerCommand, advanced, apply_to, restored
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, ids
+from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
     EVENT_COUNT_MAX,
     STREAMING_BATCHES_KEPT,
-    SUBJECT_SET_COUNT_MAX,
     TRANSACTION_DTYPE,
     BatchResult,
     StoreState,
@@ -416,7 +418,7 @@ def _with_blocks(
     rows["first"] += first
     rows["committed_ns"] = time_ns
     end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else first
-    sets, remap = _merged_sets(stream.subject_sets, part.subject_sets)
+    sets, remap = subject_sets.merged(stream.subject_sets, part.subject_sets)
     rows["subject_set"] = remap[np.frombuffer(part.subject_set_of, "<i4")]
     removed = stream.removed
     if part.duplicates:
@@ -436,19 +438,6 @@ def _with_blocks(
         subject_sets=sets,
     )
     return grown, BatchResult(first, end, part.duplicate_count)
-
-
-def _merged_sets(
-    have: tuple[tuple[str, ...], ...], new: tuple[tuple[str, ...], ...]
-) -> tuple[tuple[tuple[str, ...], ...], np.ndarray]:
-    """Return the sets with new ones added, and where position i + 1 of `new` is now (0 stays 0; no room is 0)."""
-    places = {one: position + 1 for position, one in enumerate(have)}
-    remap = np.zeros(len(new) + 1, "<i4")
-    for position, one in enumerate(new):
-        if one not in places and len(places) < SUBJECT_SET_COUNT_MAX:
-            places[one] = len(places) + 1
-        remap[position + 1] = places.get(one, 0)
-    return tuple(places), remap
 
 
 def _with_batch(writer: WriterState | None, command: Append, result: BatchResult) -> WriterState:
@@ -568,10 +557,21 @@ def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceCons
 # --- upkeep ---------------------------------------------------------------------------------------------------------
 
 
+def _merge_blocks(state: StoreState, place: Place, time_ns: int, command: MergeBlocks) -> tuple[StoreState, Result]:
+    before = _live(state, command.incarnation)
+    _check_transaction(state, command.transaction)
+    try:
+        stream, gone = merged(before, time_ns, command)
+    except errors.StorageError as error:
+        return state, Refused(type(error), str(error))
+    state = replace(state.with_stream(stream), replaced=_buried(state.replaced, before, gone, time_ns))
+    return _decided(state, place, command.transaction, COMMITTED), Done()
+
+
 def _bury(state: StoreState, place: Place, time_ns: int, command: Bury) -> tuple[StoreState, Result]:
-    rows = state.graveyard.rows
-    gone = np.isin(_pairs(rows), np.frombuffer(b"".join(command.blocks), "V32"))
-    return replace(state, graveyard=state.graveyard.keep(~gone)), Done()
+    gone = np.frombuffer(b"".join(command.blocks), "V32")
+    graveyard, replaced = (one.keep(~np.isin(_pairs(one.rows), gone)) for one in (state.graveyard, state.replaced))
+    return replace(state, graveyard=graveyard, replaced=replaced), Done()
 
 
 def _pairs(graves: np.ndarray) -> np.ndarray:
@@ -597,6 +597,7 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     ChangeVolumes: _change_volumes,
     RecordEvents: _record_events,
     RecordHolders: _record_holders,
+    MergeBlocks: _merge_blocks,
     ChangePlacement: _change_placement,
     DeclareLost: _declare_lost,
     NoOp: _noop,

@@ -22,7 +22,6 @@ TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")
 COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
 EVENT_COUNT_MAX = 4096  # newest events that are kept
-SUBJECT_SET_COUNT_MAX = 1024  # sets a stream keeps; blocks beyond are not summarised in the manifest
 
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +119,13 @@ class StoreState:
     transaction_floor_ns: int = 0  # transactions made before it are refused
     volume_change: VolumeChange | None = None  # in progress
     events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
+    # As the graveyard, of blocks whose messages are not gone: merged ones have them now.
+    replaced: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
+
+    @property
+    def graves(self) -> np.ndarray:
+        """Return every block that waits to be unlinked, GRAVE_DTYPE: removed ones, then those that were merged."""
+        return np.concatenate((self.graveyard.rows, self.replaced.rows))
 
     def voter(self, volume_id: bytes) -> Voter | None:
         """Return what is known of a volume of the store, None if it is none of its volumes."""
@@ -182,6 +188,7 @@ class _StateRecord(msgspec.Struct, frozen=True):
     transaction_floor_ns: int
     volume_change: VolumeChange | None = None
     events: tuple[Event, ...] = ()
+    replaced: bytes = b""
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)
@@ -232,6 +239,7 @@ def encode_state(state: StoreState) -> bytes:
         version=STATE_VERSION,
         streams=streams,
         graveyard=state.graveyard.encode(),
+        replaced=state.replaced.encode(),
         transactions=state.transactions.encode(),
     )
     return msgspec.msgpack.encode(_StateRecord(**values))
@@ -252,6 +260,7 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
     values.update(
         streams=streams,
         graveyard=decode_table(record.graveyard, GRAVE_DTYPE, "graveyard"),
+        replaced=decode_table(record.replaced, GRAVE_DTYPE, "replaced"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
     )
     return StoreState(**values)

@@ -134,7 +134,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         claimed = {block_id for one in claims.values() for block_id in one.rows}
         for known in best[0].streams.values() if best is not None else ():
             claimed.update(map(bytes, known.blocks.rows["block_id"]))
-        for grave in best[0].graveyard.rows["block_id"] if best is not None else ():
+        for grave in best[0].graves["block_id"] if best is not None else ():
             claimed.add(bytes(grave))
         before = {one.volume_id: was.identity for one, was in zip(made, remains, strict=True)}
         unclaimed = surviving.unclaimed(remains, claimed, env)

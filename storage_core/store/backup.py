@@ -125,7 +125,9 @@ def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) ->
             raise ValueError("streams: none is named; None means all of them")
         chosen = {name.casefold(): store.stream_state(name, state) for name in names}
     graves, transactions = Table.empty(GRAVE_DTYPE), Table.empty(TRANSACTION_DTYPE)
-    found = replace(state, streams=chosen, graveyard=graves, transactions=transactions, volume_change=None)
+    found = replace(
+        state, streams=chosen, graveyard=graves, replaced=graves, transactions=transactions, volume_change=None
+    )
     size = len(encode_state(found))
     if size > layout.STATE_SIZE_MAX:
         raise RequirementError(

@@ -24,7 +24,7 @@ def sweep(turn: Turn, env: Environment) -> int:
     """Remove the directories of deleted streams; return how many. Under the store's lock."""
     state = turn.state
     known = {incarnation for one in state.streams.values() for incarnation in one.incarnations}
-    known.update(bytes(one) for one in state.graveyard.rows["incarnation"])
+    known.update(bytes(one) for one in state.graves["incarnation"])
     names = {incarnation.hex() for incarnation in known}
     swept = 0
     for volume in turn.writable:

@@ -352,6 +352,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         host=socket.gethostname(),
         streams=streams,
         graveyard=Table.empty(GRAVE_DTYPE),
+        replaced=Table.empty(GRAVE_DTYPE),
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
         transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
         volume_change=None,

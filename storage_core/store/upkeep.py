@@ -99,7 +99,7 @@ class Upkeep:
 
     def _unlink(self, turn: Turn, everything: bool) -> None:
         """Unlink what has been in its grave for long enough. A volume that is away finds it when it is repaired."""
-        graves = turn.state.graveyard.rows
+        graves = turn.state.graves
         due = graves[graves["dropped_ns"] <= self._env.now_ns() - turn.state.settings.graveyard_keep]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]

@@ -75,6 +75,7 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
         "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost", "record_events",
         "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer", "pause_consumer",
         "deliver", "acknowledge", "move_consumer", "tell_consumer", "advance_consumers", "take_consumer",
+        "merge_blocks",
     }  # fmt: skip
 
 

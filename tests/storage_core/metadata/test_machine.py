@@ -28,10 +28,10 @@ from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
     STREAMING_BATCHES_KEPT,
-    SUBJECT_SET_COUNT_MAX,
     BatchResult,
     StreamState,
 )
+from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
 
 

@@ -81,6 +81,7 @@ def full_state() -> StoreState:
         host="host",
         streams=streams,
         graveyard=table(GRAVE_DTYPE, 2),
+        replaced=table(GRAVE_DTYPE, 3),
         transactions=table(TRANSACTION_DTYPE, 4),
         transaction_floor_ns=12,
         volume_change=VolumeChange("replace", (b"W" * 16,), (b"V" * 16,), 77),
@@ -154,7 +155,7 @@ def test_a_state_of_another_version_is_refused_as_such() -> None:
         decode_state(msgspec.msgpack.encode(newer))
 
 
-@pytest.mark.parametrize("key", ["graveyard", "transactions"])
+@pytest.mark.parametrize("key", ["graveyard", "replaced", "transactions"])
 def test_tables_that_are_no_whole_rows_are_refused(key: str) -> None:
     broken = msgspec.msgpack.decode(encode_state(StoreState()))
     broken[key] = b"x"

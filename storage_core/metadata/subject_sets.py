@@ -1,0 +1,29 @@
+"""Subject sets of a stream: which distinct sets of subjects its blocks have, each kept once.
+
+A row of the manifest points into them: its `subject_set` minus 1 is a position, 0 says that the footer must be asked.
+"""
+
+import numpy as np
+
+SUBJECT_SET_COUNT_MAX = 1024  # sets a stream keeps; blocks beyond are not summarised in the manifest
+Sets = tuple[tuple[str, ...], ...]
+
+
+def merged(have: Sets, new: Sets) -> tuple[Sets, np.ndarray]:
+    """Return the sets with new ones added, and where position i + 1 of `new` is now (0 stays 0; no room is 0)."""
+    places = {one: position + 1 for position, one in enumerate(have)}
+    remap = np.zeros(len(new) + 1, "<i4")
+    for position, one in enumerate(new):
+        if one not in places and len(places) < SUBJECT_SET_COUNT_MAX:
+            places[one] = len(places) + 1
+        remap[position + 1] = places.get(one, 0)
+    return tuple(places), remap
+
+
+def without_unused(sets: Sets, rows: np.ndarray) -> tuple[Sets, np.ndarray]:
+    """Return the sets that rows point into, and for each row where its own is now; rows of BLOCK_DTYPE."""
+    used = np.unique(rows["subject_set"])
+    used = used[used > 0]
+    places = np.zeros(len(sets) + 1, "<i4")
+    places[used] = np.arange(1, len(used) + 1)
+    return tuple(sets[at - 1] for at in used.tolist()), places[rows["subject_set"]]
