@@ -159,10 +159,10 @@ OPTIONS = (
         (READ,),
         "`messages`, `streams`, `consumers`, `damage`, `events`",
         "`messages`",
-        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; `consumers` "
-        "(`layout=nats` and `stan`): what each was sent and had acknowledged; `damage`: everything is read and "
-        "checked, one row a damaged place; `events` (not with another layout): what happened to the store and its "
-        "volumes, oldest first.",
+        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; "
+        "`consumers`: what each was handed out and has acknowledged, and how far it is behind; `damage`: everything is "
+        "read and checked, one row a damaged place; `events` (not with another layout): what happened to the store and "
+        "its volumes, oldest first.",
     ),
     Option("compression", WRITES, "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
     Option(

@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
+    DoubleType,
     IntegerType,
     LongType,
     NullType,
@@ -65,6 +66,28 @@ STREAM_TYPES: dict[str, DataType] = {
             ]
         )
     ),
+}
+
+# The columns that a foreign store's consumers have as well mean the same there.
+CONSUMER_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "consumer": StringType(),
+    "delivered": LongType(),
+    "ack_floor": LongType(),
+    "num_ack_pending": LongType(),
+    "num_redelivered": LongType(),
+    "num_pending": LongType(),
+    "lag_messages": LongType(),
+    "lag_seconds": DoubleType(),
+    "oldest_sequence": LongType(),
+    "oldest_timestamp": TimestampType(),
+    "paused": BooleanType(),
+    "problem": StringType(),
+    "pending": ArrayType(LongType()),
+    "redelivered": ArrayType(StructType([StructField("sequence", LongType()), StructField("count", LongType())])),
+    "created": TimestampType(),
+    "incarnation": StringType(),
+    "config": StringType(),
 }
 
 EVENT_TYPES: dict[str, DataType] = {

@@ -173,11 +173,6 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
             raise ValueError(f"option {name!r} is for layout=stan only")
     if layout in FOREIGN and table == EVENTS:
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
-    if layout == JSTREAM and table == CONSUMERS:
-        raise ValueError(
-            f"option 'table': {table!r} is for layout=nats and stan: durable consumers are not supported by this "
-            "version of jstream"
-        )
     if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")

@@ -17,6 +17,7 @@ from datasource.foreign_tables import ForeignConsumerTableReader, ForeignDamageR
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
 from datasource.schema import (
     BY_SCHEMA_ONLY,
+    CONSUMER_TYPES,
     DAMAGE_TYPES,
     EVENT_TYPES,
     FOREIGN_CONSUMER_TYPES,
@@ -29,13 +30,30 @@ from datasource.schema import (
 )
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
 from datasource.stream_writer import StreamWriter
-from datasource.tables import DamageTableReader, EventTableReader, StreamTableReader, event_streams
+from datasource.tables import (
+    ConsumerTableReader,
+    DamageTableReader,
+    EventTableReader,
+    StreamTableReader,
+    event_streams,
+)
 from datasource.writer import BatchWriter
 
 ReaderOf = Callable[[ReadSettings, pa.Schema], DataSourceReader]
 
-TABLE_TYPES = {MESSAGES: MESSAGE_TYPES, STREAMS: STREAM_TYPES, EVENTS: EVENT_TYPES, DAMAGE: DAMAGE_TYPES}
-TABLE_READERS: dict[str, ReaderOf] = {STREAMS: StreamTableReader, EVENTS: EventTableReader, DAMAGE: DamageTableReader}
+TABLE_TYPES = {
+    MESSAGES: MESSAGE_TYPES,
+    STREAMS: STREAM_TYPES,
+    CONSUMERS: CONSUMER_TYPES,
+    EVENTS: EVENT_TYPES,
+    DAMAGE: DAMAGE_TYPES,
+}
+TABLE_READERS: dict[str, ReaderOf] = {
+    STREAMS: StreamTableReader,
+    CONSUMERS: ConsumerTableReader,
+    EVENTS: EventTableReader,
+    DAMAGE: DamageTableReader,
+}
 FOREIGN_TABLE_TYPES = {
     MESSAGES: MESSAGE_TYPES,
     STREAMS: FOREIGN_STREAM_TYPES,

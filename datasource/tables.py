@@ -1,9 +1,11 @@
-"""Tables about a store, as of the moment of planning: `table=streams`, `table=events` and `table=damage`."""
+"""Tables about a store, as of the moment of planning: `table=streams`, `consumers`, `events` and `damage`."""
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -11,6 +13,8 @@ from datasource.reader import open_store, select_streams
 from datasource.settings import ReadSettings
 from datasource.values import parse_time_ns
 from storage_core import Store
+from storage_core.metadata.consumer_state import pending_within
+from storage_core.store.lag import consumer_report
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -33,6 +37,21 @@ class StreamTableReader(DataSourceReader):
         with open_store(self.settings) as store:
             names = select_streams(store.streams(), self.settings.streams or ("*",)) if store.streams() else []
             return [RowsPartition([stream_row(info) for info in store.report(names, exact_times=True)])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield table_batch(partition, self.schema)
+
+
+class ConsumerTableReader(DataSourceReader):
+    """Lists the consumers of a store, or of the streams that the option `stream` names. It moves none of them."""
+
+    def __init__(self, settings: ReadSettings, schema: pa.Schema) -> None:
+        self.settings, self.schema = settings, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with open_store(self.settings) as store:
+            names = select_streams(store.streams(), self.settings.streams) if self.settings.streams else None
+            return [RowsPartition(consumer_rows(store, names))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield table_batch(partition, self.schema)
@@ -104,6 +123,53 @@ def stream_row(info: dict[str, Any]) -> dict[str, Any]:
             {**replica, "last_scrub": _time(replica["last_scrub"])} for replica in info["cluster"]["replicas"]
         ],
     }
+
+
+def consumer_rows(store: Store, streams: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Return the columns of `schema.CONSUMER_TYPES` for each consumer of these streams; None: of all."""
+    state, rows = store.state(), []
+    for info in consumer_report(store, streams, settle=False):
+        stream = state.stream(info["stream_name"])
+        consumer = stream.consumers.get(info["name"].casefold()) if stream is not None else None
+        if stream is None or consumer is None:
+            continue  # made or deleted since we looked
+        rows.append(_consumer_row(info, pending_within(consumer.pending.rows, stream.shown())))
+    return rows
+
+
+def _consumer_row(info: dict[str, Any], pending: np.ndarray) -> dict[str, Any]:
+    """Return one row; `pending`: the runs of messages that wait for their acknowledgement."""
+    lag = info["lag"]
+    again = pending[pending["deliveries"] > 1]
+    counts = np.repeat(again["deliveries"] - 1, again["end"] - again["first"]).tolist()
+    return {
+        "stream": info["stream_name"],
+        "consumer": info["name"],
+        "delivered": info["delivered"]["stream_seq"],
+        "ack_floor": info["ack_floor"]["stream_seq"],
+        "num_ack_pending": info["num_ack_pending"],
+        "num_redelivered": info["num_redelivered"],
+        "num_pending": info["num_pending"],
+        "lag_messages": lag["messages"],
+        "lag_seconds": lag["seconds"],
+        "oldest_sequence": lag["oldest_seq"],
+        "oldest_timestamp": _time(lag["oldest_ts"]),
+        "paused": info["paused"],
+        "problem": info["problem"],
+        "pending": _sequences(pending).tolist(),
+        "redelivered": [
+            {"sequence": one, "count": count} for one, count in zip(_sequences(again).tolist(), counts, strict=True)
+        ],
+        "created": _time(info["created"]),
+        "incarnation": info["incarnation"],
+        "config": json.dumps(info["config"], sort_keys=True),
+    }
+
+
+def _sequences(runs: np.ndarray) -> np.ndarray:
+    """Return all sequences of the runs."""
+    sizes = runs["end"] - runs["first"]
+    return np.arange(int(sizes.sum())) + np.repeat(runs["first"] - (np.cumsum(sizes) - sizes), sizes)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -51,7 +51,6 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"table": "consumers"}, "'consumers' is for layout=nats and stan: durable consumers are not supported"),
         ({"encryptionKey": "k"}, "option 'encryptionKey' is for layout=nats only"),
         ({"table": "event"}, "did you mean 'events'"),
         ({"table": "events", "subject": "a"}, "'subject' is for reading messages"),

@@ -1,5 +1,6 @@
-"""`table=streams` and `table=events`: what there is and what happened, as rows."""
+"""`table=streams`, `consumers` and `events`: what there is and what happened, as rows."""
 
+import json
 import shutil
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -9,12 +10,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from datasource.schema import EVENT_TYPES, STREAM_TYPES, spark_schema
+from datasource.schema import CONSUMER_TYPES, EVENT_TYPES, FOREIGN_CONSUMER_TYPES, STREAM_TYPES, spark_schema
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.metadata.commands import Event, RecordEvents
 
 SCHEMA = to_arrow_schema(spark_schema(STREAM_TYPES), timezone="UTC")
+CONSUMERS = to_arrow_schema(spark_schema(CONSUMER_TYPES), timezone="UTC")
 EVENTS = to_arrow_schema(spark_schema(EVENT_TYPES), timezone="UTC")
 
 
@@ -70,6 +72,59 @@ def test_streams_say_which_of_their_replicas_are_current(tmp_path: Any, driver: 
     assert [one["current"] for one in row["replicas"]] == [True, False, True]
     assert [one["path"] for one in row["replicas"]] == [str(path) for path in paths]
     assert row["lost_ranges"] == []
+
+
+def test_consumers_are_rows_with_their_positions_and_what_they_are_behind_by(
+    store: Store, driver: Any, orders: Callable[..., pa.Table]
+) -> None:
+    when = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+    stream = store.stream("ORDERS")
+    stream.append(orders(6).append_column("timestamp", pa.array([when] * 6)))
+    billing = stream.add_consumer({"name": "billing", "on_data_loss": "fail"})
+    store.stream("LOGS").add_consumer({"name": "idle", "description": "nothing yet"})
+    billing.ack(billing.fetch(4, 0).column("sequence")[:1])
+    billing.nak([2, 3])
+    billing.fetch(2, 0)
+    stream.remove([3])
+    idle, found = driver.read(CONSUMERS, table="consumers").to_pylist()
+    assert (idle["stream"], idle["consumer"], idle["lag_messages"], idle["lag_seconds"]) == ("LOGS", "idle", 0, 0.0)
+    assert (idle["oldest_sequence"], idle["oldest_timestamp"]) == (None, None)
+    assert (idle["pending"], idle["redelivered"]) == ([], [])
+    assert (found["stream"], found["consumer"], found["delivered"], found["ack_floor"]) == ("ORDERS", "billing", 4, 1)
+    assert (found["num_ack_pending"], found["num_redelivered"], found["num_pending"]) == (2, 1, 2)
+    assert (found["pending"], found["redelivered"]) == ([2, 4], [{"sequence": 2, "count": 1}])
+    assert (found["lag_messages"], found["oldest_sequence"], found["oldest_timestamp"]) == (4, 2, when)
+    assert (found["paused"], found["problem"]) == (False, None)
+    assert found["incarnation"] == stream.incarnation.hex()
+    assert json.loads(found["config"])["on_data_loss"] == "fail"
+
+
+def test_looking_at_consumers_moves_none_and_shows_what_would(
+    store: Store, driver: Any, orders: Callable[..., pa.Table]
+) -> None:
+    stream = store.stream("ORDERS")
+    stream.append(orders(3))
+    consumer = stream.add_consumer({"name": "billing"})
+    stream.purge(up_to=3)
+    index = store.index()
+    (row,) = driver.read(CONSUMERS, table="consumers", stream="ORDERS").to_pylist()
+    assert "1 to 2" in row["problem"]
+    assert (store.index(), consumer.info()["events"]) == (index, [])
+
+
+def test_consumers_of_chosen_streams_and_of_a_store_without_any(store: Store, driver: Any) -> None:
+    store.stream("ORDERS").add_consumer({"name": "billing"})
+    chosen = pa.schema([CONSUMERS.field("consumer")])
+    assert driver.read(chosen, table="consumers", stream="ORDERS*").to_pylist() == [{"consumer": "billing"}]
+    assert driver.read(chosen, table="consumers", stream="LOGS").num_rows == 0
+    with pytest.raises(NotFoundError, match="did you mean 'LOGS'"):
+        driver.read(chosen, table="consumers", stream="LOG")
+
+
+def test_columns_of_consumers_that_a_foreign_store_has_too_are_of_the_same_type() -> None:
+    shared = CONSUMER_TYPES.keys() & FOREIGN_CONSUMER_TYPES.keys()
+    assert shared >= {"stream", "consumer", "delivered", "ack_floor", "num_ack_pending", "pending", "redelivered"}
+    assert all(CONSUMER_TYPES[name] == FOREIGN_CONSUMER_TYPES[name] for name in shared)
 
 
 def record(store: Store, *events: Event) -> None:
