@@ -20,6 +20,7 @@ ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
     "behind", "damaged", "missing", "foreign", "rolled_back", "retired", "returned", "rejoined", "repaired", "drift",
     "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
+    "import_begun", "imported",
     "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
     "consumer_exhausted",
 )  # fmt: skip

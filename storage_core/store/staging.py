@@ -30,6 +30,7 @@ from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
 BLOCK_SUFFIX = ".blk"
+PART_SUFFIX = ".part"  # records of an import, beside its blocks: import_parts.py
 FILE_SIZE_TARGET_MAX = BLOCK_SIZE_MAX // 2  # bytes; tiny headers take many times their message bytes in a file
 
 

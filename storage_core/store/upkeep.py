@@ -16,7 +16,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.mending import Mending
 from storage_core.store.placement import block_directory
 from storage_core.store.placements import Placement, PlacementJournal
-from storage_core.store.staging import block_id_of, block_path
+from storage_core.store.staging import PART_SUFFIX, block_id_of, block_path
 from storage_core.store.turn import Turn
 from storage_core.store.volumes import Volume
 
@@ -127,9 +127,10 @@ class Upkeep:
             if block_id != _NO_BLOCK:
                 files.unlink(block_path(str(directory), block_id))
                 return directory
-            # What still lies there was staged for the stream and never committed; what is no block is not ours.
+            # What still lies there was staged for the stream and never committed; what is no block, and no record of
+            # an import, is not ours.
             for name in files.list_directory(directory):
-                if block_id_of(name) is not None:
+                if block_id_of(name) is not None or name.endswith(PART_SUFFIX):
                     files.unlink(directory / name)
             files.remove_directory(directory)
         except FileNotFoundError:
