@@ -1,4 +1,4 @@
-"""docs/guide/commands.md shows what the commands print: every example is run again.
+"""docs/guide shows what the commands print: every example in a page's console blocks is run again, in its order.
 
 `JSTREAM_WRITE_GOLDEN=1 pytest tests/spark_stream/cli/test_guide.py` writes the outputs anew; read the diff.
 """
@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from spark_stream.cli.app import app
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "commands.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide"
+PAGES = [page for page in sorted(GUIDE.glob("*.md")) if "```console\n" in page.read_text()]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you"
 
@@ -32,8 +33,9 @@ class Shell:
             name, value = line.removeprefix("export ").split("=")
             self.variables[name] = value
             return ""
-        if line.startswith("rm -r "):
-            shutil.rmtree(self.directory / line.removeprefix("rm -r "))
+        if line.startswith("rm "):
+            (found,) = self.directory.glob(line.split()[-1])
+            (shutil.rmtree if line.startswith("rm -r ") else os.unlink)(found)
             return ""
         before, _, command = line.rpartition(" | ")
         stdin = shlex.split(before)[1].encode().decode("unicode_escape") if before.startswith("printf ") else ""
@@ -57,10 +59,13 @@ def rerun(console: str, shell: Shell) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_guide_shows_what_the_commands_print(jstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_guide_shows_what_the_commands_print(
+    page: Path, jstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    text, shell = GUIDE.read_text(), Shell(tmp_path)
+    text, shell = page.read_text(), Shell(tmp_path)
     found = BLOCK.sub(lambda block: f"```console\n{rerun(block[1], shell)}```", text)
     if os.environ.get("JSTREAM_WRITE_GOLDEN"):
-        GUIDE.write_text(found)
-    assert jstream.normalised(found) == jstream.normalised(GUIDE.read_text())
+        page.write_text(found)
+    assert jstream.normalised(found) == jstream.normalised(page.read_text())
