@@ -115,7 +115,7 @@ def _let_go(locks: dict[Path, Lock], taken: list[Mutex]) -> None:
         try:
             while locks:
                 volume, lock = next(iter(locks.items()))
-                _close(lock)
+                close_lock(lock)
                 del locks[volume]
             while taken:
                 try:
@@ -149,7 +149,7 @@ def _acquire(
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             where, note = busy[0]
-            raise StoreBusyError(f"{where}: {_describe(note)} has held the store for longer than {timeout_s:g} s")
+            raise StoreBusyError(f"{where}: {described(note)} has held the store for longer than {timeout_s:g} s")
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
         pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
@@ -162,40 +162,44 @@ def _try_all(
     busy: list[tuple[Path, bytes]] = []
     for volume in volumes:
         try:
-            lock = locks[volume] = _open(files, volume)
+            lock = locks[volume] = open_lock(files, volume / FILE_NAME)
         except OSError as error:
             errors.append(error)
             continue
         try:
             if lock.try_acquire():
-                lock.write_note(_note())
+                lock.write_note(holders_note())
                 continue
             busy.append((volume, lock.read_note()))
         except OSError as error:
             errors.append(error)
-        _close(lock)
+        close_lock(lock)
         del locks[volume]
     return errors, busy
 
 
-def _open(files: Files, volume: Path) -> Lock:
+def open_lock(files: Files, path: Path) -> Lock:
+    """Return the lock on a file, not acquired yet, that forked children close before they do anything else."""
     with _registry:
-        lock = files.lock(volume / FILE_NAME)
+        lock = files.lock(path)
         _opened.add(lock)
     return lock
 
 
-def _close(lock: Lock) -> None:
+def close_lock(lock: Lock) -> None:
+    """Let go of what `open_lock` returned."""
     _opened.discard(lock)
     lock.close()
 
 
-def _note() -> bytes:
+def holders_note() -> bytes:
+    """Return what a holder leaves in the locked file, for people: who and since when."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
 
 
-def _describe(note: bytes) -> str:
+def described(note: bytes) -> str:
+    """Return a holder's note as text."""
     try:
         holder = json.loads(note)
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"

@@ -10,7 +10,7 @@ whatever batch is finished moves it up, one entry of the log for all streams. Su
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.consumer import move_of
 from storage_core.store.fetching import decision_of
+from storage_core.store.ownership import Ownership
 from storage_core.store.turn import Turn
 
 if TYPE_CHECKING:
@@ -130,14 +131,40 @@ class QueryReader:
         `take_over`: take it away from a live query. `own=False`: look and acknowledge on behalf of whoever owns it;
         such a reader moves no consumer anywhere but up.
         """
-        self._store, self._consumer, self._take_over, self._own = store, consumer, take_over, own
+        self._store, self._consumer, self._own = store, consumer, own
+        self._ownership: Ownership | None = None
         if consumer is not None:
             check_name(consumer, "name of a consumer")
+            if own and not store.read_only:
+                self._ownership = Ownership(store, take_over)
         self._quiet: _Quiet | None = None
         self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was told, and where it led
 
     def close(self) -> None:
         """Let go of the consumers."""
+        if self._ownership is not None:
+            self._ownership.close()
+
+    def _owned(self, state: StoreState, names: Iterable[str]) -> StoreState:
+        """Own the consumers that these streams have; return the newest state.
+
+        Raises StoreBusyError naming a live query that has one, FencedError if one was taken over.
+        """
+        if self._ownership is None:
+            return state
+        streams = self._streams(state, names)
+        pairs = [(stream, found) for stream in streams if (found := self._found(stream)) is not None]
+        return self._store.state() if self._ownership.own(pairs) else state
+
+    def _make(self, turn: Turn, stream: StreamState, start: QueryStart) -> None:
+        """Make the consumer of a stream, and own it."""
+        assert self._consumer is not None
+        logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, start.sequence)
+        config = ConsumerConfig(name=self._consumer)
+        self._store.propose(turn, AddConsumer(stream.incarnation, config, start.sequence, start))
+        if self._ownership is not None:
+            made = self._store.stream_state(stream.name, turn.state)
+            self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
 
     # --- where a query begins
 
@@ -158,7 +185,7 @@ class QueryReader:
         if self._consumer is None:
             state = self._store.state()
             return {name: _at(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()}
-        state = self._store.state()
+        state = self._owned(self._store.state(), starts)
         if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
             return self._places(state, starts)
 
@@ -183,12 +210,12 @@ class QueryReader:
 
     def _begin_one(self, turn: Turn, stream: StreamState, start: Start) -> None:
         """Make the consumer, or move it where an option says."""
-        assert self._consumer is not None
         query_start, found = QueryStart(start.sequence, start.choice), self._found(stream)
         if found is None:
-            config = ConsumerConfig(name=self._consumer)
-            self._store.propose(turn, AddConsumer(stream.incarnation, config, start.sequence, query_start))
+            self._make(turn, stream, query_start)
             return
+        if self._ownership is not None:
+            self._ownership.generation(stream, found)
         events: tuple[Event, ...] = ()
         before, after = place_of(stream, found).next_sequence, start.sequence
         if before != after:
@@ -240,8 +267,10 @@ class QueryReader:
         state = self._store.state()
         if self._quiet is not None and self._quiet.state is state and self._quiet.at == at:
             return dict(self._quiet.settled)
+        state = self._owned(state, at)
         if self._news(state, self._after_outcomes(state, at), policy):
             state = self._settle_news(at, policy, remedy)
+        state = self._make_missing(state, self._after_outcomes(state, at))
         self._quiet = _Quiet(state, dict(at), self._after_outcomes(state, at))
         return dict(self._quiet.settled)
 
@@ -330,17 +359,30 @@ class QueryReader:
             return
         found = self._found(stream)
         if found is None:
-            self._make_again(turn, stream, one.made.next_sequence)
+            self._make(turn, stream, QueryStart(one.made.next_sequence))
             self._store.propose(turn, TellConsumer(stream.incarnation, self._consumer, events))
         else:
+            if self._ownership is not None:
+                self._ownership.generation(stream, found)
             self._store.propose(turn, move_of(stream, found, decision_of(stream, found, CONTINUE), events))
 
-    def _make_again(self, turn: Turn, stream: StreamState, sequence: int) -> None:
-        """Make the consumer of a stream that has none, or none any more, where the query stands."""
-        assert self._consumer is not None
-        logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, sequence)
-        config = ConsumerConfig(name=self._consumer)
-        self._store.propose(turn, AddConsumer(stream.incarnation, config, sequence, QueryStart(sequence)))
+    def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
+        """Make the consumers of streams that have none, or none any more, where the query stands."""
+        if self._ownership is None or all(map(self._found, self._streams(state, at))):
+            return state
+
+        def job(turn: Turn) -> StoreState:
+            for stream in self._streams(turn.state, at):
+                start = at[stream.name].position
+                if self._found(stream) is None and start.incarnation == stream.incarnation:
+                    self._make(turn, stream, QueryStart(start.next_sequence))
+            return turn.state
+
+        return self._store.together(job)
+
+    @staticmethod
+    def _streams(state: StoreState, names: Iterable[str]) -> list[StreamState]:
+        return [stream for name in sorted(names) if (stream := state.stream(name)) is not None]
 
     # --- what was done
 
@@ -351,7 +393,10 @@ class QueryReader:
         the stream has left behind is passed over: what became of it is for `settle`. Raises FencedError, ReadOnlyError,
         StoreBusyError.
         """
-        if self._consumer is None or not self._advances(self._store.state(), ends):
+        if self._consumer is None:
+            return
+        state = self._owned(self._store.state(), ends)
+        if not self._advances(state, ends):
             return
 
         def job(turn: Turn) -> None:
@@ -363,13 +408,18 @@ class QueryReader:
                     event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
                     self._store.propose(turn, move_of(stream, found, made, (event,)))
             advances = [
-                ConsumerAdvance(stream.incarnation, found.name, end, ANY_GENERATION)
+                ConsumerAdvance(stream.incarnation, found.name, end, self._generation(stream, found))
                 for stream, found, end in self._advances(turn.state, ends)
             ]
             if advances:
                 self._store.propose(turn, AdvanceConsumers(tuple(advances)))
 
         self._store.together(job)
+
+    def _generation(self, stream: StreamState, consumer: ConsumerState) -> int:
+        if self._ownership is None:
+            return ANY_GENERATION
+        return self._ownership.generation(stream, consumer)
 
     def _advances(
         self, state: StoreState, ends: Mapping[str, Position]

@@ -27,6 +27,7 @@ from storage_core.store import (
     drift,
     membership,
     orphans,
+    ownership,
     placement,
     verification,
 )
@@ -393,6 +394,7 @@ class Store:
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)
             deleted.sweep(turn, self._env)
+            ownership.sweep(turn, self._env)
             self._upkeep.after(turn, everything=True)
 
     # --- volumes

@@ -298,7 +298,9 @@ def test_stuck_consumer_with_policy_fail_says_what_is_gone_until_it_is_reset(vol
     machine = Machine(7, volume_count)
     consumer = story(machine, on_data_loss="fail")
     for _ in range(2):
-        with pytest.raises(DataLossError, match=r"sequences 1 to 1844 are lost .*`jstream consumer reset orders reader --execute`"):
+        with pytest.raises(
+            DataLossError, match=r"sequences 1 to 1844 are lost .*`jstream consumer reset orders reader --execute`"
+        ):
             consumer.fetch(2000, 0)
     again = reader(machine)  # opens, and shows why
     (event,) = again.info()["events"]

@@ -50,6 +50,7 @@ def test_a_query_without_a_checkpoint_goes_on_where_its_consumer_stands(machine:
     (at,) = reader.begin({"orders": Start(1)}).values()
     end = read_on(machine.open(), at, 8)
     reader.acknowledge({"orders": end.position})
+    reader.close()
     assert places(QueryReader(machine.open(), "etl").begin({"orders": Start(1)})) == {"orders": 8}
     assert machine.open().stream("orders").consumer("etl").info()["num_pending"] == 3
 
