@@ -1,4 +1,4 @@
-"""Streaming writes: driven as Spark drives them, a writer for the tasks and one for the commit; then by Spark."""
+"""Streaming writes: driven as Spark drives them, a writer for the tasks, and another for the commit."""
 
 import logging
 import multiprocessing
