@@ -246,7 +246,7 @@ class Consumer:
         rows = consumer.pending.rows
         again = pending_set(rows[rows["deliveries"] > 1]).intersection(stream.shown())
         paused_ns = consumer.paused_until_ns - self._store.environment.now_ns()
-        return {
+        found = {
             "stream_name": stream.name,
             "name": consumer.name,
             "created": describe.rfc3339(consumer.created_ns),
@@ -261,6 +261,7 @@ class Consumer:
             "incarnation": consumer.incarnation.hex(),
             "events": [describe.event_json(one) for one in consumer.events],
         }
+        return describe.Info(found, describe.consumer_html)
 
     def reset(self, sequence: int | None = None) -> int:
         """Go on from `sequence`, or from the first message that is there and was not acknowledged; return which it is.

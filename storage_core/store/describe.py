@@ -3,7 +3,7 @@
 import difflib
 import html
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage_core.errors import StorageError
@@ -250,6 +250,17 @@ def event_json(event: Event) -> dict[str, Any]:
 # --- notebooks
 
 
+class Info(dict[str, Any]):
+    """A JSON object of `info()`, which notebooks show as a table."""
+
+    def __init__(self, values: dict[str, Any], show: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__(values)
+        self._show = show
+
+    def _repr_html_(self) -> str:
+        return self._show(self)
+
+
 def stream_html(info: dict[str, Any]) -> str:
     """Return a stream as a small table for notebooks."""
     state, config = info["state"], info["config"]
@@ -266,12 +277,13 @@ def stream_html(info: dict[str, Any]) -> str:
     )
 
 
-def store_html(info: dict[str, Any], cluster: dict[str, Any]) -> str:
-    """Return a store as a small table for notebooks, out of what `store info` and `cluster info` say."""
+def store_html(info: dict[str, Any], cluster: dict[str, Any] | None = None) -> str:
+    """Return a store as a small table for notebooks: what `store info` says and, if it is there, `cluster info`."""
+    volumes = [f"{one['path']}: {_condition(one)}" for one in cluster["volumes"]] if cluster else None
     return _table(
         "Store",
         [
-            ("Volumes", [f"{one['path']}: {_condition(one)}" for one in cluster["volumes"]]),
+            ("Volumes", volumes or [one["path"] for one in info["volumes"]]),
             ("Streams", f"{info['streams']:,}"),
             ("Messages", f"{info['messages']:,}"),
             ("Bytes", f"{info['bytes']:,}"),

@@ -294,7 +294,7 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
-        return describe.store_info(self.state(), self.volumes())
+        return describe.Info(describe.store_info(self.state(), self.volumes()), describe.store_html)
 
     def cluster_info(self) -> dict[str, Any]:
         """Return what each volume is like: its metadata, and all copies of streams on it taken together."""

@@ -99,7 +99,7 @@ class Stream:
 
     def info(self) -> dict[str, Any]:
         """Return configuration, state and replicas with the keys of the NATS JetStream API."""
-        return describe.stream_info(self._store, self.state())
+        return describe.Info(describe.stream_info(self._store, self.state()), describe.stream_html)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r} of {self._store!r})"

@@ -1,5 +1,6 @@
 """How far consumers are behind, in messages and in time; and what reports, tables and notebooks show of them."""
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -138,3 +139,13 @@ def test_notebooks_show_a_consumer_with_its_newest_events(store: Store) -> None:
     consumer.reset(2)
     shown = consumer._repr_html_()
     assert "Paused" in shown and "consumer_reset: reset by hand" in shown
+
+
+def test_what_info_returns_shows_itself_and_is_json(store: Store) -> None:
+    stream = store.stream("orders")
+    consumer = stream.add_consumer({"name": "reader"})
+    for one, title in ((store, "Store"), (stream, "Stream orders"), (consumer, "Consumer reader of stream orders")):
+        info = one.info()
+        assert f"<caption>{title}</caption>" in info._repr_html_()
+        assert json.loads(json.dumps(info)) == info
+    assert str(store.paths[0]) in store.info()._repr_html_()
