@@ -8,8 +8,11 @@ import typer
 
 from spark_stream.cli import backup, block, cluster, consumer, events, follow, publish, store, stream, upkeep, verify
 from spark_stream.cli import consumer_moves as consumer_moves  # its commands belong to `consumer`
+from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
+from spark_stream.cli.apply import apply
 from spark_stream.cli.failures import RootGroup
+from spark_stream.cli.init import init
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.render import Warnings, write
 
@@ -54,6 +57,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(consumer.app, name="consumer")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(block.app, name="block")
+app.add_typer(import_.app, name="import")
 app.command("pub")(publish.publish)
 app.command("sub")(follow.subscribe)
 app.command("verify")(verify.verify)
@@ -63,6 +67,8 @@ app.command("maintain")(upkeep.maintain)
 app.command("events")(events.events)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("apply")(apply)
+app.command("init")(init)
 
 
 def main() -> None:

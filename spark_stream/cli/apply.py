@@ -1,0 +1,106 @@
+"""`jstream apply FILE`: make the store's streams and consumers look like the file."""
+
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import (
+    STORE_VARIABLE,
+    ForceOption,
+    GroupStoreOption,
+    JsonOption,
+    TakeOverOption,
+    ask_consent,
+    open_store,
+    require_consent_possible,
+)
+from spark_stream.cli.render import counted, print_json, say, write
+
+if TYPE_CHECKING:
+    from spark_stream.pipelines.definitions import Action, Plan
+
+
+def apply(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Streams and consumers, as TOML: conf/streams.toml.")],
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only the plan is printed.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Also delete the streams and consumers that the file does not name.")
+    ] = False,
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: GroupStoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the store look like a file: the streams and consumers that it names, with the keys that it names.
+
+    Prints the plan, and acts on it with --execute. Nothing that the file does not name is changed or deleted.
+    """
+    from spark_stream.pipelines.definitions import DELETE, load_definitions, plan
+    from spark_stream.pipelines.definitions import execute as carry_out
+
+    wanted = load_definitions(file)
+    volumes = store or ",".join(wanted.store) or context.obj or _of_the_environment()
+    if execute and delete:
+        require_consent_possible("apply --delete", force)
+    with open_store(volumes, take_over=take_over and execute) as opened:
+        found = plan(opened, wanted, delete)
+        if json:
+            print_json(_as_json(found, execute and not found.conflicts))
+        else:
+            _print_plan(found)
+        if found.conflicts:
+            raise CommandFailed(f"{counted(len(found.conflicts), 'conflict')} with what is there; nothing was done")
+        if not execute:
+            say("nothing was done: --execute does it" if found.actions else "nothing to do")
+            return
+        losses = [_name(one) for one in found.actions if one.kind == DELETE]
+        if losses:
+            ask_consent(f"Delete {', '.join(losses)} with all that is in there?", force)
+        for action in found.actions:
+            carry_out(opened, wanted, action)
+        say(f"done: {counted(len(found.actions), 'change')}" if found.actions else "nothing to do")
+
+
+def _of_the_environment() -> str:
+    import os
+
+    volumes = os.environ.get(STORE_VARIABLE, "")
+    if not volumes:
+        raise WrongUsage(
+            f"no store: name it in the file (store = [...]), pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}"
+        )
+    return volumes
+
+
+def _as_json(plan: "Plan", executed: bool) -> dict[str, object]:
+    return {
+        "actions": [one.to_json() for one in plan.actions],
+        "unnamed": plan.unnamed,
+        "executed": executed,
+    }
+
+
+def _print_plan(plan: "Plan") -> None:
+    lines = []
+    for action in plan.actions:
+        lines.append(f"{action.kind:<8}  {_name(action)}{': ' + action.reason if action.reason else ''}")
+        for key, (before, after) in action.changes.items():
+            change = dumps(after) if action.kind == "make" else f"{dumps(before)} -> {dumps(after)}"
+            lines.append(f"            {key}: {change}")
+    deleted = {_name(one) for one in plan.actions if one.kind == "delete"}
+    lines += [
+        f"keep      {one}, which the file does not name" for one in map(_spelled, plan.unnamed) if one not in deleted
+    ]
+    write("".join(f"{line}\n" for line in lines))
+
+
+def _name(action: "Action") -> str:
+    return f"consumer {action.stream}/{action.consumer}" if action.consumer else f"stream {action.stream}"
+
+
+def _spelled(unnamed: str) -> str:
+    return f"consumer {unnamed}" if "/" in unnamed else f"stream {unnamed}"

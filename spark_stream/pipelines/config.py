@@ -1,0 +1,434 @@
+"""A pipeline as its file describes it: source, payload, transformation, sink, trigger, dead letters, checkpoint.
+
+    name = "orders"                     # of the job; the file's name if it is left out
+    checkpoint = "/data/checkpoints/orders"
+
+    [source]                            # what is read: stream, consumer, subject, limits
+    [payload]                           # what is in a message: format and schema
+    [transform]                         # SQL over the view `messages`, or a Python function
+    [sink]                              # where rows go: delta, jstream, parquet, console
+    [dead_letters]                      # the stream that takes what is not understood
+    [trigger]                           # how often, with `etl run --continuous`
+    [spark]                             # settings of the session
+
+Everything that can be known without Spark and without the store is checked here, before either is started.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from spark_stream.pipelines.toml import (
+    DefinitionError,
+    check_choice,
+    check_keys,
+    is_local,
+    local_path,
+    read_toml,
+    substitute,
+    to_struct,
+)
+from storage_core.durations import parse_duration_ns
+from storage_core.metadata.config import check_name
+from storage_core.subjects import is_filter, is_literal
+
+JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
+FORMATS = (JSON, MSGPACK, UTF8, BYTES)
+DELTA, JSTREAM, PARQUET, CONSOLE = "delta", "jstream", "parquet", "console"
+SINKS = (DELTA, JSTREAM, PARQUET, CONSOLE)
+APPEND, UPSERT = "append", "upsert"
+AVAILABLE_NOW, CONTINUOUS = "available-now", "continuous"
+STORE_VARIABLE = "JSTREAM_STORE"
+ENVELOPE = ("stream", "sequence", "subject", "timestamp", "headers")  # columns of the view, besides the payload's
+VERBATIM = ("transform.sql", "payload.schema")  # `${...}` means something else there, or nothing
+CONSOLE_ROWS = 20
+ROOT = "_"  # never shown: keys at the top of the file have no table before them
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read."""
+
+    stream: str | list[str]  # a name, names, or globs
+    store: str | list[str] = ""  # volumes
+    consumer: str = ""
+    consumer_takeover: bool = False
+    subject: str = ""
+    start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one a stream
+    fail_on_data_loss: bool = True
+    max_messages: int | None = None  # a batch, at most
+    max_bytes: int | None = None
+    max_blocks: int | None = None
+    lock_timeout: str = ""
+
+    @property
+    def volumes(self) -> list[str]:
+        return [self.store] if isinstance(self.store, str) else self.store
+
+    @property
+    def streams(self) -> list[str]:
+        return [self.stream] if isinstance(self.stream, str) else self.stream
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a message. With `column` the view has it there whole, else each field is a column."""
+
+    format: str = BYTES
+    schema: str = ""  # DDL: `order_id STRING NOT NULL, amount DOUBLE`
+    column: str = ""
+
+
+class Transform(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the rows; without either they stay as they are."""
+
+    sql: str = ""
+    python: str = ""  # module:function or file.py:function
+
+
+class Sink(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows go."""
+
+    kind: str
+    mode: str = APPEND
+    path: str = ""
+    table: str = ""
+    key: str | list[str] = ""  # upsert: the columns that say which row it is
+    order_by: str = ""  # upsert: the column whose highest value is the row as it is now
+    partition_by: str | list[str] = ""
+    store: str | list[str] = ""
+    stream: str = ""
+    subject: str = ""
+    rows: int = CONSOLE_ROWS  # console: shown of each batch
+    options: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[str]:
+        return _listed(self.key)
+
+    @property
+    def partitions(self) -> list[str]:
+        return _listed(self.partition_by)
+
+    @property
+    def volumes(self) -> list[str]:
+        return [self.store] if isinstance(self.store, str) else self.store
+
+
+class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream for messages that cannot be parsed."""
+
+    stream: str
+    store: str | list[str] = ""
+    subject: str = ""
+
+    @property
+    def volumes(self) -> list[str]:
+        return [self.store] if isinstance(self.store, str) else self.store
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """When batches begin."""
+
+    mode: str = AVAILABLE_NOW
+    interval: str = "0s"  # continuous: between two batches' beginnings, at least
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline, checked; all its paths are absolute."""
+
+    file: Path
+    name: str
+    checkpoint: str
+    source: Source
+    sink: Sink
+    description: str = ""
+    payload: Payload = msgspec.field(default_factory=Payload)
+    transform: Transform = msgspec.field(default_factory=Transform)
+    dead_letters: DeadLetters | None = None
+    trigger: Trigger = msgspec.field(default_factory=Trigger)
+    spark: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Top(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys above the first table of a file."""
+
+    checkpoint: str = ""
+    name: str = ""
+    description: str = ""
+
+
+_TABLES = ("source", "payload", "transform", "sink", "dead_letters", "trigger", "spark")
+
+
+def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
+    """Return the pipeline of a file. `store`: volumes for where the file names none, comma-separated.
+
+    Raises DefinitionError naming file, key, what came and what is taken, and OSError.
+    """
+    file = Path(os.path.abspath(file))
+    found = substitute(file, "", read_toml(file), VERBATIM)
+    top = {key: value for key, value in found.items() if key not in _TABLES}
+    known = list(_Top.__struct_fields__)
+    check_keys(file, "", found, [*known, *_TABLES])
+    for table in ("source", "sink"):
+        if table not in found:
+            raise DefinitionError(file, table, f"is missing: a pipeline has a table [{table}]")
+    try:
+        head = msgspec.convert(top, _Top)
+    except msgspec.ValidationError as error:
+        key = next(key for key, value in top.items() if not isinstance(value, str))
+        raise DefinitionError(file, key, f"{top[key]!r} is not text") from error
+    dead = found.get("dead_letters")
+    made = Pipeline(
+        file=file,
+        name=head.name or file.stem,
+        description=head.description,
+        checkpoint=head.checkpoint,
+        source=to_struct(file, "source", found["source"], Source),
+        payload=to_struct(file, "payload", found.get("payload", {}), Payload),
+        transform=to_struct(file, "transform", found.get("transform", {}), Transform),
+        sink=to_struct(file, "sink", found["sink"], Sink),
+        dead_letters=None if dead is None else to_struct(file, "dead_letters", dead, DeadLetters),
+        trigger=to_struct(file, "trigger", found.get("trigger", {}), Trigger),
+        spark=_settings(file, found.get("spark", {})),
+    )
+    _check(made)
+    return _resolved(made, store or os.environ.get(STORE_VARIABLE, ""))
+
+
+def _settings(file: Path, table: object) -> dict[str, str]:
+    """Return the settings of the session, whose names have dots in them: quoted or as tables within tables."""
+    if not isinstance(table, Mapping):
+        raise DefinitionError(file, "spark", f"{table!r} is not a table of settings")
+    settings: dict[str, str] = {}
+
+    def walk(place: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, one in value.items():
+                walk(f"{place}.{key}" if place else key, one)
+        elif isinstance(value, (bool, int, float, str)):
+            settings[place] = str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise DefinitionError(file, f"spark.{place}", f"{value!r} is not text, a number, or true or false")
+
+    walk("", table)
+    for name in settings:
+        if not name.startswith("spark."):
+            raise DefinitionError(file, f"spark.{name}", 'settings of Spark begin with spark., as in "spark.master"')
+    return settings
+
+
+def _check(pipeline: Pipeline) -> None:
+    file = pipeline.file
+    try:
+        check_name(pipeline.name, "name")
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
+    if not pipeline.checkpoint:
+        raise DefinitionError(
+            file, "checkpoint", "is missing: the folder in which Spark keeps how far the pipeline has come"
+        )
+    _check_source(file, pipeline.source)
+    _check_payload(file, pipeline.payload)
+    _check_transform(file, pipeline.transform)
+    _check_sink(file, pipeline.sink)
+    if pipeline.dead_letters is not None:
+        _check_name(file, "dead_letters.stream", pipeline.dead_letters.stream)
+        _check_subject(file, "dead_letters.subject", pipeline.dead_letters.subject)
+    check_choice(file, "trigger.mode", pipeline.trigger.mode, (AVAILABLE_NOW, CONTINUOUS))
+    _duration_ns(file, "trigger.interval", pipeline.trigger.interval)
+
+
+def _check_source(file: Path, source: Source) -> None:
+    if not source.streams or not all(one.strip() for one in source.streams):
+        raise DefinitionError(file, "source.stream", f"{source.stream!r} names no stream")
+    if source.consumer:
+        _check_name(file, "source.consumer", source.consumer)
+    elif source.consumer_takeover:
+        raise DefinitionError(file, "source.consumer_takeover", "needs source.consumer")
+    if source.subject and not is_filter(source.subject):
+        raise DefinitionError(
+            file,
+            "source.subject",
+            f"{source.subject!r} is not a filter; tokens joined by dots, * for one, > for the rest",
+        )
+    for key in ("max_messages", "max_bytes", "max_blocks"):
+        value = getattr(source, key)
+        if value is not None and not 1 <= value < 2**63:
+            raise DefinitionError(file, f"source.{key}", f"{value} is not a whole number from 1 on")
+    if source.lock_timeout:
+        _duration_ns(file, "source.lock_timeout", source.lock_timeout)
+    _check_start(file, source)
+
+
+def _check_start(file: Path, source: Source) -> None:
+    start = source.start
+    one = len(source.streams) == 1 and not re.search(r"[,*?\[]", source.streams[0])
+    if isinstance(start, int) and not one:
+        raise DefinitionError(
+            file,
+            "source.start",
+            f"{start} is a sequence, which several streams do not share; write {{ ORDERS = {start} }}",
+        )
+    sequences = [start] if isinstance(start, int) else list(start.values()) if isinstance(start, dict) else []
+    for sequence in sequences:
+        if not 1 <= sequence < 2**63:
+            raise DefinitionError(
+                file, "source.start", f"{sequence} is not a sequence; they are whole numbers from 1 on"
+            )
+    if start == "consumer" and not source.consumer:
+        raise DefinitionError(file, "source.start", "'consumer' needs source.consumer, the name of one")
+    if isinstance(start, str) and start not in ("", "earliest", "latest", "consumer"):
+        from datasource.values import parse_time_ns
+
+        try:
+            parse_time_ns("start", start)
+        except ValueError as error:
+            raise DefinitionError(
+                file,
+                "source.start",
+                f"{start!r} is not earliest, latest, consumer, a sequence, or a time such as 2026-11-21T12:00:00Z",
+            ) from error
+
+
+def _check_payload(file: Path, payload: Payload) -> None:
+    check_choice(file, "payload.format", payload.format, FORMATS)
+    structured = payload.format in (JSON, MSGPACK)
+    if structured and not payload.schema.strip():
+        raise DefinitionError(
+            file,
+            "payload.schema",
+            f"is missing: format {payload.format} needs one, such as 'order_id STRING, amount DOUBLE'",
+        )
+    if not structured and payload.schema:
+        raise DefinitionError(file, "payload.schema", f"format {payload.format} has no schema; leave it out")
+    if payload.column.lower() in ENVELOPE:
+        raise DefinitionError(
+            file, "payload.column", f"{payload.column!r} is a column of every message already: {', '.join(ENVELOPE)}"
+        )
+
+
+def _check_transform(file: Path, transform: Transform) -> None:
+    if transform.sql and transform.python:
+        raise DefinitionError(file, "transform", "has sql and python; give one of them")
+    if transform.python:
+        place, _, function = transform.python.rpartition(":")
+        if not place or not function.isidentifier():
+            raise DefinitionError(
+                file, "transform.python", f"{transform.python!r} is not module:function or file.py:function"
+            )
+        if place.endswith(".py") and not (file.parent / place).is_file():
+            raise DefinitionError(file, "transform.python", f"{local_path(file.parent, place)} is not a file")
+
+
+# Which keys of [sink] mean something with which kind.
+_SINK_KEYS = {
+    DELTA: ("path", "table", "key", "order_by", "partition_by", "options"),
+    JSTREAM: ("store", "stream", "subject", "options"),
+    PARQUET: ("path", "partition_by", "options"),
+    CONSOLE: ("rows",),
+}
+
+
+def _check_sink(file: Path, sink: Sink) -> None:
+    check_choice(file, "sink.kind", sink.kind, SINKS)
+    check_choice(file, "sink.mode", sink.mode, (APPEND, UPSERT))
+    for key in ("path", "table", "key", "order_by", "partition_by", "store", "stream", "subject", "options"):
+        if getattr(sink, key) and key not in _SINK_KEYS[sink.kind]:
+            raise DefinitionError(
+                file,
+                f"sink.{key}",
+                f"means nothing with kind = {sink.kind!r}; taken are {', '.join(_SINK_KEYS[sink.kind])}",
+            )
+    if sink.mode == UPSERT and sink.kind != DELTA:
+        raise DefinitionError(file, "sink.mode", f"'upsert' is for kind = 'delta'; {sink.kind} can only append")
+    if sink.mode == UPSERT:
+        for key, why in (
+            ("key", "the columns that say which row it is"),
+            ("order_by", "the column whose highest value is the row as it is now, such as sequence"),
+        ):
+            if not getattr(sink, key):
+                raise DefinitionError(file, f"sink.{key}", f"is missing: mode 'upsert' needs {why}")
+    elif sink.key or sink.order_by:
+        key = "key" if sink.key else "order_by"
+        raise DefinitionError(file, f"sink.{key}", "is for mode = 'upsert'")
+    if sink.kind == DELTA and bool(sink.path) == bool(sink.table):
+        raise DefinitionError(
+            file, "sink", "has path and table; give one of them" if sink.path else "needs path or table"
+        )
+    if sink.kind == PARQUET and not sink.path:
+        raise DefinitionError(file, "sink.path", "is missing: the folder of the Parquet files")
+    if sink.kind == JSTREAM:
+        if sink.stream:
+            _check_name(file, "sink.stream", sink.stream)
+        _check_subject(file, "sink.subject", sink.subject)
+    if sink.kind == CONSOLE and sink.rows < 1:
+        raise DefinitionError(file, "sink.rows", f"{sink.rows} is not a whole number from 1 on")
+
+
+def _check_name(file: Path, key: str, name: str) -> None:
+    try:
+        check_name(name, key)
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
+
+
+def _check_subject(file: Path, key: str, subject: str) -> None:
+    if subject and not is_literal(subject):
+        raise DefinitionError(
+            file, key, f"{subject!r} is not a subject that a message can carry: no blanks, no wildcards"
+        )
+
+
+def _duration_ns(file: Path, key: str, text: str) -> int:
+    try:
+        if text.isdigit() and text != "0":
+            raise ValueError(f"{key}: {text!r} has no unit; write it like 500ms, 90s, 2m")
+        return parse_duration_ns(text, key)
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
+
+
+def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
+    """Return the pipeline with absolute paths; stores that the file does not name are `store`, from where we stand."""
+    file, folder, replace = pipeline.file, pipeline.file.parent, msgspec.structs.replace
+    default = [os.path.abspath(one.strip()) for one in store.split(",") if one.strip()]
+
+    def volumes(key: str, given: str | list[str], otherwise: list[str]) -> list[str]:
+        listed = _listed(given)
+        found = [local_path(folder, one) for one in listed] or otherwise
+        if not found:
+            raise DefinitionError(
+                file, key, f"is missing: the volumes of the store; or pass --store, or set {STORE_VARIABLE}"
+            )
+        return found
+
+    source = replace(pipeline.source, store=volumes("source.store", pipeline.source.store, default))
+    sink, dead = pipeline.sink, pipeline.dead_letters
+    if sink.kind == JSTREAM:
+        sink = replace(sink, store=volumes("sink.store", sink.store, source.volumes))
+    if sink.path:
+        sink = replace(sink, path=local_path(folder, sink.path))
+    if dead is not None:
+        dead = replace(dead, store=volumes("dead_letters.store", dead.store, source.volumes))
+    checkpoint = local_path(folder, pipeline.checkpoint)
+    if not is_local(checkpoint):
+        raise DefinitionError(
+            file,
+            "checkpoint",
+            f"{checkpoint!r} is not a local or mounted folder: a lock beside it keeps two runs apart",
+        )
+    return replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
+
+
+def _listed(text: str | list[str]) -> list[str]:
+    given = text.split(",") if isinstance(text, str) else text
+    return [one.strip() for one in given if one.strip()]
+
+
+def interval_s(pipeline: Pipeline) -> float:
+    """Return how many seconds lie between two batches' beginnings, at least."""
+    return parse_duration_ns(pipeline.trigger.interval, "trigger.interval") / 1e9

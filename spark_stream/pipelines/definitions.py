@@ -1,0 +1,200 @@
+"""Streams and consumers as a file defines them, and what it takes to make a store look like it.
+
+    [streams.ORDERS]
+    subjects = ["orders.>"]
+    compression = "zstd"
+    max_msg_size = "1MB"
+
+    [streams.ORDERS.consumers.warehouse]
+    filter_subjects = ["orders.created.>"]
+
+Keys are those of the configuration of streams and consumers. A key that the file does not name stays as it is in the
+store, and so does a stream that it does not name, unless deleting was asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_stream.cli.quantities import parse_size
+from spark_stream.pipelines.toml import DefinitionError, check_keys, local_path, read_toml, substitute
+from storage_core import Store
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
+
+MAKE, CHANGE, DELETE, CONFLICT = "make", "change", "delete", "conflict"
+_SIZES = ("max_msg_size", "block_max_bytes")
+_IRREVERSIBLE = ("sealed", "deny_delete", "deny_purge")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDefinition:
+    """One stream: what the file says of it and its consumers, the values checked, the keys that it names only."""
+
+    config: dict[str, Any]
+    consumers: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """A file of definitions. `store`: its volumes, absolute; empty if the file names none."""
+
+    file: Path
+    store: list[str]
+    streams: dict[str, StreamDefinition]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a plan. `changes`: for each key the value now and the one to come, None for none."""
+
+    kind: str
+    stream: str
+    consumer: str = ""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "action": self.kind,
+            "stream": self.stream,
+            "consumer": self.consumer or None,
+            "changes": {key: list(pair) for key, pair in self.changes.items()},
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, in order, and what is in the store without being named by the file."""
+
+    actions: list[Action]
+    unnamed: list[str]  # STREAM or STREAM/CONSUMER
+
+    @property
+    def conflicts(self) -> list[Action]:
+        return [one for one in self.actions if one.kind == CONFLICT]
+
+
+def load_definitions(file: Path) -> Definitions:
+    """Return what the file defines; raises DefinitionError naming the key, what came and what is taken, and OSError."""
+    found = substitute(file, "", read_toml(file))
+    check_keys(file, "", found, ("store", "streams"))
+    store = found.get("store", [])
+    listed = store.split(",") if isinstance(store, str) else store
+    if not isinstance(listed, list) or not all(isinstance(one, str) and one.strip() for one in listed):
+        raise DefinitionError(file, "store", f"{store!r} is not a list of volumes")
+    streams = found.get("streams")
+    if not isinstance(streams, Mapping) or not streams:
+        raise DefinitionError(file, "streams", "is missing: each stream is a table [streams.NAME]")
+    made = {name: _stream(file, name, table) for name, table in streams.items()}
+    _check_folded(file, "streams", list(made))
+    return Definitions(file, [local_path(file.resolve().parent, one.strip()) for one in listed], made)
+
+
+def _stream(file: Path, name: str, table: object) -> StreamDefinition:
+    place = f"streams.{name}"
+    if not isinstance(table, Mapping):
+        raise DefinitionError(file, place, f"{table!r} is not a table of a stream's keys")
+    given = {key: value for key, value in table.items() if key != "consumers"}
+    consumers = table.get("consumers", {})
+    if not isinstance(consumers, Mapping) or not all(isinstance(one, Mapping) for one in consumers.values()):
+        raise DefinitionError(file, f"{place}.consumers", f"write each consumer as a table [{place}.consumers.NAME]")
+    _check_folded(file, f"{place}.consumers", list(consumers))
+    config = _checked(file, place, name, given, StreamConfig)
+    made = {
+        one: _checked(file, f"{place}.consumers.{one}", one, keys, ConsumerConfig) for one, keys in consumers.items()
+    }
+    return StreamDefinition(config, made)
+
+
+def _checked(
+    file: Path, place: str, name: str, given: Mapping[str, Any], kind: "type[StreamConfig] | type[ConsumerConfig]"
+) -> dict[str, Any]:
+    """Return the keys that are given, with the values that the store would keep for them."""
+    if given.get("name", name) != name:
+        raise DefinitionError(file, f"{place}.name", f"{given['name']!r} is not the name of the table; leave it out")
+    values = {**given, "name": name}
+    try:
+        for key in _SIZES:
+            if isinstance(values.get(key), str):
+                values[key] = parse_size(values[key], key)
+        config = kind.from_mapping(values).to_json()
+    except Exception as error:
+        if isinstance(error, (ValueError, TypeError)) or type(error).__name__ == "WrongUsage":
+            raise DefinitionError(file, place, str(error)) from error
+        raise
+    return {key: value for key, value in config.items() if key in values or f"{key[:-1]}" in values}
+
+
+def _check_folded(file: Path, place: str, names: list[str]) -> None:
+    folded: dict[str, str] = {}
+    for name in names:
+        other = folded.setdefault(name.lower(), name)
+        if other != name:
+            raise DefinitionError(file, place, f"{other!r} and {name!r} differ in case only, and names must not")
+
+
+def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
+    """Return what would make the store look like the definitions; `delete`: also what they do not name goes."""
+    actions: list[Action] = []
+    unnamed: list[str] = []
+    present = store.streams()
+    for name, definition in wanted.streams.items():
+        actions += _plan_stream(store, name, definition, name in present)
+        if name in present:
+            extra = [one for one in store.stream(name).consumers() if one not in definition.consumers]
+            unnamed += [f"{name}/{one}" for one in extra]
+            actions += [Action(DELETE, name, one) for one in extra if delete]
+    others = [name for name in present if name not in wanted.streams]
+    unnamed += others
+    actions += [Action(DELETE, name) for name in others if delete]
+    return Plan(actions, unnamed)
+
+
+def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: bool) -> list[Action]:
+    if not exists:
+        made = [Action(MAKE, name, changes=_news(definition.config))]
+        return made + [Action(MAKE, name, one, _news(keys)) for one, keys in definition.consumers.items()]
+    stream = store.stream(name)
+    now = stream.config.to_json()
+    changes = _differences(now, definition.config)
+    actions = [Action(CHANGE, name, changes=changes)] if changes else []
+    kept = [key for key in changes if key in _IRREVERSIBLE and now[key]]
+    if kept:
+        actions = [Action(CONFLICT, name, changes=changes, reason=f"{kept[0]} cannot be taken back")]
+    known = {one.name: one.config.to_json() for one in stream.state().consumers.values()}
+    for consumer, keys in definition.consumers.items():
+        if consumer not in known:
+            actions.append(Action(MAKE, name, consumer, _news(keys)))
+        elif different := _differences(known[consumer], keys):
+            reason = "a consumer cannot be changed; remove it, and it is made anew, from its beginning"
+            actions.append(Action(CONFLICT, name, consumer, different, reason))
+    return actions
+
+
+def _news(keys: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {key: (None, value) for key, value in keys.items() if key != "name"}
+
+
+def _differences(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {key: (now[key], value) for key, value in wanted.items() if now[key] != value}
+
+
+def execute(store: Store, wanted: Definitions, action: Action) -> None:
+    """Carry out one step; each is one committed change. Raises as the calls of the store do."""
+    definition = wanted.streams.get(action.stream)
+    if action.kind == DELETE:
+        if action.consumer:
+            store.stream(action.stream).consumer(action.consumer).delete()
+        else:
+            store.delete_stream(action.stream)
+        return
+    assert definition is not None and action.kind in (MAKE, CHANGE), action
+    if action.consumer:
+        store.stream(action.stream).add_consumer(definition.consumers[action.consumer])
+    elif action.kind == MAKE:
+        store.add_stream(definition.config)
+    else:
+        store.edit_stream(definition.config)

@@ -1,0 +1,170 @@
+"""Pipeline files: what is taken, and that each mistake is told with file, key, what came and what is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_stream.pipelines.config import load_pipeline
+from spark_stream.pipelines.toml import DefinitionError
+
+GOOD = """
+checkpoint = "check/orders"
+[source]
+store = "disk-1,disk-2"
+stream = "ORDERS"
+[payload]
+format = "json"
+schema = "order_id STRING NOT NULL"
+[sink]
+kind = "delta"
+path = "tables/orders"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "orders.toml"
+
+
+def test_relative_paths_are_meant_from_the_folder_of_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(GOOD)
+    monkeypatch.chdir("/")
+    pipeline = load_pipeline(file)
+    folder = file.parent
+    assert pipeline.name == "orders"
+    assert pipeline.checkpoint == str(folder / "check" / "orders")
+    assert pipeline.source.volumes == [str(folder / "disk-1"), str(folder / "disk-2")]
+    assert pipeline.sink.path == str(folder / "tables" / "orders")
+
+
+def test_a_store_that_the_file_leaves_open_comes_from_the_caller(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(GOOD.replace('store = "disk-1,disk-2"', "") + '[dead_letters]\nstream = "DEAD"\n')
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setenv("JSTREAM_STORE", "elsewhere")
+    assert load_pipeline(file).source.volumes == [str(file.parent / "elsewhere")]
+    chosen = load_pipeline(file, "/data/a,/data/b")
+    assert chosen.source.volumes == ["/data/a", "/data/b"]
+    assert chosen.dead_letters is not None and chosen.dead_letters.volumes == ["/data/a", "/data/b"]
+    monkeypatch.delenv("JSTREAM_STORE")
+    with pytest.raises(DefinitionError, match=r"source\.store: is missing: .* --store, or set JSTREAM_STORE"):
+        load_pipeline(file)
+
+
+def test_variables_stand_for_the_environment_but_not_in_sql(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GOOD.replace("check/orders", "${ETL_PLACE:-/var/etl}/orders").replace("tables/orders", "${TABLES}/orders")
+    file.write_text(text + "[transform]\nsql = \"SELECT '${x}' FROM messages\"\n")
+    with pytest.raises(DefinitionError, match=r"sink\.path: the variable TABLES is not set"):
+        load_pipeline(file)
+    monkeypatch.setenv("TABLES", "s3a://lake")
+    pipeline = load_pipeline(file)
+    assert (pipeline.checkpoint, pipeline.sink.path) == ("/var/etl/orders", "s3a://lake/orders")
+    assert "${x}" in pipeline.transform.sql
+
+
+def test_a_start_is_a_word_a_time_a_sequence_or_one_for_each_stream(file: Path) -> None:
+    taken = {
+        '"latest"': "latest",
+        "1001": 1001,
+        "{ ORDERS = 7 }": {"ORDERS": 7},
+        '"2026-11-21T12:00:00Z"': "2026-11-21T12:00:00Z",
+        "2026-11-21T12:00:00Z": "2026-11-21T12:00:00+00:00",
+    }
+    for spelled, value in taken.items():
+        file.write_text(GOOD.replace('stream = "ORDERS"', f'stream = "ORDERS"\nstart = {spelled}'))
+        assert load_pipeline(file).source.start == value
+
+
+def test_settings_of_spark_may_be_quoted_or_tables(file: Path) -> None:
+    file.write_text(GOOD + '[spark]\n"spark.master" = "local[1]"\nspark.sql.ansi.enabled = false\n')
+    assert load_pipeline(file).spark == {"spark.master": "local[1]", "spark.sql.ansi.enabled": "false"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (
+            'kind = "delta"',
+            'kind = "detla"',
+            "sink.kind: 'detla' is not one of delta, jstream, parquet, console; did you mean delta?",
+        ),
+        ('stream = "ORDERS"', 'streem = "ORDERS"', "source.streem: there is no such key; did you mean stream?"),
+        ('stream = "ORDERS"', "", "source.stream: is missing"),
+        ('stream = "ORDERS"', "stream = 5", "source.stream: 5 is not text or a list"),
+        ('stream = "ORDERS"', 'stream = ["A", 5]', "source.stream[1]: 5 is not text"),
+        (
+            'stream = "ORDERS"',
+            'stream = "ORDERS"\nmax_messages = "many"',
+            "source.max_messages: 'many' is not a whole number",
+        ),
+        (
+            'stream = "ORDERS"',
+            'stream = "ORDERS"\nmax_messages = 0',
+            "source.max_messages: 0 is not a whole number from 1 on",
+        ),
+        (
+            'stream = "ORDERS"',
+            'stream = "A*"\nstart = 7',
+            "source.start: 7 is a sequence, which several streams do not share",
+        ),
+        (
+            'stream = "ORDERS"',
+            'stream = "A"\nstart = "soon"',
+            "source.start: 'soon' is not earliest, latest, consumer, a sequence",
+        ),
+        ('stream = "ORDERS"', 'stream = "A"\nstart = "consumer"', "source.start: 'consumer' needs source.consumer"),
+        ('stream = "ORDERS"', 'stream = "A"\nsubject = "a..b"', "source.subject: 'a..b' is not a filter"),
+        (
+            'stream = "ORDERS"',
+            'stream = "A"\nconsumer = "a b"',
+            "source.consumer: 'a b' is not 1 to 128 of the characters",
+        ),
+        ('schema = "order_id STRING NOT NULL"', "", "payload.schema: is missing: format json needs one"),
+        ('format = "json"', 'format = "utf8"', "payload.schema: format utf8 has no schema"),
+        (
+            'format = "json"',
+            'format = "json"\ncolumn = "subject"',
+            "payload.column: 'subject' is a column of every message",
+        ),
+        ('path = "tables/orders"', "", "sink: needs path or table"),
+        ('path = "tables/orders"', 'path = "a"\ntable = "b"', "sink: has path and table; give one of them"),
+        ('path = "tables/orders"', 'path = "a"\nmode = "upsert"', "sink.key: is missing: mode 'upsert' needs"),
+        (
+            'path = "tables/orders"',
+            'path = "a"\nmode = "upsert"\nkey = "id"',
+            "sink.order_by: is missing: mode 'upsert' needs",
+        ),
+        ('path = "tables/orders"', 'path = "a"\nkey = "id"', "sink.key: is for mode = 'upsert'"),
+        ('path = "tables/orders"', 'path = "a"\nstream = "S"', "sink.stream: means nothing with kind = 'delta'"),
+        ('kind = "delta"', 'kind = "parquet"\nmode = "upsert"', "sink.mode: 'upsert' is for kind = 'delta'"),
+        ('checkpoint = "check/orders"', "", "checkpoint: is missing"),
+        ('checkpoint = "check/orders"', "checkpoint = 5", "checkpoint: 5 is not text"),
+        (
+            'checkpoint = "check/orders"',
+            'checkpoint = "s3a://b/c"',
+            "checkpoint: 's3a://b/c' is not a local or mounted folder",
+        ),
+        ("[payload]", '[trigger]\ninterval = "soon"\n[payload]', "trigger.interval: 'soon' is not a duration"),
+        ("[payload]", '[trigger]\ninterval = "5"\n[payload]', "trigger.interval: '5' has no unit"),
+        ("[payload]", '[spark]\nmaster = "local"\n[payload]', "spark.master: settings of Spark begin with spark."),
+        ("[payload]", '[transform]\nsql = "x"\npython = "a:b"\n[payload]', "transform: has sql and python"),
+        (
+            "[payload]",
+            '[transform]\npython = "a"\n[payload]',
+            "transform.python: 'a' is not module:function or file.py:function",
+        ),
+        ("[payload]", '[transform]\npython = "gone.py:f"\n[payload]', "gone.py is not a file"),
+        ("[payload]\n", "[paylaod]\n", "paylaod: there is no such key; did you mean payload?"),
+        ("[payload]", "[payload", "is not TOML"),
+    ],
+)
+def test_a_mistake_names_file_key_what_came_and_what_is_taken(file: Path, before: str, after: str, told: str) -> None:
+    assert before in GOOD
+    file.write_text(GOOD.replace(before, after))
+    with pytest.raises(DefinitionError) as raised:
+        load_pipeline(file)
+    assert str(raised.value).startswith(f"{file}: ") and told in str(raised.value)
+
+
+def test_a_file_that_is_gone_is_the_operating_systems_error(file: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_pipeline(file)
