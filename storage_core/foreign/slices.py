@@ -125,16 +125,20 @@ class ForeignDamage:
     served: bool = False  # the messages [first, end) were read all the same: an option asked for it
     allowed: bool = False  # an option says to read on past it
     record: str = ""  # how the first bad record looks, in several lines, and which options there are
+    gone: bool = False  # the file is not there
+    elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
+    disputed: bool = False  # copies have different content of them, and no majority tells which is right
 
     def row(self) -> dict[str, Any]:
         """Return it as a row in DAMAGE_SCHEMA."""
         values = {name: getattr(self, name) for name in DAMAGE_SCHEMA.names if hasattr(self, name)}
-        return {**values, "costs": self.costs, "description": self.explain()}
+        served = self.served or self.elsewhere or self.disputed
+        return {**values, "served": served, "costs": self.costs, "description": self.explain()}
 
     @property
     def costs(self) -> bool:
         """Return whether messages are lost, or may be wrong or lost."""
-        return self.unclear or (self.first is not None and not self.served)
+        return self.unclear or (self.first is not None and not self.served and not self.elsewhere)
 
     def explain(self) -> str:
         """Return describe(), and the bad record with the options there are if it is known."""
@@ -142,6 +146,8 @@ class ForeignDamage:
 
     def describe(self) -> str:
         """Return it as a sentence that names stream, sequences, file and place."""
+        if self.elsewhere or self.disputed:
+            return f"stream {self.stream!r}: {self.reason}: {self.file}"
         if self.served:
             assert self.first is not None and self.end is not None, self
             one = self.end == self.first + 1

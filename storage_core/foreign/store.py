@@ -10,17 +10,21 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.in_use import Writer
 from storage_core.foreign.nats.directory import holds_streams
+from storage_core.foreign.nats.reading import digest_slice as digest_nats_slice
 from storage_core.foreign.nats.reading import read_slice as read_nats_slice
 from storage_core.foreign.nats.store import LAYOUT as NATS_LAYOUT
 from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream
 from storage_core.foreign.stan.directory import holds_channels
+from storage_core.foreign.stan.reading import digest_slice as digest_stan_slice
 from storage_core.foreign.stan.reading import read_slice as read_stan_slice
 from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
 from storage_core.foreign.stan.store import StanStore
+from storage_core.foreign.union import DigestSlice, Examined, StreamCopy, UnionSlice, examine, read_union
 
 LAYOUTS = (NATS_LAYOUT, STAN_LAYOUT)
 _READERS = {NATS_LAYOUT: read_nats_slice, STAN_LAYOUT: read_stan_slice}
+_DIGESTERS: dict[str, DigestSlice] = {NATS_LAYOUT: digest_nats_slice, STAN_LAYOUT: digest_stan_slice}
 
 
 class ForeignStore(Protocol):
@@ -55,7 +59,8 @@ class ForeignStore(Protocol):
         time_end_ns: int | None = None,
         subject_filters: Sequence[str] = (),
     ) -> list[ForeignSlice]:
-        """Return the slices to read, by stream and sequence, one a block file.
+        """Return the slices to read, by stream and sequence, one a block file. Several copies of a stream are read as
+        one: then a slice is a UnionSlice, with what every copy has of it.
 
         `streams` is a name, names, or globs; `[first, end)` are sequences, times are ns since 1970 UTC, half open too.
         Raises NotFoundError for a name or glob that no stream has, ValueError for columns or ranges that cannot be,
@@ -64,13 +69,23 @@ class ForeignStore(Protocol):
         ...
 
     def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
-        """Return the consumers of a stream. Damage to what is kept of them goes to `on_damage`, else it is raised."""
+        """Return the consumers of a stream. Damage to what is kept of them goes to `on_damage`, else it is raised.
+
+        Of one that several copies have, the state that got furthest counts; damage to a copy is then never raised.
+        """
         ...
 
     def copies(self, stream: str) -> list[ForeignStream]:
         """Return what is known of each copy of a stream below the paths, also of those that cannot be read.
 
         Raises NotFoundError if there is none.
+        """
+        ...
+
+    def side_by_side(self, stream: str) -> tuple[list[StreamCopy], list[UnionSlice]]:
+        """Return the copies of a stream, and the ranges in which they are compared; also if there is only one.
+
+        A given path that has no copy although it should counts as a copy without anything.
         """
         ...
 
@@ -136,6 +151,14 @@ def read_foreign_slice(
     Every message is checked by its checksum and never served if that fails, unless the part says `no_crc`. Damage
     goes to `on_damage`, and reading goes on without it; without `on_damage`, damage that cost messages or may have
     raises DataLossError, which names stream, file, offset and sequences, before the first batch (layout=stan: of the
-    16 MiB of the file that it is in).
+    16 MiB of the file that it is in). So does what copies have differently without a majority.
     """
-    return _READERS[part.layout](part, columns, on_damage, files)
+    if isinstance(part, UnionSlice):
+        yield from read_union(part, columns, on_damage, files, _READERS[part.layout], _DIGESTERS[part.layout])
+        return
+    yield from _READERS[part.layout](part, columns, on_damage, files)
+
+
+def examine_foreign_slice(part: UnionSlice, files: Files = OS_FILES) -> Examined:
+    """Return what the copies of a stream have in one of the ranges of `side_by_side`, and what their vote is."""
+    return examine(part, _DIGESTERS[part.layout], files)

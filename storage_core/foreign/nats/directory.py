@@ -54,9 +54,10 @@ def find_streams(
 ) -> list[StreamDirectory]:
     """Return every stream at or below the paths, by account, name and path. `encryption_key` is the server's.
 
-    Raises NotAStoreError if a path is no directory or has no stream in or below it.
+    Raises NotAStoreError if a path is no directory, or none has a stream in or below it.
     """
     found: dict[str, StreamDirectory] = {}
+    empty: list[str | os.PathLike[str]] = []
     for path in paths:
         root = Path(os.path.realpath(path))
         if not files.is_directory(root):
@@ -64,9 +65,11 @@ def find_streams(
             raise NotAStoreError(f"{path} {what}")
         found_places = _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)
         here = {str(place): _load(place, encryption_key, files) for place in found_places}
-        if not here:
-            raise NotAStoreError(f"{path} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
         found.update(here)
+        if not here:
+            empty.append(path)
+    if not found:
+        raise NotAStoreError(f"{empty[0]} is no JetStream store: no stream (meta.inf with msgs/) in it or below it")
     return sorted(found.values(), key=lambda stream: (stream.account, stream.name, stream.path))
 
 

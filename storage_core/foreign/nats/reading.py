@@ -5,6 +5,7 @@ that are lost by it as far as they are known, or raised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,11 @@ import pyarrow.compute as pc
 from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
+from storage_core.foreign.digests import Digests
 from storage_core.foreign.nats.block import BlockContent, read_block
 from storage_core.foreign.nats.columns import build_batch, subjects_of
 from storage_core.foreign.nats.index import SEQUENCE_END
-from storage_core.foreign.nats.record import Records, block_key
+from storage_core.foreign.nats.record import Records, block_key, content_digests
 from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.schema import read_schema
@@ -36,11 +38,29 @@ def read_slice(
     messages, or may have, raises DataLossError.
     """
     read_schema(tuple(columns))
+    for content, shown in _shown(part, on_damage, files):
+        kept = _filtered(part, content, shown)
+        for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
+            yield build_batch(part.stream, content, kept.take(slice(first, end)), columns)
+
+
+def digest_slice(
+    part: ForeignSlice, on_damage: Callable[[ForeignDamage], None], files: Files = OS_FILES
+) -> Iterator[Digests]:
+    """Yield digests of the messages of a part, whatever its filters. Damage goes to `on_damage`."""
+    for content, shown in _shown(part, on_damage, files):
+        yield Digests(shown.sequences, shown.times_ns, content_digests(content, shown))
+
+
+def _shown(
+    part: ForeignSlice, on_damage: Callable[[ForeignDamage], None] | None, files: Files
+) -> Iterator[tuple[pa.Buffer, Records]]:
+    """Yield the content of the block and the true messages of the part in it, once, or not if it cannot be read."""
     removed = SequenceSet.decode(part.removed)
     try:
         content = read_block(part.path, files, part.key)
     except FileNotFoundError:
-        _tell([_whole_block(part, removed, "the file is gone")], on_damage)
+        _tell([replace(_whole_block(part, removed, "the file is gone"), gone=True)], on_damage)
         return
     except (CorruptionError, UnsupportedVersionError) as error:
         _tell([_whole_block(part, removed, str(error))], on_damage)
@@ -51,9 +71,7 @@ def read_slice(
     shown = shown.take((sequences >= part.first) & (sequences < part.end) & ~removed.mask(sequences))
     shown, strange = _known_subjects(part, content.data, shown)
     _tell(_damage(part, content, scan, shown, strange, removed), on_damage)
-    shown = _filtered(part, content.data, shown)
-    for first, end in runs_by_size(np.maximum(shown.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
-        yield build_batch(part.stream, content.data, shown.take(slice(first, end)), columns)
+    yield content.data, shown
 
 
 def _known_subjects(part: ForeignSlice, block: pa.Buffer, shown: Records) -> tuple[Records, Records]:

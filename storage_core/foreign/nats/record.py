@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign.arrays import gather, runs_by_size
+from storage_core.foreign.digests import DIGEST_KEY, mixed
 from storage_core.foreign.nats.highwayhash import Key, highwayhash64, key_from_bytes
 
 SIZE_MIN = 30  # bytes: an empty message without subject, or a tombstone
@@ -182,21 +183,39 @@ def headers_end_well(view: np.ndarray, records: Records) -> np.ndarray:
     return good
 
 
+def content_digests(block: pa.Buffer, records: Records) -> np.ndarray:
+    """Return a hash of sequence, time, subject, headers and payload of each true record, uint64.
+
+    Unlike the record's own checksum it is the same in every block of every copy, and it covers where subject and
+    headers end.
+    """
+    digests = np.empty(len(records), np.uint64)
+    order = np.argsort(records.starts, kind="stable")
+    for first, end in runs_by_size(records.sizes[order], VERIFY_SIZE):
+        rows = order[first:end]
+        digests[rows] = _hashes(block, records.take(rows), DIGEST_KEY)
+    return mixed(digests, (records.subject_sizes << 32) + records.header_sizes)
+
+
 def _verify_run(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
+    view = np.frombuffer(block, np.uint8)
+    hashes = _hashes(block, records, key)
+    return np.asarray((hashes == _elements(view, "<u8")[records.ends - HASH_SIZE]) & headers_end_well(view, records))
+
+
+def _hashes(block: pa.Buffer, records: Records, key: Key) -> np.ndarray:
+    """Return the hash of each record under the key. The records are ascending and free of overlap."""
     # Three pieces a record are hashed: number and time, the subject, and headers with payload.
     count = len(records)
     starts, sizes = np.empty((count, 3), np.int64), np.empty((count, 3), np.int64)
     bodies = records.header_starts
-    ends = records.ends - HASH_SIZE
     starts[:, 0], sizes[:, 0] = records.starts + 4, 16
     starts[:, 1], sizes[:, 1] = records.starts + HEAD_SIZE, records.subject_sizes
-    starts[:, 2], sizes[:, 2] = bodies, ends - bodies
+    starts[:, 2], sizes[:, 2] = bodies, records.ends - HASH_SIZE - bodies
     hashed = gather(block, starts.ravel(), sizes.ravel())
     messages = sizes.sum(axis=1)
     places = np.cumsum(messages) - messages
-    hashes = highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), places, messages, key)
-    view = np.frombuffer(block, np.uint8)
-    return np.asarray((hashes == _elements(view, "<u8")[ends]) & headers_end_well(view, records))
+    return highwayhash64(np.frombuffer(hashed.buffers()[2], np.uint8), places, messages, key)
 
 
 def _elements(block: np.ndarray, dtype: str) -> np.ndarray:

@@ -61,6 +61,7 @@ class StreamState:
     source: str  # what the state was read from
     blocks: tuple[BlockState, ...]
     subjects: tuple[str, ...] | None  # all subjects of shown messages, if an index lists them and they are few
+    removed: SequenceSet  # sequences that had a message, or were skipped, and are known to have been removed since
 
 
 def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
@@ -124,7 +125,9 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
     few = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
     # A server that has miscounted its messages has miscounted their subjects, too, and may have left one out.
     subjects = tuple(sorted(index.subjects)) if few and count == index.message_count else None
-    return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects)
+    shown = _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in states])
+    removed = SequenceSet.from_ranges([(1, index.last + 1)]).difference(shown)
+    return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects, removed)
 
 
 def _load_old_index(block: BlockFile, files: Files) -> OldBlockIndex | None:
@@ -143,7 +146,27 @@ def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> 
             states.append(BlockState(file, one.first, one.end, one.removed, count, True))
     last = max((one.end - 1 for one in old), default=0)
     total = sum(state.message_count for state in states)
-    return StreamState(states[0].first if states else last + 1, last, total, "N.idx", tuple(states), None)
+    spans = [(file.block_index, one.first, one.end) for file, one in zip(stream.blocks, old, strict=True)]
+    removed = _union([one.removed for one in old]).union(_gaps(spans))
+    return StreamState(states[0].first if states else last + 1, last, total, "N.idx", tuple(states), None, removed)
+
+
+def _union(sets: Sequence[SequenceSet]) -> SequenceSet:
+    if not sets:
+        return SequenceSet.empty()
+    return SequenceSet.from_columns(
+        np.concatenate([one.starts for one in sets]), np.concatenate([one.ends for one in sets])
+    )
+
+
+def _gaps(spans: Sequence[tuple[int, int, int]]) -> SequenceSet:
+    """Return what lies between blocks, given as (number, first, end), that follow each other: it was removed.
+
+    Where the file of a number is gone, nobody knows: the server unlinks a block of which all was removed.
+    """
+    before = [(0, 1, 1), *spans[:-1]] if spans else []
+    follows = [(one, two) for one, two in zip(before, spans, strict=True) if two[0] == one[0] + 1]
+    return SequenceSet.from_ranges((one[2], two[1]) for one, two in follows)
 
 
 # --- without an index -----------------------------------------------------------------------------------------------
@@ -182,7 +205,20 @@ def _from_blocks(
     states += lost
     count = sum(len(sequences) for sequences in shown)
     first = next((int(sequences[0]) for sequences in shown if len(sequences)), last + 1)
-    return StreamState(first, last, count, "blocks", tuple(states), None)
+    return StreamState(first, last, count, "blocks", tuple(states), None, _all_removed(read, shown, removed))
+
+
+def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: SequenceSet) -> SequenceSet:
+    """Return what the blocks say was removed: by a tombstone, by a limit, and what a whole block has no record of."""
+    gone, spans = [removed], []
+    for one, sequences in zip(read, shown, strict=True):
+        own = SequenceSet.from_sequences(one.messages.sequences)
+        gone.append(own.difference(SequenceSet.from_sequences(sequences)))
+        if own and not one.damaged:
+            first, end = int(own.starts[0]), int(own.ends[-1])
+            gone.append(SequenceSet.from_ranges([(first, end)]).difference(own))
+            spans.append((one.file.block_index, first, end))
+    return _union(gone).union(_gaps(spans))
 
 
 def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, files: Files) -> _Read:

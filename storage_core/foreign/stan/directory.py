@@ -48,6 +48,11 @@ class ChannelDirectory:
     problem: StorageError | None = None  # why it cannot be read
 
     @property
+    def account(self) -> str:
+        """Return nothing: there are no accounts."""
+        return ""
+
+    @property
     def subscriptions_path(self) -> str:
         return str(Path(self.path) / SUBSCRIPTIONS_FILE)
 
@@ -68,10 +73,11 @@ class Found:
 def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FILES) -> Found:
     """Return every channel at or below the paths.
 
-    Raises NotAStoreError if a path is no directory or has no store in or below it.
+    Raises NotAStoreError if a path is no directory, or none has a store in or below it.
     """
     channels: dict[str, ChannelDirectory] = {}
     roots: set[str] = set()
+    empty: list[str | os.PathLike[str]] = []
     for path in paths:
         top = Path(os.path.realpath(path))
         if not files.is_directory(top):
@@ -88,10 +94,12 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
                 continue
             found = True
         if not found:
-            raise NotAStoreError(
-                f"{path} is no store of NATS Streaming: no {SERVER_FILE} and no channel "
-                f"({SUBSCRIPTIONS_FILE}, msgs.N.dat) in it or below it"
-            )
+            empty.append(path)
+    if len(empty) == len(paths):
+        raise NotAStoreError(
+            f"{empty[0]} is no store of NATS Streaming: no {SERVER_FILE} and no channel "
+            f"({SUBSCRIPTIONS_FILE}, msgs.N.dat) in it or below it"
+        )
     listed = sorted(channels.values(), key=lambda channel: (channel.name, channel.path))
     return Found(tuple(listed), tuple(sorted(roots)))
 

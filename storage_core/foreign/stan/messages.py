@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign.arrays import gather, to_strings
+from storage_core.foreign.digests import DIGEST_KEY, mixed
+from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.stan.protobuf import elements
 from storage_core.foreign.stan.record import SEQUENCE_MAX, Records
 from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema
@@ -95,6 +97,19 @@ def times_of(records: Records) -> np.ndarray:
 
 def subjects_of(buffer: pa.Buffer, records: Records) -> pa.StringArray:
     return to_strings(_bytes_of(buffer, records, SUBJECT))
+
+
+def content_digests(buffer: pa.Buffer, records: Records, sequences: np.ndarray) -> np.ndarray:
+    """Return a hash of sequence, time, subject and data of each message, uint64; the same in every copy."""
+    subjects, data = records.fields[SUBJECT], records.fields[DATA]
+    starts = np.stack((subjects.starts, data.starts), axis=1)
+    sizes = np.stack((subjects.values.astype(np.int64), data.values.astype(np.int64)), axis=1)
+    order = np.argsort(starts.ravel(), kind="stable")  # either field may come first
+    hashes = np.empty(2 * len(records), np.uint64)
+    view = np.frombuffer(buffer, np.uint8)
+    hashes[order] = highwayhash64(view, starts.ravel()[order], sizes.ravel()[order], DIGEST_KEY)
+    digests = mixed(hashes[::2], hashes[1::2].view(np.int64))
+    return mixed(mixed(digests, times_of(records)), sequences)
 
 
 def build_batch(

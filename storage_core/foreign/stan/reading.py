@@ -15,8 +15,16 @@ import pyarrow as pa
 from storage_core.errors import DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
+from storage_core.foreign.digests import Digests
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
-from storage_core.foreign.stan.messages import build_batch, encrypted_at, place_sequences, subjects_of, times_of
+from storage_core.foreign.stan.messages import (
+    build_batch,
+    content_digests,
+    encrypted_at,
+    place_sequences,
+    subjects_of,
+    times_of,
+)
 from storage_core.foreign.stan.record import MESSAGES, Records
 from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, join, scan_file
@@ -39,15 +47,30 @@ def read_slice(
     UnsupportedVersionError for encrypted messages.
     """
     read_schema(tuple(columns))
-    account = _Account(part, on_damage)
-    for window in _windows(part, account, files):
-        refuse_encrypted(part.stream, part.path, window)
-        rows, sequences = account.take(window)
-        rows, sequences = _filtered(part, window.buffer, rows, sequences)
+    for window, all_rows, all_sequences in _shown(part, on_damage, files):
+        rows, sequences = _filtered(part, window.buffer, all_rows, all_sequences)
         sizes = np.maximum(rows.ends - rows.starts, BATCH_SIZE // BATCH_ROW_COUNT)
         for first, end in runs_by_size(sizes, BATCH_SIZE):
             run = slice(first, end)
             yield build_batch(part.stream, window.buffer, rows.take(run), sequences[run], columns)
+
+
+def digest_slice(
+    part: ForeignSlice, on_damage: Callable[[ForeignDamage], None], files: Files = OS_FILES
+) -> Iterator[Digests]:
+    """Yield digests of the messages of a part, whatever its filters. Damage goes to `on_damage`."""
+    for window, rows, sequences in _shown(part, on_damage, files):
+        yield Digests(sequences, times_of(rows), content_digests(window.buffer, rows, sequences))
+
+
+def _shown(
+    part: ForeignSlice, on_damage: Callable[[ForeignDamage], None] | None, files: Files
+) -> Iterator[tuple[Window, Records, np.ndarray]]:
+    """Yield the windows of the file with the messages of the part in them, and their sequences."""
+    account = _Account(part, on_damage)
+    for window in _windows(part, account, files):
+        refuse_encrypted(part.stream, part.path, window)
+        yield (window, *account.take(window))
     account.finish()
 
 

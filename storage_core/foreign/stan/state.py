@@ -34,6 +34,7 @@ from storage_core.foreign.stan.record import (
     checksum_name,
 )
 from storage_core.foreign.stan.scan import Cause, scan_file
+from storage_core.sequences import SequenceSet
 
 SAMPLE_SIZE = 64 << 10  # bytes from the beginning of a slice that are looked at for encryption
 
@@ -57,6 +58,11 @@ class ChannelState:
     first: int  # sequence of the first message; last + 1 if there is none
     last: int  # highest sequence ever used, as far as it is known
     slices: tuple[SliceState, ...]  # by sequence
+
+    @property
+    def removed(self) -> SequenceSet:
+        """Return nothing: a slice that the server's limits dropped leaves no trace, and might as well be lost."""
+        return SequenceSet.empty()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,13 @@ def test_a_stream_is_found_from_every_directory_above_it(case: Callable[[str], A
     assert store.bounds("ORDERS") == (1, 261)
 
 
-def test_replicas_are_read_one_at_a_time(case: Callable[[str], Any]) -> None:
+def test_replicas_are_read_one_at_a_time_and_as_one_stream(case: Callable[[str], Any]) -> None:
     one = case("r3-clean")
     for node in ("n1", "n2", "n3"):
         assert read(open_foreign(one.store / node), "R3") == one.expected()
+    assert read(open_foreign(one.store), "R3") == one.expected()
     with pytest.raises(ValueError, match=r"path: 3 copies of stream 'R3', give the path of one: .*n1.*n2.*n3"):
-        open_foreign(one.store).plan("R3")
+        open_foreign(one.store).directory("R3")
 
 
 def test_default_columns_are_the_read_schema(case: Callable[[str], Any]) -> None:

@@ -1,0 +1,289 @@
+"""What foreign stores of every layout have in common: streams by name, each in one or several copies, and plans.
+
+Several directories of one name (and account) below the given paths are copies of one stream, as the nodes of a cluster
+keep them. They are read as one: see union.py.
+"""
+
+import difflib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from storage_core.comparison import labels_of
+from storage_core.errors import NotFoundError, StorageError
+from storage_core.files import Files
+from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.in_use import Writer, writers
+from storage_core.foreign.plans import check_asked, match_names
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
+from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
+from storage_core.sequences import SequenceSet
+
+logger = logging.getLogger(__name__)
+
+
+class Place(Protocol):
+    """A directory that holds one copy of a stream."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def account(self) -> str: ...
+
+
+class Extent(Protocol):
+    """What one copy shows."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def removed(self) -> SequenceSet: ...
+
+
+P = TypeVar("P", bound=Place)
+E = TypeVar("E", bound=Extent)
+
+
+class CopiesStore(ABC, Generic[P, E]):
+    """Streams that servers left at or below some paths. What a copy shows is read once, when it is asked for."""
+
+    layout: str
+    noun: str  # what a stream is called there
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]], files: Files, found: Sequence[P]) -> None:
+        self._files = files
+        self._given, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
+        self._directories: dict[str, list[P]] = {}
+        for one in found:
+            self._directories.setdefault(one.name, []).append(one)
+        self._states: dict[str, E] = {}
+        for path in empty_paths(paths, [one.path for one in found]):
+            logger.warning("%s holds no %s", path, self.noun)
+
+    # --- what each layout says of one copy
+
+    @abstractmethod
+    def _load(self, one: P) -> E:
+        """Return what a copy shows; raises what makes it unreadable."""
+
+    @abstractmethod
+    def _slices(self, one: P, first: int | None = None, end: int | None = None) -> Sequence[ForeignSlice]:
+        """Return the slices of a copy, without filters."""
+
+    @abstractmethod
+    def _describe(self, one: P) -> ForeignStream: ...
+
+    @abstractmethod
+    def _consumers(self, one: P, on_damage: Callable[[ForeignDamage], None] | None) -> list[ForeignConsumer]: ...
+
+    @abstractmethod
+    def _notes(self, one: P) -> Sequence[ForeignDamage]:
+        """Return what is wrong with the configuration of a copy."""
+
+    @abstractmethod
+    def _replica_count(self, one: P) -> int:
+        """Return how many copies there should be, as far as a copy tells; 0 if it does not."""
+
+    # --- streams
+
+    def writers(self) -> list[Writer]:
+        """Return the processes that have files of the store open for writing; see in_use.py."""
+        return writers(self._given)
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams, sorted, also of those that cannot be read."""
+        return sorted(self._directories)
+
+    def directory(self, stream: str) -> P:
+        """Return where the only copy of a stream lies.
+
+        Raises NotFoundError, or ValueError if it is there twice.
+        """
+        found = self._copies(stream)
+        if len(found) > 1:
+            places = ", ".join(one.path for one in found)
+            raise ValueError(f"path: {len(found)} copies of {self.noun} {stream!r}, give the path of one: {places}")
+        return found[0]
+
+    def state(self, stream: str) -> E:
+        """Return what the only copy of a stream shows; reads its blocks where no index tells. Raises as `directory`."""
+        return self._state(self.directory(stream))
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        """Return the sequence of the first message, and one above the highest sequence used; equal if empty."""
+        states = [state for _, state in self._readable(self._copies(stream))]
+        filled = [state for state in states if state.first <= state.last] or states
+        first = min(state.first for state in filled)
+        return first, max(first, *(state.last + 1 for state in states))
+
+    def notes(self, stream: str) -> list[str]:
+        """Return what is wrong with the configuration of a stream, which then counts as unknown."""
+        return list(dict.fromkeys(note.reason for one in self._copies(stream) for note in self._notes(one)))
+
+    def copies(self, stream: str) -> list[ForeignStream]:
+        """Return what is known of each copy of a stream; see ForeignStore.copies."""
+        return [self._describe(one) for one in self._all_copies(stream)]
+
+    # --- plans
+
+    def plan(
+        self,
+        streams: str | Sequence[str] = "*",
+        columns: Sequence[str] | None = None,
+        *,
+        first: int | None = None,
+        end: int | None = None,
+        time_first_ns: int | None = None,
+        time_end_ns: int | None = None,
+        subject_filters: Sequence[str] = (),
+    ) -> list[ForeignSlice]:
+        """Return the slices to read; see ForeignStore.plan."""
+        check_asked(columns, (first, end), (time_first_ns, time_end_ns), subject_filters)
+        slices: list[ForeignSlice] = []
+        for name in match_names(streams, self._directories, lambda name: self._copies(name)[0].name, self._paths):
+            copies = self._copies(name)
+            slices += self._slices(copies[0], first, end) if len(copies) == 1 else self._union(copies, first, end)
+        filters = tuple(subject_filters)
+        return [
+            replace(one, time_first_ns=time_first_ns, time_end_ns=time_end_ns, subject_filters=filters)
+            for one in slices
+        ]
+
+    def side_by_side(self, stream: str) -> tuple[list[StreamCopy], list[UnionSlice]]:
+        """Return the copies of a stream, and the ranges in which they are compared; also if there is only one.
+
+        A given path that has no copy although it should counts as a copy without anything.
+        """
+        copies = self._stream_copies(self._copies(stream))
+        return copies, plan_union(copies)
+
+    def inspect(self, stream: str) -> tuple[list[ForeignDamage], list[ForeignSlice]]:
+        """Return what is wrong beside the messages, and the slices to read for the rest; see ForeignStore.inspect."""
+        found: list[ForeignDamage] = []
+        slices: list[ForeignSlice] = []
+        accounts: dict[str, list[P]] = {}
+        for one in self._all_copies(stream):
+            accounts.setdefault(one.account, []).append(one)
+            try:
+                self._state(one)
+            except StorageError as error:
+                found.append(note_damage(self.layout, one.account, one.name, one.path, str(error)))
+                continue
+            found += self._notes(one)
+            self._consumers(one, found.append)
+        for copies in accounts.values():
+            try:
+                slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
+            except StorageError:
+                continue  # none of them can be read, as was told
+        return found, slices
+
+    def _union(self, copies: Sequence[P], first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
+        self._readable(copies)
+        planned = plan_union(self._stream_copies(copies))
+        inside = [one for one in planned if (end is None or one.first < end) and (first is None or one.end > first)]
+        return [clip(one, one.first if first is None else first, one.end if end is None else end) for one in inside]
+
+    def _stream_copies(self, copies: Sequence[P]) -> list[StreamCopy]:
+        bare = empty_paths(self._given, [one.path for one in copies])
+        if len(bare) > max(map(self._replica_count, copies)) - len(copies):
+            bare = []  # it need not be there, or nobody can tell which of them should have it
+        places = [one.path for one in copies] + bare
+        found = []
+        for one, label in zip(copies, _labels(self._given, places), strict=False):
+            try:
+                slices = sorted(self._slices(one), key=lambda part: part.first)
+                found.append(StreamCopy(label, one.path, tuple(slices), self._state(one).removed))
+            except StorageError as error:
+                found.append(StreamCopy(label, one.path, (), SequenceSet.empty(), str(error)))
+        for path, label in zip(bare, _labels(self._given, places)[len(copies) :], strict=True):
+            found.append(StreamCopy(label, path, (), SequenceSet.empty(), ""))
+        return found
+
+    # --- consumers
+
+    def consumers(self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[ForeignConsumer]:
+        """Return the consumers of a stream; see ForeignStore.consumers.
+
+        Of one that several copies have, the state that got furthest counts: what was acknowledged stays so.
+        """
+        best: dict[str, ForeignConsumer] = {}
+        readable = self._readable(self._copies(stream))
+        for one, _ in readable:
+            hears = on_damage if len(readable) == 1 else (on_damage or _log)
+            for consumer in self._consumers(one, hears):
+                known = best.get(consumer.name)
+                if known is None or _progress(consumer) > _progress(known):
+                    best[consumer.name] = consumer
+        return [best[name] for name in sorted(best)] if len(readable) > 1 else list(best.values())
+
+    # --- copies
+
+    def _all_copies(self, stream: str) -> list[P]:
+        """Return every directory of the name, whatever its account. Raises NotFoundError."""
+        found = self._directories.get(stream)
+        if found is None:
+            near = difflib.get_close_matches(stream, self._directories, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(self.streams()[:10])}"
+            raise NotFoundError(f"{self.noun} {stream!r} is not in {self._paths}{hint}")
+        return found
+
+    def _copies(self, stream: str) -> list[P]:
+        """Return the copies of a stream, one at least. Raises NotFoundError, ValueError if accounts have to be told
+        apart."""
+        found = self._all_copies(stream)
+        accounts = sorted({one.account for one in found})
+        if len(accounts) > 1:
+            raise ValueError(f"account: {self.noun} {stream!r} is in the accounts {', '.join(accounts)}: name one")
+        return found
+
+    def _readable(self, copies: Sequence[P]) -> list[tuple[P, E]]:
+        """Return the copies that can be read, with what they show; raises the first one's problem if none can."""
+        found: list[tuple[P, E]] = []
+        problems: list[StorageError] = []
+        for one in copies:
+            try:
+                found.append((one, self._state(one)))
+            except StorageError as error:
+                problems.append(error)
+        if not found:
+            raise problems[0]
+        return found
+
+    def _state(self, one: P) -> E:
+        if one.path not in self._states:
+            self._states[one.path] = self._load(one)
+        return self._states[one.path]
+
+
+def empty_paths(paths: Sequence[str | os.PathLike[str]], found: Sequence[str]) -> list[str]:
+    """Return the given paths below which nothing was found."""
+    tops = {os.path.realpath(path): str(path) for path in paths}
+    return [real for real in tops if not any(Path(one).is_relative_to(real) for one in found)]
+
+
+def _labels(given: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[str]:
+    """Return a short name for each place: by the given path that it is below, if that tells them apart."""
+    tops = [os.path.realpath(path) for path in given]
+    above = [next((top for top in tops if Path(place).is_relative_to(top)), place) for place in places]
+    return labels_of(above if len(set(above)) == len(places) else places)
+
+
+def _progress(consumer: ForeignConsumer) -> tuple[int, int]:
+    return (consumer.ack_floor or 0, consumer.delivered or 0)
+
+
+def _log(damage: ForeignDamage) -> None:
+    logger.warning("%s", damage.describe())

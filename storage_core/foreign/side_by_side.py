@@ -1,0 +1,107 @@
+"""The copies of one foreign stream held against each other, message by message: what `jstream drift nats` shows.
+
+Everything is read and checked, range after range; memory grows with the number of runs, not of messages.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from storage_core.comparison import Conflict, CopyDrift, Drift, RunsBuilder, State
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.store import ForeignStore, examine_foreign_slice
+from storage_core.foreign.union import Examined, StreamCopy
+from storage_core.foreign.vote import NOBODY, conflicts
+
+Progress = Callable[[int, int], None]  # hears (ranges done, ranges in all)
+
+
+def compare(store: ForeignStore, stream: str, progress: Progress | None = None, files: Files = OS_FILES) -> Drift:
+    """Return all copies of a stream side by side. Reads every byte of them.
+
+    Raises NotFoundError, ValueError if accounts have to be told apart.
+    """
+    copies, ranges = store.side_by_side(stream)
+    described = {one.path: one for one in store.copies(stream)}
+    ends = [one.last + 1 for one in described.values() if one.last is not None]
+    collected = _Collected(copies, max(ends, default=1))
+    for done, part in enumerate(ranges):
+        collected.add(examine_foreign_slice(part, files), part.first, part.end)
+        if progress is not None:
+            progress(done + 1, len(ranges))
+    found = []
+    for at, one in enumerate(copies):
+        known = described.get(one.path)
+        problem = one.problem if known is not None else f"there is no copy of {stream} in {one.path}"
+        found.append(
+            CopyDrift(
+                label=one.label,
+                path=one.path,
+                runs=collected.runs[at].build(),
+                first=None if known is None else known.first,
+                last=None if known is None else known.last,
+                digest=collected.digests[at].hexdigest(),
+                problem=problem,
+            )
+        )
+    first_one = next(iter(described.values()))
+    return Drift(
+        stream=stream,
+        layout=store.layout,
+        account=first_one.account,
+        copies=tuple(found),
+        together=collected.together.build(),
+        conflicts=tuple(joined(collected.conflicts)),
+        notes=tuple(_notes(store, stream, copies)),
+    )
+
+
+class _Collected:
+    """What has been seen of all copies, range after range."""
+
+    def __init__(self, copies: Sequence[StreamCopy], end: int) -> None:
+        self._labels, self._end = [one.label for one in copies], end
+        self.runs = [RunsBuilder() for _ in copies]
+        self.digests = [hashlib.blake2b(digest_size=16) for _ in copies]
+        self.together = RunsBuilder()
+        self.conflicts: list[Conflict] = []
+
+    def add(self, examined: Examined, first: int, end: int) -> None:
+        outcome = examined.outcome
+        served = np.where(outcome.unsettled, State.DIFFERENT, State.THERE)
+        self.together.add(outcome.sequences, np.where(outcome.served_by == NOBODY, 0, served))
+        lost = outcome.lost.clip(first, min(end, self._end))
+        self.together.add_set(lost, State.MISSING)
+        for at, ballot in enumerate(examined.ballots):
+            self.runs[at].add(outcome.sequences, outcome.states[:, at])
+            damaged = lost.intersection(ballot.damaged)
+            self.runs[at].add_set(damaged, State.DAMAGED)
+            self.runs[at].add_set(lost.difference(damaged), State.MISSING)
+            self.digests[at].update(ballot.shown.sequences.tobytes())
+            self.digests[at].update(ballot.shown.digests.tobytes())
+        self.conflicts += conflicts(outcome, self._labels)
+
+
+def joined(found: Sequence[Conflict]) -> list[Conflict]:
+    """Return conflicts in order, those of the same kind that follow each other as one."""
+    result: list[Conflict] = []
+    for one in found:
+        if result and replace(result[-1], first=one.first, end=one.end) == one and result[-1].end == one.first:
+            result[-1] = replace(result[-1], end=one.end)
+        else:
+            result.append(one)
+    return result
+
+
+def _notes(store: ForeignStore, stream: str, copies: Sequence[StreamCopy]) -> list[str]:
+    notes = list(store.notes(stream))
+    configs = [one.config for one in store.copies(stream) if one.config]
+    wanted = max((one.get("num_replicas", 0) for one in configs), default=0)
+    if isinstance(wanted, int) and len(copies) < wanted:
+        notes.append(f"{len(copies)} of its {wanted} replicas are here")
+    created = {str(one.get("Created", one.get("created", ""))) for one in configs}
+    if len(created) > 1:
+        notes.append(f"the copies were created at different times, so they may be different streams: {sorted(created)}")
+    return notes

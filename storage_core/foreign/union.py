@@ -1,0 +1,353 @@
+"""Several copies of one stream, read as one: planned in ranges of sequences, each range read by its copies' vote.
+
+A range is what one block file of the fullest copy answers for, with all that other copies have in it; so work is
+spread as finely as for one copy, and memory is bounded by a few blocks. A range is gone through twice: once for the
+digests of all messages of all copies (24 bytes each are kept), which vote.py decides on, and once for the messages that
+are served, mostly from one copy. What copies differ in is told as damage that costs nothing, unless it does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.comparison import State
+from storage_core.errors import DataLossError, StorageError
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign.arrays import BATCH_SIZE
+from storage_core.foreign.digests import Digests, join
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
+from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
+from storage_core.sequences import SequenceSet
+
+RANGE_SIZE_MAX = 32 << 20  # bytes of one copy's block files that a range takes in, beside one block at each end
+SEQUENCE_END = 1 << 62  # parts without a known end go further, but no sequence does
+
+OnDamage = Callable[[ForeignDamage], None]
+ReadSlice = Callable[[ForeignSlice, Sequence[str], OnDamage, Files], Iterator[pa.RecordBatch]]
+DigestSlice = Callable[[ForeignSlice, OnDamage, Files], Iterator[Digests]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCopy:
+    """One copy of a stream, as it is planned with."""
+
+    label: str  # short, and no other copy's
+    path: str
+    slices: tuple[ForeignSlice, ...]  # ascending by first sequence, without filters
+    removed: SequenceSet  # it says that they were removed
+    problem: str = ""  # why it cannot be read; it then has no slices
+
+    @property
+    def row_count(self) -> int:
+        return sum(one.row_count for one in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """What one copy has of a range."""
+
+    label: str
+    path: str
+    slices: tuple[ForeignSlice, ...]
+    removed: bytes  # SequenceSet.encode()
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnionSlice(ForeignSlice):
+    """Sequences `[first, end)` of a stream with several copies. `path` and the like are those of the fullest copy.
+
+    `removed` is what no copy has, and `row_count` what the fullest copy has: both as far as is known before reading.
+    """
+
+    copies: tuple[CopyPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A range after its first reading: the vote, what every copy has, and all that is to be told."""
+
+    outcome: Vote
+    ballots: tuple[Ballot, ...]  # by copy
+    found: tuple[tuple[Digests, ...], ...]  # by copy and slice
+    damage: tuple[ForeignDamage, ...]
+
+
+# --- planning
+
+
+def plan_union(copies: Sequence[StreamCopy]) -> list[UnionSlice]:
+    """Return the ranges to read for copies of one stream, ascending; none if no copy has a block."""
+    fullest = max(copies, key=lambda one: one.row_count)
+    edges = _edges(copies, fullest)
+    firsts = [np.array([part.first for part in one.slices], np.int64) for one in copies]
+    reach = [np.maximum.accumulate(np.array([part.end for part in one.slices], np.int64)) for one in copies]
+    found = []
+    for first, end in zip(edges, edges[1:], strict=False):
+        bounds = [
+            (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(begins, end)))
+            for begins, ends in zip(firsts, reach, strict=True)
+        ]
+        near = [replace(one, slices=one.slices[low:high]) for one, (low, high) in zip(copies, bounds, strict=True)]
+        parts = tuple(_part(one, first, end) for one in near)
+        if any(one.slices for one in parts):
+            leading = parts[copies.index(fullest)].slices or next(one.slices for one in parts if one.slices)
+            found.append(_union_slice(leading[0], parts, first, end))
+    return found
+
+
+def clip(part: UnionSlice, first: int, end: int) -> UnionSlice:
+    """Return the part of a range within `[first, end)`, which must not be empty."""
+    kept = tuple(_part(_whole(one), first, end) for one in part.copies)
+    return _union_slice(part, kept, max(part.first, first), min(part.end, end))
+
+
+def _whole(part: CopyPart) -> StreamCopy:
+    return StreamCopy(part.label, part.path, part.slices, SequenceSet.decode(part.removed), part.problem)
+
+
+def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
+    """Return where ranges begin, and where the last one ends."""
+    slices = [part for one in copies for part in one.slices]
+    if not slices:
+        return []
+    edges = {min(part.first for part in slices), max(part.end for part in slices)}
+    edges.update(part.first for part in fullest.slices)
+    marks = np.array(sorted(edges))
+    for one in copies:
+        size, before = 0, -1
+        for part in one.slices:
+            inside = int(np.searchsorted(marks, part.first, side="right"))
+            size = part.file_size if inside != before else size + part.file_size
+            if size > RANGE_SIZE_MAX:
+                edges.add(part.first)
+                size = part.file_size
+            before = inside
+    return sorted(edges)
+
+
+def _part(one: StreamCopy, first: int, end: int) -> CopyPart:
+    inside = tuple(part for part in one.slices if part.first < end and part.end > first)
+    return CopyPart(one.label, one.path, inside, one.removed.clip(first, end).encode(), one.problem)
+
+
+def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int, end: int) -> UnionSlice:
+    rows, shown = [0], []
+    byte_size = 0
+    for one in parts:
+        row_count = 0
+        for part in one.slices:
+            low, high = max(part.first, first), min(part.end, end)
+            mine = SequenceSet.from_ranges([(low, high)]).difference(SequenceSet.decode(part.removed))
+            shown.append(mine)
+            count = min(len(mine), part.row_count)
+            row_count += count
+            byte_size += part.byte_size * count // max(1, part.row_count)
+        rows.append(row_count)
+    anywhere = SequenceSet.from_ranges(run for one in shown for run in one.ranges())
+    return UnionSlice(
+        layout=leading.layout,
+        account=leading.account,
+        stream=leading.stream,
+        path=leading.path,
+        block_index=leading.block_index,
+        file_size=leading.file_size,
+        first=first,
+        end=end,
+        removed=SequenceSet.from_ranges([(first, end)]).difference(anywhere).encode(),
+        known=all(part.known for one in parts for part in one.slices),
+        row_count=max(rows),
+        byte_size=byte_size,
+        time_first_ns=leading.time_first_ns,
+        time_end_ns=leading.time_end_ns,
+        subject_filters=leading.subject_filters,
+        truncate_bad_eof=leading.truncate_bad_eof,
+        no_crc=leading.no_crc,
+        copies=parts,
+    )
+
+
+# --- the first reading: what every copy has
+
+
+def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES) -> Examined:
+    """Return what the copies have in the range, and what comes of their vote. Never raises for what they hold."""
+    heard: list[list[ForeignDamage]] = []
+    found: list[tuple[Digests, ...]] = []
+    ballots = []
+    for one in part.copies:
+        damage: list[ForeignDamage] = []
+        digests = tuple(_digests(each, part, digest_slice, damage, files) for each in one.slices)
+        heard.append(damage)
+        found.append(digests)
+        ballots.append(_ballot(one, digests, damage, part.first, part.end))
+    outcome = vote(ballots, part.first, part.end)
+    return Examined(outcome, tuple(ballots), tuple(found), tuple(_told(part, outcome, heard)))
+
+
+def _digests(
+    each: ForeignSlice, part: UnionSlice, digest_slice: DigestSlice, damage: list[ForeignDamage], files: Files
+) -> Digests:
+    clipped = replace(each, first=max(each.first, part.first), end=min(each.end, part.end), no_crc=False)
+    try:
+        return join(list(digest_slice(clipped, damage.append, files)))
+    except (StorageError, OSError) as error:
+        whole = note_damage(each.layout, each.account, each.stream, each.path, str(error))
+        damage.append(replace(whole, end_bytes=each.file_size, first=clipped.first, end=clipped.end))
+        return join([])
+
+
+def _ballot(one: CopyPart, digests: tuple[Digests, ...], damage: list[ForeignDamage], first: int, end: int) -> Ballot:
+    places = [(each.gone, each.first, end if each.end is None else each.end) for each in damage if each.first]
+    damaged = SequenceSet.from_ranges((low, min(high, end)) for gone, low, high in places if not gone)
+    return Ballot(
+        label=one.label,
+        shown=join(list(digests)),
+        removed=SequenceSet.decode(one.removed),
+        damaged=SequenceSet.from_ranges([(first, end)]) if one.problem else damaged,
+        gone=SequenceSet.from_ranges((low, min(high, end)) for gone, low, high in places if gone),
+        readable=not one.problem,
+    )
+
+
+# --- what is told
+
+
+def _told(part: UnionSlice, outcome: Vote, heard: list[list[ForeignDamage]]) -> Iterator[ForeignDamage]:
+    labels = [one.label for one in part.copies]
+    clean = sum(not damage and not one.problem for damage, one in zip(heard, part.copies, strict=True))
+    for label, damage in zip(labels, heard, strict=True):
+        for one in damage:
+            yield _settled(one, outcome.lost, label, others_are_clean=clean > 0)
+    for conflict in conflicts(outcome, labels):
+        minority = _minority(conflict.versions, conflict.served)
+        path = next(one.path for one in part.copies if one.label == minority)
+        yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.settled)
+    for at, copy in enumerate(part.copies):
+        missing = (outcome.states[:, at] == State.MISSING) & (outcome.versions[:, at] != -2)
+        if copy.problem:
+            missing |= outcome.states[:, at] == State.DAMAGED
+        why = f"{copy.label} cannot be read ({copy.problem})" if copy.problem else f"{copy.label} does not have them"
+        for first, end in SequenceSet.from_sequences(outcome.sequences[missing]).ranges():
+            which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
+            yield _difference(part, copy.path, first, end, f"{which}: {why}, other copies do", disputed=False)
+
+
+def _settled(one: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
+    """Return damage to one copy as it is for all of them together."""
+    if one.first is None:
+        return replace(one, unclear=one.unclear and not others_are_clean)
+    end = SEQUENCE_END if one.end is None else one.end
+    left = lost.clip(one.first, end)
+    if left:
+        stop = int(left.ends[-1])
+        open_end = one.end is None and stop >= SEQUENCE_END
+        return replace(
+            one, first=int(left.starts[0]), end=None if open_end else stop, lost_count=None if open_end else len(left)
+        )
+    which = f"sequence {one.first}" if one.end == one.first + 1 else f"sequences from {one.first} on"
+    if one.end is not None and one.end > one.first + 1:
+        which = f"sequences {one.first} to {one.end - 1}"
+    reason = f"{which} damaged in {label}, read from other copies where there were any: {one.reason}"
+    return replace(one, elsewhere=True, unclear=False, reason=reason)
+
+
+def _minority(versions: tuple[tuple[str, ...], ...], served: int | None) -> str:
+    return next((version[0] for at, version in enumerate(versions) if at != served), versions[0][0])
+
+
+def _difference(part: UnionSlice, path: str, first: int, end: int, reason: str, disputed: bool) -> ForeignDamage:
+    note = note_damage(part.layout, part.account, part.stream, path, reason)
+    return replace(note, first=first, end=end, elsewhere=not disputed, disputed=disputed)
+
+
+# --- the second reading: what is served
+
+
+def read_union(
+    part: UnionSlice,
+    columns: Sequence[str],
+    on_damage: OnDamage | None,
+    files: Files,
+    read_slice: ReadSlice,
+    digest_slice: DigestSlice,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a range as its copies have them together, in schema.read_schema(columns), ascending.
+
+    What copies differ in goes to `on_damage`. Without it, what costs messages raises DataLossError: sequences that no
+    copy has whole, or that copies have differently without a majority.
+    """
+    examined = examine(part, digest_slice, files)
+    if on_damage is None:
+        costly = [one for one in examined.damage if one.costs and not one.allowed]
+        if costly:
+            more = f" ({len(costly) - 1} more damaged places in this part)" if len(costly) > 1 else ""
+            raise DataLossError(f"{costly[0].explain()}{more}")
+    else:
+        for one in examined.damage:
+            on_damage(one)
+    sources = _sources(part, examined)
+    if len(sources) == 1:
+        yield from _read(sources[0], columns, files, read_slice)
+    elif sources:
+        yield from _merged(sources, columns, files, read_slice)
+
+
+def _sources(part: UnionSlice, examined: Examined) -> list[ForeignSlice]:
+    """Return the slices to read what is served from, each with all else in `removed`."""
+    outcome = examined.outcome
+    sources = []
+    for at, (copy, found) in enumerate(zip(part.copies, examined.found, strict=True)):
+        wanted = SequenceSet.from_sequences(outcome.sequences[outcome.served_by == at])
+        for each, digests in zip(copy.slices, found, strict=True):
+            mine = wanted.intersection(SequenceSet.from_sequences(digests.sequences)) if wanted else wanted
+            if not mine:
+                continue
+            wanted = wanted.difference(mine)
+            first, end = int(mine.starts[0]), int(mine.ends[-1])
+            sources.append(
+                replace(
+                    each,
+                    first=first,
+                    end=end,
+                    removed=SequenceSet.from_ranges([(first, end)]).difference(mine).encode(),
+                    row_count=len(mine),
+                    time_first_ns=part.time_first_ns,
+                    time_end_ns=part.time_end_ns,
+                    subject_filters=part.subject_filters,
+                    no_crc=False,
+                )
+            )
+    return sources
+
+
+def _read(
+    source: ForeignSlice, columns: Sequence[str], files: Files, read_slice: ReadSlice
+) -> Iterator[pa.RecordBatch]:
+    count = 0
+    for batch in read_slice(source, columns, lambda _: None, files):
+        count += batch.num_rows
+        yield batch
+    filtered = source.time_first_ns is not None or source.time_end_ns is not None or source.subject_filters
+    if count != source.row_count and not filtered:
+        raise DataLossError(
+            f"stream {source.stream!r}: {source.path} changed while it was read: {count} of {source.row_count} "
+            "messages were found again"
+        )
+
+
+def _merged(
+    sources: Sequence[ForeignSlice], columns: Sequence[str], files: Files, read_slice: ReadSlice
+) -> Iterator[pa.RecordBatch]:
+    """Yield what several block files have of a range in the order of sequences. They are held together in memory."""
+    asked = [*columns, *(() if "sequence" in columns else ("sequence",))]
+    batches = [batch for one in sources for batch in _read(one, asked, files, read_slice) if batch.num_rows]
+    if not batches:
+        return
+    table = pa.Table.from_batches(batches)
+    table = table.take(pa.array(np.argsort(table.column("sequence").to_numpy(), kind="stable"))).combine_chunks()
+    row_count = max(1, table.num_rows * BATCH_SIZE // max(BATCH_SIZE, table.nbytes))
+    for batch in table.to_batches(max_chunksize=row_count):
+        yield batch if "sequence" in columns else batch.drop_columns(["sequence"])
