@@ -27,7 +27,8 @@ from storage_core.sequences import SequenceSet
 SECOND_NS = 1_000_000_000
 ACK_WAIT_MAX_NS = 365 * 86_400 * SECOND_NS  # for a deadline of what was sent before; keeps it an int64
 _NOTHING: tuple[object, ...] = (None, False, 0, -1, "", [], {})  # values that ask for nothing
-_OURS = ("name", "subjects", "num_replicas", "storage", "Created", "created", "metadata")  # taken care of, or of no use
+# Taken care of, or of no use here.
+_OURS = ("name", "subjects", "num_replicas", "storage", "Created", "created", "metadata", "first_seq")
 _CONSUMER_OURS = ("name", "Name", "durable_name", "Created", "created", "num_replicas", "max_waiting", "metadata")
 _CODECS = {"s2": "lz4"}  # what stands for a codec that we do not write
 # Keys of STAN's subscriptions that say who read, not how.
@@ -234,7 +235,8 @@ def _placed(
         notes.append(made.reason)
     rows, gone = _pending(stream, foreign, config, made.next_sequence, now_ns)
     if gone:
-        notes.append(f"{gone} messages that it had not acknowledged are not in the stream any more")
+        what = "a message" if gone == 1 else f"{gone} messages"
+        notes.append(f"{what} that it had not acknowledged {'is' if gone == 1 else 'are'} not in the stream any more")
     state = ConsumerState(
         config, now_ns, stream.incarnation, made.next_sequence, (), pending_joined(rows), stream.lost, 0, events
     )

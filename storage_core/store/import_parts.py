@@ -172,7 +172,8 @@ def _write_file(path: Path, content: bytes, env: Environment) -> None:
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:
     """Return damage as a row in DAMAGE_SCHEMA, and whether anything is left of it in what was imported."""
-    return {**damage.row(), "left": damage.costs or damage.served or not damage.end_bytes}
+    is_note = damage.first is None and not damage.end_bytes and not damage.elsewhere
+    return {**damage.row(), "left": damage.costs or damage.served or damage.disputed or is_note}
 
 
 # --- writing a part

@@ -1,0 +1,256 @@
+"""`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.options import (
+    GroupStoreOption,
+    JsonOption,
+    SkipDamageOption,
+    StoreOption,
+    open_store,
+    remember_store,
+)
+from spark_stream.cli.quantities import show_size
+from spark_stream.cli.render import counted, print_json, print_table, say
+from spark_stream.cli.verify import progress_bar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from storage_core.foreign import ForeignStore
+    from storage_core.store.import_parts import PartRecord, PartTask
+
+KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
+SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
+KEY_SIZE_MAX = 64 << 10  # bytes
+_COLUMNS = ("name", "read", "messages", "size", "holes", "lost", "first", "last", "consumers", "replicas")
+_DAMAGE_COLUMNS = ("stream", "file", "offset_bytes", "first", "end", "reason")
+
+app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
+
+DirectoriesArgument = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Directory of the store, or of a part of it; several: replicas.")
+]
+StreamsOption = Annotated[
+    list[str] | None,
+    typer.Option("--stream", metavar="NAME", help="A stream, or a glob; may be repeated. Else all."),
+]
+AsOption = Annotated[
+    list[str] | None,
+    typer.Option("--as", metavar="NAME", help="What to call it here; one for each --stream, in their order."),
+]
+ReplicasOption = Annotated[
+    int | None, typer.Option("--replicas", metavar="N", help="Copies of each block; else one a volume of the store.")
+]
+SparkOption = Annotated[
+    bool | None,
+    typer.Option("--spark/--no-spark", help="On Spark, or not; else large stores are.", show_default=False),
+]
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    remember_store(context, store)
+
+
+@app.command("nats")
+def import_nats(
+    directories: DirectoriesArgument,
+    streams: StreamsOption = None,
+    as_names: AsOption = None,
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="NAME", help="Only streams of this account.")
+    ] = None,
+    encryption_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--encryption-key",
+            metavar="FILE",
+            help=f"File with the key of the server's configuration. Or ${KEY_VARIABLE}.",
+        ),
+    ] = None,
+    replicas: ReplicasOption = None,
+    spark: SparkOption = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Import streams of NATS JetStream; the same command, run again, goes on. Exit code 1 if damage is left."""
+    from storage_core.foreign import open_foreign
+    from storage_core.foreign.nats.store import LAYOUT
+
+    names = _names(streams, as_names)
+    source = open_foreign(directories, LAYOUT, account, encryption_key=_read_key(encryption_key))
+    _import(source, names, replicas, spark, store, json)
+
+
+@app.command("stan")
+def import_stan(
+    directories: DirectoriesArgument,
+    streams: StreamsOption = None,
+    as_names: AsOption = None,
+    truncate_bad_eof: Annotated[
+        bool,
+        typer.Option("--truncate-bad-eof", help="Read past an unexpected end of a file; not twice in a row."),
+    ] = False,
+    no_crc: Annotated[
+        bool, typer.Option("--no-crc", help="Read messages whose checksum fails; each is told as damage.")
+    ] = False,
+    skip_damage: SkipDamageOption = False,
+    replicas: ReplicasOption = None,
+    spark: SparkOption = None,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Import channels of NATS Streaming; the same command, run again, goes on. It stops at the first bad record,
+    unless an option says otherwise. Exit code 1 if damage is left.
+    """
+    from storage_core.foreign import open_foreign
+    from storage_core.foreign.stan.store import LAYOUT
+
+    names = _names(streams, as_names)
+    source = open_foreign(directories, LAYOUT, truncate_bad_eof=truncate_bad_eof, no_crc=no_crc)
+    _import(source, names, replicas, spark, store, json, goes_on=skip_damage, truncate_bad_eof=truncate_bad_eof)
+
+
+def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, str | None]:
+    """Return what is asked for, and what to call it. Raises WrongUsage for words that contradict each other."""
+    streams, as_names = streams or [], as_names or []
+    if as_names and len(as_names) != len(streams):
+        raise WrongUsage(f"--as: {counted(len(as_names), 'name')} for {counted(len(streams), 'stream')} (--stream)")
+    twice = next((name for name in streams if streams.count(name) > 1), None)
+    if twice is not None:
+        raise WrongUsage(f"--stream: {twice} is given twice")
+    return {name: as_names[at] if as_names else None for at, name in enumerate(streams)}
+
+
+def _read_key(path: Path | None) -> str | None:
+    """Return the key in a file, or that of the environment; it is never shown."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    with path.open("rb") as file:
+        content = file.read(KEY_SIZE_MAX + 1)
+    try:
+        key = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        key = ""
+    if not key or len(content) > KEY_SIZE_MAX:
+        raise WrongUsage(f"--encryption-key {path}: {len(content)} bytes are no key; it is one line of text")
+    return key
+
+
+def _import(
+    source: "ForeignStore",
+    names: dict[str, str | None],
+    replicas: int | None,
+    spark: bool | None,
+    store: str,
+    json: bool,
+    goes_on: bool = True,
+    truncate_bad_eof: bool = False,
+) -> None:
+    from storage_core.errors import DataLossError
+    from storage_core.store.importing import ImportRequest, import_streams
+
+    for writer in source.writers():
+        say(f"warning: {writer.describe()}")
+    as_names = {old: new for old, new in names.items() if new is not None}
+    request = ImportRequest(tuple(names), as_names, replicas, goes_on, truncate_bad_eof)
+    runner = _Runner(spark)
+    with open_store(store) as opened, progress_bar("block files") as progress:
+        try:
+            found = import_streams(opened, source, request, progress, runner.run)
+        except DataLossError as error:
+            for line in str(error).splitlines():
+                say(line)
+            raise CommandFailed(
+                "stopped at the first bad record: nothing of that stream was imported; the options above read past it, and "
+                "--skip-damage past everything that cannot be read"
+            ) from error
+        finally:
+            runner.close()
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    if not found["ok"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+class _Runner:
+    """Writes the parts of an import here, or on Spark if that was asked for or there is much to do."""
+
+    def __init__(self, spark: bool | None) -> None:
+        self._spark = spark
+        self._session: SparkSession | None = None
+
+    def run(self, tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterable[PartRecord]":
+        size = sum(part.byte_size for task in tasks for part in task.slices)
+        if tasks and (self._spark or (self._spark is None and size >= SPARK_SIZE)):
+            from spark_stream.importing import job
+
+            try:
+                self._session = self._session or job.start_session()
+            except RuntimeError as error:
+                if self._spark:
+                    raise CommandFailed(str(error)) from error
+                say(f"warning: {error}; going on without it")
+                self._spark = False
+            else:
+                return job.run_parts(self._session, tasks, step)
+        return _here(tasks, step)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+
+def _here(tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterator[PartRecord]":
+    from storage_core.store.import_parts import write_part
+
+    for task in tasks:
+        yield write_part(task, on_slice=lambda: step(1))
+
+
+def _print(found: dict[str, Any]) -> None:
+    rows = [
+        [
+            one["name"], one["read"], one["messages"], show_size(one["bytes"]), one["holes"], one["lost"],
+            one["first_seq"], one["last_seq"], len(one["consumers"]), one["num_replicas"],
+        ]
+        for one in found["streams"]
+    ]  # fmt: skip
+    print_table(_COLUMNS, rows, "Imported")
+    if found["damage"]:
+        damage = [[one[column] for column in _DAMAGE_COLUMNS] for one in found["damage"]]
+        print_table(_DAMAGE_COLUMNS, damage, "Damage")
+    for one in found["streams"]:
+        if one["already"]:
+            say(f"stream {one['name']} was imported before: nothing was stored now")
+        if one["source"] != one["name"]:
+            say(f"stream {one['source']} is called {one['name']} here")
+        for note in one["notes"]:
+            say(f"stream {one['name']}: {note}")
+    for one in found["failed"]:
+        say(f"stream {one['stream']} was not imported: {one['reason']}")
+    say(_verdict(found))
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    streams = [one for one in found["streams"] if not one["already"]]
+    total = {key: sum(one[key] for one in streams) for key in ("messages", "holes", "lost")}
+    consumers = sum(len(one["consumers"]) for one in streams)
+    left = sum(one["left"] for one in found["damage"])
+    parts = [
+        f"imported {counted(total['messages'], 'message')} of {counted(len(streams), 'stream')}",
+        counted(total["holes"], "hole"),
+        f"{total['lost']} lost",
+        counted(consumers, "consumer"),
+    ]
+    verdict = f"damage is left in {counted(left, 'place')}" if left else "no damage is left"
+    return f"{', '.join(parts)}; {verdict}"
