@@ -223,3 +223,11 @@ def intersection(one: str, other: str) -> str | None:
             return None
         tokens.append(b if a == "*" else a)
     return ".".join(tokens) if len(left) == len(right) else None
+
+
+def common_filters(one: str | None, others: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return subject filters that take what `one` and any of `others` take; () takes all, None: nothing is taken."""
+    if one is None or not others:
+        return others if one is None else (one,)
+    both = [intersection(one, other) for other in others]
+    return tuple(dict.fromkeys(kept for kept in both if kept is not None)) or None

@@ -1,7 +1,8 @@
-"""Where a batch read starts and ends: offsets and times of the options, resolved to sequences of each stream.
+"""Where a read starts and ends: offsets and times of the options, resolved to sequences of each stream.
 
 Starts are inclusive, ends exclusive. For each stream a time goes before an offset: `startingTimestamp`, then
-`startingOffsetsByTimestamp`, then `startingOffsets`, then the stream's first message; ends likewise.
+`startingOffsetsByTimestamp`, then `startingOffsets`, then the consumer, then the default, which is the stream's first
+message in batches and its end in streaming reads; ends likewise.
 """
 
 import logging
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 
 from datasource.values import COUNT_MAX, nearest, parse_object, parse_time_ns
 from storage_core.errors import DataLossError
+from storage_core.store.describe import rfc3339
+from storage_core.store.query import Start
 
 log = logging.getLogger("jstream")
 
-EARLIEST, LATEST = "earliest", "latest"
+EARLIEST, LATEST, CONSUMER = "earliest", "latest", "consumer"
 STARTING, ENDING = "starting", "ending"
 _EXAMPLE = '{"ORDERS": 1001}'
 _TIME_EXAMPLE = '{"ORDERS": "2026-11-21T12:00:00Z"}'
@@ -21,13 +24,17 @@ _TIME_EXAMPLE = '{"ORDERS": "2026-11-21T12:00:00Z"}'
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """One place for all streams, and places for some; a place is a sequence, EARLIEST or LATEST; None: not given."""
+    """One place for all streams, and places for some; a place is a sequence, EARLIEST or LATEST; None: not given.
+
+    CONSUMER, for all streams only, leaves it to the consumer, as if nothing was given.
+    """
 
     everywhere: str | None = None
     by_stream: Mapping[str, int | str] | None = None
 
     def of(self, stream: str) -> int | str | None:
-        return self.everywhere if self.by_stream is None else self.by_stream.get(stream)
+        place = self.everywhere if self.by_stream is None else self.by_stream.get(stream)
+        return None if place == CONSUMER else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +74,25 @@ class Bounds:
 
 
 def parse_offsets(option: str, text: str) -> Offsets:
-    """Return `earliest`, `latest` or the JSON of offsets by stream."""
+    """Return what `startingOffsets` or `endingOffsets` of a batch read says."""
+    return _parse_offsets(option, text, (EARLIEST, CONSUMER) if option == "startingOffsets" else (LATEST,))
+
+
+def parse_stream_offsets(option: str, text: str) -> Offsets:
+    """Return what `startingOffsets` of a streaming read says."""
+    return _parse_offsets(option, text, (EARLIEST, LATEST, CONSUMER))
+
+
+def _parse_offsets(option: str, text: str, words: tuple[str, ...]) -> Offsets:
+    """Return one of the words that stand for a place, or the JSON of offsets by stream."""
     folded = text.strip().lower()
-    if folded == "consumer":
-        raise ValueError(
-            f"option {option!r}: 'consumer': durable consumers are not supported by this version of jstream"
-        )
-    if folded in (EARLIEST, LATEST):
-        nowhere = {"startingOffsets": LATEST, "endingOffsets": EARLIEST}.get(option)
-        if folded == nowhere:
-            raise ValueError(f"option {option!r}: {folded!r} would make every batch read empty")
+    if folded in words:
         return Offsets(everywhere=folded)
+    if folded in (EARLIEST, LATEST):
+        raise ValueError(f"option {option!r}: {folded!r} would make every batch read empty")
     if not text.lstrip().startswith("{"):
-        taken = {"startingOffsets": EARLIEST, "endingOffsets": LATEST}.get(option, EARLIEST)
-        raise ValueError(f"option {option!r}: {text!r} is neither {taken!r} nor JSON such as {_EXAMPLE}")
+        *others, last = [*map(repr, words), f"JSON such as {_EXAMPLE}"]
+        raise ValueError(f"option {option!r}: {text!r} is neither {', '.join(others)} nor {last}")
     places = parse_object(option, text, _EXAMPLE)
     return Offsets(by_stream={stream: _place(option, stream, place) for stream, place in places.items()})
 
@@ -112,10 +124,12 @@ def resolve_ranges(
     ending: Bounds,
     first_at_time: FirstAtTime | None,
     fail_on_data_loss: bool,
+    consumer_at: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Return the sequences `[first, end)` to read of each stream in `extents`.
 
-    Without `first_at_time` nobody knows where a time is: a side that is given by one stays open.
+    Without `first_at_time` nobody knows where a time is: a side that is given by one stays open. `consumer_at`: where
+    streams start that no option places (`left_to_consumer`).
 
     Raises ValueError for a stream that is not read and for a range that ends before it starts, DataLossError for a
     sequence beyond the end of its stream (with `fail_on_data_loss`; else it is logged, and cut to the end).
@@ -124,7 +138,8 @@ def resolve_ranges(
     ranges = {}
     for stream, extent in extents.items():
         _check_times(stream, starting, ending)
-        first = _resolve(stream, extent, starting, extent.first, first_at_time)
+        default = (consumer_at or {}).get(stream, extent.first)
+        first = _resolve(stream, extent, starting, default, first_at_time)
         end = _resolve(stream, extent, ending, extent.end, first_at_time)
         # A start at the end of a stream by default is an empty read, not a wrong one.
         if first.option and end.option and first.sequence > end.sequence:
@@ -136,6 +151,37 @@ def resolve_ranges(
         end_sequence = _inside(stream, extent, end, fail_on_data_loss)
         ranges[stream] = (min(first_sequence, end_sequence), end_sequence)
     return ranges
+
+
+def left_to_consumer(starting: Bounds, stream: str) -> bool:
+    """Return whether no option says where the stream starts, so that a consumer may. JSON speaks for all streams."""
+    return starting.option_of(stream) is None and starting.offsets.by_stream is None
+
+
+def resolve_starts(
+    extents: Mapping[str, Extent],
+    starting: Bounds,
+    first_at_time: FirstAtTime,
+    fail_on_data_loss: bool,
+    has_consumer: bool,
+) -> dict[str, Start]:
+    """Return where a new streaming query begins in each stream, and which option says so.
+
+    Raises ValueError for a stream that is not read, DataLossError for a sequence beyond the end of its stream (with
+    `fail_on_data_loss`; else it is logged, and cut to the end).
+    """
+    _check_streams(extents, starting)
+    starts = {}
+    for stream, extent in extents.items():
+        if left_to_consumer(starting, stream):
+            starts[stream] = Start(extent.first if has_consumer else extent.end)
+            continue
+        side = _resolve(stream, extent, starting, extent.end, first_at_time)
+        option = side.option or "startingOffsets"  # its JSON has other streams only
+        time_ns, place = starting.time_of(stream), starting.offsets.of(stream)
+        said = place or LATEST if time_ns is None else rfc3339(time_ns)
+        starts[stream] = Start(_inside(stream, extent, side, fail_on_data_loss), f"{option}={said}")
+    return starts
 
 
 def _check_streams(known: Iterable[str], *bounds: Bounds) -> None:

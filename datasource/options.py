@@ -1,7 +1,7 @@
 """The options of the data source: one table, from which they are checked and their documentation is made.
 
 Spark hands options over as text under lower-case names. What is unknown is refused with the nearest name; what means
-something elsewhere only (streaming, writing) is refused by name; so is what this version does not do yet.
+something elsewhere only (streaming, writing) is refused by name.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,6 @@ READ, STREAM_READ, WRITE, STREAM_WRITE = Use.READ, Use.STREAM_READ, Use.WRITE, U
 READS, WRITES = (READ, STREAM_READ), (WRITE, STREAM_WRITE)
 EVERYWHERE = (*READS, *WRITES)
 SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
-SUPPORTED_USES = (READ, WRITE, STREAM_WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,7 @@ class Option:
     default: str
     meaning: str
     alias: str = ""
-    missing: str = ""  # what this version lacks to carry it out; empty if it works
 
-
-_CONSUMERS = "durable consumers are not supported by this version of jstream"
 
 OPTIONS = (
     Option(
@@ -71,8 +67,9 @@ OPTIONS = (
         READS,
         "offsets",
         "`earliest` (batch), `latest` (streaming)",
-        '`earliest`, `latest`, or JSON with the first sequence of each stream, inclusive: `{"ORDERS": 1001}`; streams '
-        "that are missing there start at the default.",
+        "`earliest`, `latest` (streaming), `consumer`, or JSON with the first sequence of each stream, inclusive: "
+        '`{"ORDERS": 1001}`; streams that are missing there start at the default. A streaming query that has a '
+        "checkpoint goes on from there, and streams that join it later start at their first message.",
     ),
     Option(
         "endingOffsets",
@@ -98,14 +95,55 @@ OPTIONS = (
         'The same stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
     ),
     Option("endingOffsetsByTimestamp", (READ,), "JSON of times", "", "The end, stream by stream, exclusive."),
-    Option("consumer", READS, "name", "", "Durable consumer: where to start.", missing=_CONSUMERS),
-    Option("consumerTakeover", (STREAM_READ,), "flag", "`false`", "Take a consumer from a live query."),
-    Option("maxOffsetsPerTrigger", (STREAM_READ,), "count", "", "Messages a batch, at most (soft)."),
+    Option(
+        "consumer",
+        READS,
+        "name",
+        "",
+        "Durable consumer: where to start if no other option says so. Made by first use, at the first message or where "
+        "the starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
+        "it runs; a batch read never moves it.",
+    ),
+    Option(
+        "consumerTakeover",
+        (STREAM_READ,),
+        "flag",
+        "`false`",
+        "`true`: take the consumer from another query that is live; that one fails. Otherwise the second is refused.",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        (STREAM_READ,),
+        "count",
+        "no limit",
+        "Messages a batch, at most, counted before the filter `subject`; blocks are cut where need be. This and the "
+        "following limits are soft: each stream with something new hands on one message at least. They are shared "
+        "among streams in proportion to what is new in each; the smallest wins. `Trigger.AvailableNow` obeys them, "
+        "`Trigger.Once` does not.",
+    ),
     Option("maxMessagesPerTrigger", (STREAM_READ,), "count", "", "", alias="maxOffsetsPerTrigger"),
-    Option("maxBytesPerTrigger", (STREAM_READ,), "size", "", "Bytes a batch, at most (soft)."),
-    Option("maxFilesPerTrigger", (STREAM_READ,), "count", "", "Blocks a batch, at most (soft)."),
-    Option("minOffsetsPerTrigger", (STREAM_READ,), "count", "", "Wait for so many messages."),
-    Option("maxTriggerDelay", (STREAM_READ,), "duration", "15m", "Wait no longer than this."),
+    Option(
+        "maxBytesPerTrigger",
+        (STREAM_READ,),
+        "size",
+        "no limit",
+        "Bytes of subjects, headers and data a batch, at most, about: `1048576`, `512k`, `64m`, `1g`.",
+    ),
+    Option("maxFilesPerTrigger", (STREAM_READ,), "count", "no limit", "Blocks a batch, at most."),
+    Option(
+        "minOffsetsPerTrigger",
+        (STREAM_READ,),
+        "count",
+        "1",
+        "Wait until so many messages are new, or `maxTriggerDelay` is over. Means nothing with `Trigger.AvailableNow`.",
+    ),
+    Option(
+        "maxTriggerDelay",
+        (STREAM_READ,),
+        "duration",
+        "`15m`",
+        "How long to wait for `minOffsetsPerTrigger`, from the last batch or the start of the query on.",
+    ),
     Option(
         "minPartitions",
         READS,
@@ -186,8 +224,8 @@ NAMES = {option.name for option in OPTIONS}
 def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
     """Return the options under the names of the table, aliases resolved.
 
-    Raises ValueError for a name that is unknown, means nothing for `use` or does not work yet, and for an option that
-    is given twice, by its name and by its alias.
+    Raises ValueError for a name that is unknown or means nothing for `use`, and for an option that is given twice, by
+    its name and by its alias.
     """
     given: dict[str, str] = {}
     named: dict[str, str] = {}
@@ -205,16 +243,19 @@ def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
     return given
 
 
+def is_of_streaming_only(options: Mapping[str, str]) -> bool:
+    """Return whether one of the options means something in streaming reads, and nothing in batch reads."""
+    found = [_BY_NAME.get(key.lower()) for key in options]
+    return any(one is not None and STREAM_READ in one.uses and READ not in one.uses for one in found)
+
+
 def _check_use(option: Option, use: Use) -> None:
-    if option.missing:
-        raise ValueError(f"option {option.name!r}: {option.missing}")
     if use in option.uses:
         return
     where = " and ".join(one.value for one in option.uses)
-    lacking = "" if set(option.uses) & set(SUPPORTED_USES) else ", which this version of jstream does not support"
-    raise ValueError(f"option {option.name!r} is for {where} only{lacking}; this is one of the {use.value}")
+    raise ValueError(f"option {option.name!r} is for {where} only; this is one of the {use.value}")
 
 
 def _known(use: Use) -> str:
-    names = [option.name for option in OPTIONS if use in option.uses and not option.missing]
+    names = [option.name for option in OPTIONS if use in option.uses]
     return f"; {use.value} take {', '.join(names)}"

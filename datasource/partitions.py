@@ -1,10 +1,10 @@
-"""Partitions of a batch read: which slices of blocks one task reads, in order.
+"""Partitions of a read: which slices of blocks one task reads, in order.
 
 A block file is a partition of its own by default; blocks smaller than PACK_SIZE share one, so that many small appends
 do not become many tasks. `minPartitions` and `maxRecordsPerPartition` split blocks, frames being the grain of reading.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -31,11 +31,14 @@ S = TypeVar("S", bound=Slice)
 
 
 class SlicePartition(InputPartition):
-    """Slices that one task reads, one after another; none in the only partition of an empty read."""
+    """Slices that one task reads, one after another; none in the only partition of an empty read.
 
-    def __init__(self, slices: Sequence[Any]) -> None:
+    `subjects`: subject filters of streams that have their own.
+    """
+
+    def __init__(self, slices: Sequence[Any], subjects: Mapping[str, tuple[str, ...]] | None = None) -> None:
         super().__init__(None)
-        self.slices = slices
+        self.slices, self.subjects = slices, dict(subjects or {})
 
 
 def pack(slices: Iterable[S], partitions_min: int | None = None, rows_max: int | None = None) -> list[list[S]]:

@@ -1,30 +1,39 @@
 """Batch reads of messages: planned once on the driver from metadata alone, read on the executors from the block files.
 
 A plan names blocks by digest and range, so that the same DataFrame gives the same rows each time it is used; blocks
-that have gone since then are StalePlanError, never fewer rows.
+that have gone since then are StalePlanError, never fewer rows. A micro-batch of a streaming read is planned and read by
+the same functions.
 """
 
 import logging
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from datasource import places
-from datasource.filters import INT64_MAX, INT64_MIN, Constraints, push
-from datasource.offsets import Extent, resolve_ranges
+from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, push
+from datasource.offsets import Extent, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
-from datasource.settings import ReadSettings
+from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.values import nearest
 from storage_core import Store
-from storage_core.errors import NotAStoreError, NotFoundError
+from storage_core.errors import DataLossError, NotAStoreError, NotFoundError
+from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.plan import ReadRequest
+from storage_core.store.query import QueryReader, Start
 from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
+from storage_core.store.slices import BlockSlice, BlockSlices
 
 log = logging.getLogger("jstream")
+
+
+Settings = ReadSettings | StreamReadSettings
 
 
 class MessageReader(DataSourceReader):
@@ -55,20 +64,7 @@ class MessageReader(DataSourceReader):
             verify=self.settings.verify,
             on_loss="raise" if self.settings.fail_on_data_loss else "skip",
         )
-        for batch in read_slices(partition.slices, options, report=self._on_damage):
-            yield conform(batch, self.schema)
-
-    def _on_damage(self, damage: ReadDamage) -> None:
-        """Hear of a bad copy that another one stood in for, or of messages that no copy has, before the read fails or
-        goes on.
-        """
-        if damage.served:
-            log.warning("%s", damage)
-            return
-        with seen_from_here(self.settings):
-            open_store(self.settings).close()
-        if not self.settings.fail_on_data_loss:
-            log.warning("failOnDataLoss=false, the read goes on: %s", damage)
+        yield from rows_of(partition, options, self.settings, self.schema)
 
     def _request(self, store: Store) -> ReadRequest:
         names = select_streams(store.streams(), self.settings.streams)
@@ -86,6 +82,73 @@ class MessageReader(DataSourceReader):
         return self.constraints.takes_stream(stream)
 
 
+def rows_of(
+    partition: SlicePartition, options: ReadOptions, settings: Settings, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one partition under the declared schema."""
+
+    def hear(damage: ReadDamage) -> None:
+        _on_damage(damage, settings)
+
+    for slices, subject_filters in _by_filters(partition, options.subject_filters):
+        for batch in read_slices(slices, replace(options, subject_filters=subject_filters), report=hear):
+            yield conform(batch, schema)
+
+
+def _by_filters(
+    partition: SlicePartition, subject_filters: tuple[str, ...]
+) -> Iterator[tuple[Sequence[BlockSlice], tuple[str, ...]]]:
+    """Yield the slices in order, with the subject filters of their stream."""
+    slices = partition.slices
+    if not partition.subjects or not isinstance(slices, BlockSlices):
+        yield slices, subject_filters
+        return
+    for at, stream in enumerate(slices.streams):
+        (ours,) = np.nonzero(slices.rows["stream"] == at)
+        if len(ours):
+            yield slices[int(ours[0]) : int(ours[-1]) + 1], partition.subjects.get(stream.name, subject_filters)
+
+
+def _on_damage(damage: ReadDamage, settings: Settings) -> None:
+    """Hear of a bad copy that another one stood in for, or of messages that no copy has, before the read fails or goes
+    on.
+    """
+    if damage.served:
+        log.warning("%s", damage)
+        return
+    with seen_from_here(settings):
+        open_store(settings).close()
+    if not settings.fail_on_data_loss:
+        log.warning("failOnDataLoss=false, the read goes on: %s", damage)
+
+
+def plan_partitions(
+    store: Store,
+    ranges: Mapping[str, tuple[int, int]],
+    settings: Settings,
+    filters: Mapping[str, tuple[str, ...]],
+) -> tuple[list[SlicePartition], dict[str, bytes]]:
+    """Return what tasks read of these sequences, none for nothing; and the incarnations that were planned.
+
+    `filters`: subject filters of the consumers, stream by stream, to be met besides that of the option `subject`.
+    """
+    own = {name: common_filters(settings.subject, found) for name, found in filters.items()}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in ranges:
+        subject_filters = own.get(name, common_filters(settings.subject, ()))
+        if subject_filters is not None:
+            groups.setdefault(subject_filters, []).append(name)
+    parts, incarnations = [], {}
+    for subject_filters, names in groups.items():
+        wanted = {name: ranges[name] for name in names}
+        plan = store.plan(ReadRequest(tuple(names), wanted, subject_filters=subject_filters))
+        incarnations.update({one.stream: one.incarnation for one in plan.ranges})
+        parts.append(plan.slices)
+    packed = pack_blocks(BlockSlices.concatenate(parts), settings.min_partitions, settings.partition_rows_max)
+    differing = {name: own[name] or () for name, found in filters.items() if found}
+    return [SlicePartition(one, differing) for one in packed if len(one)], incarnations
+
+
 class FilteringMessageReader(MessageReader):
     """The same with push-down. Spark refuses every read by a reader that has `pushFilters` while its setting
     `spark.sql.python.filterPushdown.enabled` is off, so it gets this one only when it is about to push filters.
@@ -98,12 +161,12 @@ class FilteringMessageReader(MessageReader):
         return pushed.left
 
 
-def open_store(settings: ReadSettings) -> Store:
+def open_store(settings: Settings) -> Store:
     return places.open_store(settings.paths, settings.lock_timeout_s)
 
 
 @contextmanager
-def seen_from_here(settings: ReadSettings) -> Iterator[None]:
+def seen_from_here(settings: Settings) -> Iterator[None]:
     """Raise NotFoundError naming this host if the store is not to be seen from it at all.
 
     An executor that lacks the mount would otherwise find every message lost, and with failOnDataLoss=false go on
@@ -123,16 +186,28 @@ def select_streams(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
     Raises NotFoundError for a name that does not exist and for a glob that matches nothing.
     """
+    return _select(known, wanted, lambda one: True)
+
+
+def pick_streams(known: Iterable[str], wanted: Sequence[str], must_exist: bool = True) -> list[str]:
+    """Return the same for a streaming read, for which a glob may match later.
+
+    Raises NotFoundError for a name that does not exist, unless that is allowed, too.
+    """
+    return _select(known, wanted, lambda one: must_exist and not is_glob(one))
+
+
+def is_glob(one: str) -> bool:
+    return any(character in one for character in "*?[")
+
+
+def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[str], bool]) -> list[str]:
     listed = sorted(known)
     chosen: set[str] = set()
     for one in wanted:
-        if any(character in one for character in "*?["):
-            matching = [name for name in listed if fnmatchcase(name, one)]
-            problem = f"no stream matches {one!r}"
-        else:
-            matching = [one] if one in listed else []
-            problem = f"no stream {one!r}"
-        if not matching:
+        matching = [name for name in listed if (fnmatchcase(name, one) if is_glob(one) else name == one)]
+        if not matching and must_match(one):
+            problem = f"no stream {'matches ' if is_glob(one) else ''}{one!r}"
             hint = nearest(one, listed) or f"; there are {', '.join(listed[:20]) or 'none'}"
             raise NotFoundError(f"option 'stream': {problem} in the store{hint}")
         chosen.update(matching)
@@ -146,7 +221,32 @@ def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) ->
         stream = store.stream(name)
         extents[name] = Extent(stream.first_sequence, stream.last_sequence + 1)
     starting, ending = settings.bounds()
-    return resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss)
+    consumer_at: dict[str, int] = {}
+    if settings.consumer is not None:
+        left = {name: one for name, one in extents.items() if left_to_consumer(starting, name)}
+        consumer_at = _places_of_consumer(store, left, settings)
+    return resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss, consumer_at)
+
+
+def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: ReadSettings) -> dict[str, int]:
+    """Return where the consumer stands in each stream, which does not move it; where there is none, it is made.
+
+    Raises DataLossError if the stream has not what comes next for it (with failOnDataLoss; else it is logged).
+    """
+    reader = QueryReader(store, settings.consumer, own=False)
+    found = {}
+    for name, at in reader.begin({name: Start(one.first) for name, one in extents.items()}).items():
+        facts = facts_of(store.stream_state(name))
+        made = decide(at.position, facts, at.told, FAIL if settings.fail_on_data_loss else CONTINUE)
+        if made.action is Action.FAIL:
+            raise DataLossError(
+                f"consumer {settings.consumer!r}: {made.reason}. To read what is there, set failOnDataLoss=false; "
+                f"`jstream consumer reset {name} {settings.consumer} --execute` moves the consumer on"
+            )
+        if made.is_news:
+            log.warning("consumer %s: %s: %s", settings.consumer, made.action.value, made.reason)
+        found[name] = made.next_sequence
+    return found
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -4,8 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from datasource.offsets import ENDING, STARTING, Bounds, Offsets, parse_offsets, parse_times
-from datasource.options import READ, STREAM_WRITE, WRITE, check_options
+from datasource.limits import Limits
+from datasource.offsets import (
+    CONSUMER,
+    ENDING,
+    STARTING,
+    Bounds,
+    Offsets,
+    parse_offsets,
+    parse_stream_offsets,
+    parse_times,
+)
+from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, check_options
 from datasource.values import (
     parse_choice,
     parse_count,
@@ -13,8 +23,10 @@ from datasource.values import (
     parse_flag,
     parse_names,
     parse_paths,
+    parse_size,
     parse_time_ns,
 )
+from storage_core.metadata.config import check_name
 from storage_core.subjects import is_filter, is_literal
 
 T = TypeVar("T")
@@ -24,6 +36,7 @@ JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
 COMPRESSIONS = ("none", "lz4", "zstd")
 LOCK_TIMEOUT_S = 60.0
+TRIGGER_DELAY_MAX_S = 900.0
 TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
 TABLES = (MESSAGES, STREAMS, CONSUMERS, DAMAGE, EVENTS)
 
@@ -48,6 +61,7 @@ class ReadSettings:
     ending_time_ns: int | None = None
     starting_times_ns: Mapping[str, int] | None = None
     ending_times_ns: Mapping[str, int] | None = None
+    consumer: str | None = None
     min_partitions: int | None = None
     partition_rows_max: int | None = None
     fail_on_data_loss: bool = True
@@ -69,6 +83,7 @@ class ReadSettings:
         table = take("table", _table, MESSAGES)
         layout = take("layout", _layout, JSTREAM)
         _check_together(given, table, layout)
+        _check_consumer(given)
         return cls(
             paths=paths,
             streams=take("stream", parse_names, ("*",) if layout in FOREIGN else ()),
@@ -79,6 +94,7 @@ class ReadSettings:
             ending_time_ns=take("endingTimestamp", parse_time_ns, None),
             starting_times_ns=take("startingOffsetsByTimestamp", parse_times, None),
             ending_times_ns=take("endingOffsetsByTimestamp", parse_times, None),
+            consumer=take("consumer", _consumer_name, None),
             min_partitions=take("minPartitions", parse_count, None),
             partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
             fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
@@ -98,6 +114,57 @@ class ReadSettings:
             Bounds(STARTING, self.starting, self.starting_time_ns, self.starting_times_ns),
             Bounds(ENDING, self.ending, self.ending_time_ns, self.ending_times_ns),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReadSettings:
+    """A streaming read. Times are nanoseconds since 1970; `None` means not given."""
+
+    paths: tuple[str, ...]
+    streams: tuple[str, ...] = ()  # names and globs
+    subject: str | None = None
+    starting: Offsets = Offsets()
+    starting_time_ns: int | None = None
+    starting_times_ns: Mapping[str, int] | None = None
+    consumer: str | None = None
+    consumer_takeover: bool = False
+    limits: Limits = Limits()
+    trigger_delay_max_s: float = TRIGGER_DELAY_MAX_S
+    min_partitions: int | None = None
+    partition_rows_max: int | None = None
+    fail_on_data_loss: bool = True
+    verify: bool = True
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "StreamReadSettings":
+        """Return the settings of a streaming read; raises ValueError naming the option at fault."""
+        given = check_options(options, STREAM_READ)
+        take = _Taker(given)
+        paths = _paths(given)
+        _check_together(given, MESSAGES, JSTREAM)
+        _check_consumer(given)
+        return cls(
+            paths=paths,
+            streams=take("stream", parse_names, ()),
+            subject=take("subject", _subject_filter, None),
+            starting=take("startingOffsets", parse_stream_offsets, Offsets()),
+            starting_time_ns=take("startingTimestamp", parse_time_ns, None),
+            starting_times_ns=take("startingOffsetsByTimestamp", parse_times, None),
+            consumer=take("consumer", _consumer_name, None),
+            consumer_takeover=take("consumerTakeover", parse_flag, False),
+            limits=_limits(take),
+            trigger_delay_max_s=take("maxTriggerDelay", parse_duration_s, TRIGGER_DELAY_MAX_S),
+            min_partitions=take("minPartitions", parse_count, None),
+            partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
+            fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
+            verify=take("verify", _verify, True),
+            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
+        )
+
+    def bounds(self) -> Bounds:
+        """Return where a query without a checkpoint starts."""
+        return Bounds(STARTING, self.starting, self.starting_time_ns, self.starting_times_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +225,30 @@ def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
     return parse_paths("path", given["path"])
 
 
+def _limits(take: _Taker) -> Limits:
+    limits = Limits(
+        take("maxOffsetsPerTrigger", parse_count, None),
+        take("maxBytesPerTrigger", parse_size, None),
+        take("maxFilesPerTrigger", parse_count, None),
+        take("minOffsetsPerTrigger", parse_count, None),
+    )
+    least, most = limits.message_count_min, limits.message_count
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"option 'minOffsetsPerTrigger': {least} is more than option 'maxOffsetsPerTrigger', {most}")
+    return limits
+
+
+def _check_consumer(given: Mapping[str, str]) -> None:
+    if "consumer" in given:
+        return
+    if given.get("startingOffsets", "").strip().lower() == CONSUMER:
+        raise ValueError(
+            "option 'consumer' is missing: 'startingOffsets' is 'consumer', which is where that one stands"
+        )
+    if "consumerTakeover" in given:
+        raise ValueError("option 'consumer' is missing: 'consumerTakeover' says how to take it")
+
+
 def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
     if table != MESSAGES:
         allowed = ["path", "stream", "table", "layout", "account", "encryptionKey", "lockTimeout"]
@@ -215,6 +306,10 @@ def _one_stream(option: str, text: str) -> str:
             "name the stream of each row in the column 'stream'"
         )
     return text.strip()
+
+
+def _consumer_name(option: str, text: str) -> str:
+    return check_name(text.strip(), f"option {option!r}")
 
 
 def _subject_filter(option: str, text: str) -> str:

@@ -5,7 +5,6 @@ Everything here runs in Spark's planning worker on the driver's host, in a new o
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
@@ -14,7 +13,8 @@ from pyspark.sql.types import DataType, StructType
 from datasource import foreign
 from datasource.foreign import ForeignReader
 from datasource.foreign_tables import ForeignConsumerTableReader, ForeignDamageReader, ForeignStreamTableReader
-from datasource.reader import FilteringMessageReader, MessageReader, open_store, select_streams
+from datasource.options import is_of_streaming_only
+from datasource.reader import FilteringMessageReader, MessageReader, open_store, pick_streams, select_streams
 from datasource.schema import (
     BY_SCHEMA_ONLY,
     CONSUMER_TYPES,
@@ -28,7 +28,18 @@ from datasource.schema import (
     check_read_schema,
     spark_schema,
 )
-from datasource.settings import CONSUMERS, DAMAGE, EVENTS, FOREIGN, MESSAGES, STREAMS, ReadSettings, WriteSettings
+from datasource.settings import (
+    CONSUMERS,
+    DAMAGE,
+    EVENTS,
+    FOREIGN,
+    MESSAGES,
+    STREAMS,
+    ReadSettings,
+    StreamReadSettings,
+    WriteSettings,
+)
+from datasource.stream_reader import MessageStreamReader
 from datasource.stream_writer import StreamWriter
 from datasource.tables import (
     ConsumerTableReader,
@@ -39,6 +50,7 @@ from datasource.tables import (
 )
 from datasource.writer import BatchWriter
 
+ParserOf = Callable[[Mapping[str, str]], ReadSettings | StreamReadSettings]
 ReaderOf = Callable[[ReadSettings, pa.Schema], DataSourceReader]
 
 TABLE_TYPES = {
@@ -69,20 +81,42 @@ FOREIGN_TABLE_READERS: dict[str, ReaderOf] = {
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
 
 
-NO_STREAMING = "streaming {} are not supported by this version of jstream; in batches they are: spark.{}"
-
-
 def schema(options: Mapping[str, str]) -> StructType:
-    """Return the columns of a read without a schema of the user's; checks the options and that the streams exist."""
+    """Return the columns of a read without a schema of the user's; checks the options and that the streams exist.
+
+    Spark does not say whether the read is one in batches or a streaming one: what either could mean passes here.
+    """
     if _is_catalogue_table(options):
         return spark_schema(MESSAGE_TYPES)
-    settings = ReadSettings.parse(options)
+    settings = _read_settings(options)
+    if isinstance(settings, StreamReadSettings):
+        with open_store(settings) as store:
+            pick_streams(store.streams(), settings.streams)
+        return spark_schema(MESSAGE_TYPES)
     if settings.layout in FOREIGN:
         select_streams(foreign.open_store(settings).streams(), settings.streams)
     else:
         with open_store(settings) as store:
-            select_streams(event_streams(store) if settings.table == EVENTS else store.streams(), settings.streams)
+            known = event_streams(store) if settings.table == EVENTS else store.streams()
+            select = pick_streams if settings.table == MESSAGES else select_streams
+            select(known, settings.streams)
     return spark_schema(_types(settings))
+
+
+def _read_settings(options: Mapping[str, str]) -> ReadSettings | StreamReadSettings:
+    """Return the settings of whichever read the options fit; if of neither, the refusal of the one they are nearer."""
+    first: ParserOf = ReadSettings.parse
+    second: ParserOf = StreamReadSettings.parse
+    if is_of_streaming_only(options):
+        first, second = second, first
+    try:
+        return first(options)
+    except ValueError as error:
+        refused = error
+    try:
+        return second(options)
+    except ValueError:
+        raise refused from None
 
 
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -104,8 +138,10 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     return BatchWriter(WriteSettings.parse(options), schema, overwrite)
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> NoReturn:
-    raise NotImplementedError(NO_STREAMING.format("reads", "read"))
+def stream_reader(options: Mapping[str, str], schema: StructType) -> MessageStreamReader:
+    """Return the reader of a streaming query: one for the process of the source, another one for the tasks."""
+    settings = StreamReadSettings.parse(options)
+    return MessageStreamReader(settings, check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:

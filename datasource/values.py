@@ -13,6 +13,8 @@ _ISO_TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}:?\d{2})?)?", re.ASCII
 )
 _DURATION = re.compile(r"([0-9]+)\s*(ms|s|m|min|h)?")
+_SIZE = re.compile(r"([0-9]{1,19})\s*(b|k|kb|m|mb|g|gb)?")
+_SIZE_UNITS = {None: 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 COUNT_MAX = 2**63 - 1
 
@@ -43,6 +45,17 @@ def parse_count(option: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text.strip()) or not 1 <= int(text) <= COUNT_MAX:
         raise ValueError(f"option {option!r}: {text!r} is not a whole number from 1 on")
     return int(text)
+
+
+def parse_size(option: str, text: str) -> int:
+    """Return bytes for `1048576`, `512k`, `64m`, `64mb`, `1g`, in powers of 1,024, as Spark takes them; from 1 on."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    size = int(found[1]) * _SIZE_UNITS[found[2] and found[2][0]] if found else 0
+    if not 1 <= size <= COUNT_MAX:
+        raise ValueError(
+            f"option {option!r}: {text!r} is not a number of bytes from 1 on, such as 1048576, 512k or 64m"
+        )
+    return size
 
 
 def parse_duration_s(option: str, text: str) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from datasource.options import OPTIONS, SUPPORTED_USES, Option
+from datasource.options import OPTIONS, Option, Use
 
 HEAD = """# Options
 
@@ -22,8 +22,8 @@ name.
 def page() -> str:
     """Return the page: one table a use."""
     parts = [HEAD]
-    for use in SUPPORTED_USES:
-        rows = [option for option in OPTIONS if use in option.uses and not option.missing]
+    for use in Use:
+        rows = [option for option in OPTIONS if use in option.uses]
         lines = [f"## {use.value.capitalize()}", "", "| option | takes | default | meaning |", "|---|---|---|---|"]
         parts.append("\n".join([*lines, *(_row(option) for option in rows), ""]))
     return "\n".join(parts)

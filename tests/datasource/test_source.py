@@ -55,6 +55,22 @@ def test_catalogue_table_that_lost_its_options_says_what_to_do() -> None:
         source.writer({}, spark_schema(MESSAGE_TYPES), False)
 
 
-def test_streaming_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="streaming reads are not supported.*spark.read"):
-        source.stream_reader({}, spark_schema(MESSAGE_TYPES))
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"maxOffsetsPerTrigger": "0"}, "'maxOffsetsPerTrigger': '0' is not a whole number from 1 on"),
+        ({"maxOffsetsPerTrigger": "5", "startingOffsets": "soon"}, "neither 'earliest', 'latest', 'consumer' nor JSON"),
+        ({"endingOffsets": "soon"}, "'endingOffsets': 'soon' is neither 'latest' nor JSON"),
+        ({"maxOfsetsPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
+    ],
+)
+def test_load_refuses_what_neither_batch_nor_streaming_read_takes(options: Any, says: str, driver: Any) -> None:
+    with pytest.raises(ValueError, match=says):
+        source.schema(driver.options({"stream": "ORDERS", **options}))
+
+
+def test_load_takes_what_only_streaming_reads_take(driver: Any) -> None:
+    for options in ({"startingOffsets": "latest"}, {"maxFilesPerTrigger": "1"}, {"stream": "NOT_YET_*"}):
+        assert source.schema(driver.options({"stream": "ORDERS", **options})) == spark_schema(MESSAGE_TYPES)
+    with pytest.raises(NotFoundError, match="no stream 'NOT_YET'"):
+        source.schema(driver.options({"stream": "NOT_YET", "maxFilesPerTrigger": "1"}))

@@ -1,0 +1,112 @@
+"""How much of what is new one micro-batch takes: the limits per trigger, and the wait for enough.
+
+Limits are soft: whatever they say, each stream that has something new hands on one message at least, since a query that
+could not move would stand still for ever. They count messages as stored, before the subject filter: a filter is
+applied where the messages are read, on the executors. A limit is shared among streams in proportion to what waits in
+each, as Kafka's source does it, and of several limits the smallest wins.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    ReadMinRows,
+)
+
+from storage_core.store.pending import Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one batch, over all streams; None: none."""
+
+    message_count: int | None = None
+    byte_size: int | None = None
+    block_count: int | None = None
+    message_count_min: int | None = None  # below it the batch waits for more
+
+    def read_limit(self) -> ReadLimit:
+        """Return what Spark is to hand back with each call.
+
+        It knows no combination, so one of the limits stands for all; what counts is that Spark says something else,
+        `ReadAllAvailable`, when a trigger asks for everything.
+        """
+        if self.message_count is not None:
+            return ReadMaxRows(self.message_count)
+        if self.byte_size is not None:
+            return ReadMaxBytes(self.byte_size)
+        if self.block_count is not None:
+            return ReadMaxFiles(self.block_count)
+        if self.message_count_min is not None:
+            return ReadMinRows(self.message_count_min)
+        return ReadAllAvailable()
+
+    def under(self, asked: ReadLimit) -> "Limits":
+        """Return the limits of a call in which Spark asks for `asked`: none if it asks for everything."""
+        if isinstance(asked, ReadAllAvailable):
+            return Limits()
+        return Limits(
+            _smaller(self.message_count, asked.max_rows if isinstance(asked, ReadMaxRows) else None),
+            _smaller(self.byte_size, asked.max_bytes if isinstance(asked, ReadMaxBytes) else None),
+            _smaller(self.block_count, asked.max_files if isinstance(asked, ReadMaxFiles) else None),
+            asked.min_rows if isinstance(asked, ReadMinRows) else self.message_count_min,
+        )
+
+
+def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
+    """Return for each stream where the batch ends."""
+    ends = {name: one.end for name, one in pending.items()}
+    if limits.message_count is not None:
+        _cut(ends, pending, limits.message_count, lambda one: one.message_count, Pending.end_of_messages)
+    if limits.byte_size is not None:
+        _cut(ends, pending, limits.byte_size, lambda one: one.byte_count, Pending.end_of_bytes)
+    if limits.block_count is not None:
+        _cut(ends, pending, limits.block_count, lambda one: one.block_count, Pending.end_of_blocks)
+    return ends
+
+
+def _cut(
+    ends: dict[str, int],
+    pending: Mapping[str, Pending],
+    limit: int,
+    measure: Callable[[Pending], int],
+    end_of: Callable[[Pending, int], int],
+) -> None:
+    """Bring the ends down to what one limit leaves each stream."""
+    sizes = {name: measure(one) for name, one in pending.items() if one.message_count}
+    total = sum(sizes.values())
+    if total <= limit:
+        return
+    for name, size in sizes.items():
+        ends[name] = min(ends[name], end_of(pending[name], max(1, limit * size // total)))
+
+
+class Patience:
+    """The wait for `minOffsetsPerTrigger` messages, `maxTriggerDelay` at most.
+
+    Times are of a clock that never goes back, in seconds; the delay runs from the last batch, or the start of the run.
+    """
+
+    def __init__(self, delay_s: float, now_s: float) -> None:
+        self._delay_s, self._since_s = delay_s, now_s
+
+    def is_over(self, message_count: int, message_count_min: int | None, now_s: float) -> bool:
+        """Return whether a batch of so many messages may go; it then counts as gone."""
+        if (
+            message_count_min is not None
+            and message_count < message_count_min
+            and now_s - self._since_s < self._delay_s
+        ):
+            return False
+        self._since_s = now_s
+        return True
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    given = [limit for limit in (one, other) if limit is not None]
+    return min(given, default=None)

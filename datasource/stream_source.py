@@ -1,0 +1,328 @@
+"""What the process of a streaming source keeps while a query runs: its store, its consumer, its targets.
+
+Spark calls it strictly in turn (`initial`, then for each batch `latest`, `partitions`, sometimes `acknowledge`), and
+kills the process when the query stops. Nothing here outlives it: what a restart needs stands in the offsets, which
+Spark keeps, and in the store. So a batch that is replayed in another process is the same: an offset says where its
+batch ends, and, where that does not follow from the offset before it, where it begins (stream_offsets.py).
+
+Every call reconciles: positions that the streams have left behind are told and settled before anything is read by them
+(docs/reconcile.md).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from datasource import known_stores, places, stream_offsets
+from datasource.limits import Patience, admit
+from datasource.offsets import Extent, resolve_starts
+from datasource.partitions import SlicePartition
+from datasource.reader import pick_streams, plan_partitions
+from datasource.settings import StreamReadSettings
+from datasource.stream_offsets import Json, Offsets, StreamOffset
+from storage_core.errors import StaleIncarnationError
+from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.pending import Pending
+from storage_core.store.query import QueryPosition, QueryReader, Start, onward
+
+log = logging.getLogger("jstream")
+TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
+WAIT_S = 0.1  # how long such a query may wait for news in one call
+LOOK_EVERY_S = 0.02  # while it waits
+ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a stream ended when the trigger said `AvailableNow`."""
+
+    incarnation: bytes
+    end: int
+
+
+class StreamSource:
+    """One run of a query. For one thread."""
+
+    def __init__(self, settings: StreamReadSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, never going back."""
+        self._settings, self._clock = settings, clock
+        self._store = places.open_store(settings.paths, settings.lock_timeout_s)
+        self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)
+        self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
+        self._patience = Patience(settings.trigger_delay_max_s, clock())
+        self._targets: dict[str, _Target] | None = None  # AvailableNow: nothing beyond them is read in this run
+        self._initial: Json | None = None
+        self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
+        self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
+        self._reported: tuple[StoreState, Json] | None = None
+        self._says_none = True  # until it was said once
+
+    def close(self) -> None:
+        self._reader.close()
+        self._store.close()
+
+    # --- where it begins
+
+    def prepare_available_now(self) -> None:
+        """From now on nothing is read beyond what is there now."""
+        state = self._store.state()
+        streams = [self._store.stream_state(name, state) for name in self._picked(state)]
+        self._targets = {one.name: _Target(one.incarnation, one.next_sequence) for one in streams}
+
+    def initial(self) -> Json:
+        """Return where a query without a checkpoint begins; the same again however often it is asked.
+
+        Raises NotFoundError for a stream that does not exist; a glob may match later.
+        """
+        if self._initial is None:
+            state = self._store.state()
+            extents = {}
+            for name in self._picked(state, must_exist=True):
+                stream = self._store.stream_state(name, state)
+                extents[name] = Extent(stream.first_sequence, stream.next_sequence)
+            settings = self._settings
+            starts = resolve_starts(
+                extents,
+                settings.bounds(),
+                self._store.first_at_time,
+                settings.fail_on_data_loss,
+                settings.consumer is not None,
+            )
+            self._initial = stream_offsets.encode(self._begun(starts))
+        return self._initial
+
+    def _picked(self, state: StoreState, must_exist: bool = False) -> list[str]:
+        names = pick_streams((one.name for one in state.streams.values()), self._settings.streams, must_exist)
+        if not names and self._says_none:
+            self._says_none = False
+            log.warning(
+                "no stream of %s matches %s yet: the query waits for one",
+                self._store.label, ", ".join(map(repr, self._settings.streams)),
+            )  # fmt: skip
+        return names
+
+    def _begun(self, starts: Mapping[str, Start]) -> Offsets:
+        known_stores.remember(self._store.id, self._store.paths)
+        return {name: self._begin_at(at) for name, at in self._reader.begin(starts).items()}
+
+    def _begin_at(self, at: QueryPosition) -> StreamOffset:
+        return StreamOffset(self._store.id, at, at.position.next_sequence)
+
+    # --- how far a batch goes
+
+    def latest(self, start: Json, limit: ReadLimit) -> Json:
+        """Return where the batch that begins at `start` ends; `start` itself if there is nothing for one.
+
+        Everything before `start` is finished, and is acknowledged. A query that asks in a tight loop and has nothing to
+        do is held up for a moment, so that waiting for messages costs little.
+        """
+        now_s = self._clock()
+        is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
+        until_s = now_s + (WAIT_S if is_tight and self._targets is None else 0)
+        while True:
+            end = start if self._is_quiet(start) else self._look(start, limit)
+            now_s = self._clock()
+            if end != start or now_s >= until_s:
+                break
+            self._store.environment.sleep(LOOK_EVERY_S)
+        self._returned_s = now_s if end == start else None
+        return end
+
+    def _is_quiet(self, start: Json) -> bool:
+        return self._quiet is not None and self._quiet[1] == start and self._quiet[0] is self._store.state()
+
+    def _look(self, start: Json, limit: ReadLimit) -> Json:
+        known = self._decode(start)
+        known_stores.remember(self._store.id, self._store.paths)
+        state, begin = self._settled(known)
+        self._reader.acknowledge({name: one.at.position for name, one in begin.items()})
+        joining = self._joining(state, known)
+        if joining:
+            state, begin = self._settled({**begin, **joining})
+        ends, has_to_wait = self._ends(state, begin, limit)
+        batch = {name: self._ended(state, name, one, ends.get(name, one.sequence)) for name, one in begin.items()}
+        if batch != known:
+            self._quiet = None
+            return stream_offsets.encode(batch)
+        self._quiet = None if has_to_wait else (state, start)
+        return start
+
+    def _joining(self, state: StoreState, known: Offsets) -> Offsets:
+        """Return where streams begin that came since the query began: at their first message, or their consumer."""
+        names = [name for name in self._picked(state) if name not in known and self._is_open(state, name)]
+        starts = {name: Start(self._store.stream_state(name, state).first_sequence) for name in names}
+        return self._begun(starts) if starts else {}
+
+    def _is_open(self, state: StoreState, name: str) -> bool:
+        """Return whether this run may read the stream, which was made after it began."""
+        if self._targets is None:
+            return True
+        target = self._targets.get(name)
+        return target is not None and target.incarnation == self._store.stream_state(name, state).incarnation
+
+    def _ends(self, state: StoreState, begin: Offsets, limit: ReadLimit) -> tuple[dict[str, int], bool]:
+        """Return where the batch ends in streams that have something new; and whether something new has to wait."""
+        pending, has_to_wait = {}, False
+        for name, one in begin.items():
+            stream = self._store.stream_state(name, state)
+            end = self._end_of(stream)
+            if end > one.sequence and self._reader.is_paused(name):
+                has_to_wait = True
+            elif end > one.sequence:
+                pending[name] = Pending(stream, one.sequence, end)
+        limits = self._settings.limits.under(limit)
+        if pending and self._targets is None:
+            count = sum(one.message_count for one in pending.values())
+            if not self._patience.is_over(count, limits.message_count_min, self._clock()):
+                return {}, True
+        return admit(pending, limits), has_to_wait
+
+    def _end_of(self, stream: StreamState) -> int:
+        if self._targets is None:
+            return stream.next_sequence
+        target = self._targets.get(stream.name)
+        return target.end if target is not None and target.incarnation == stream.incarnation else 0
+
+    def _ended(self, state: StoreState, name: str, begin: StreamOffset, end: int) -> StreamOffset:
+        """Return the offset of a batch from `begin` to before `end`."""
+        if end == begin.sequence:
+            return begin
+        at = onward(self._store.stream_state(name, state), begin.at, end)
+        return StreamOffset(self._store.id, at, begin.begin if begin.begin == begin.sequence else None)
+
+    # --- reconciliation
+
+    def _settled(self, offsets: Offsets) -> tuple[StoreState, Offsets]:
+        """Return the store's state, and where the query goes on in it; streams that are gone are left out.
+
+        Raises DataLossError if there is news and failOnDataLoss.
+        """
+        at = {name: one.at for name, one in offsets.items()}
+        for _ in range(ATTEMPTS):
+            found = self._reader.settle(at, self._policy, self._remedy(at))
+            state = self._store.state()
+            if all(_stands(state, name, one) for name, one in found.items()):
+                return state, {name: self._moved(offsets[name], one) for name, one in found.items()}
+        raise StaleIncarnationError(f"streams {', '.join(sorted(at))} of {self._store.label} do not stand still")
+
+    def _moved(self, before: StreamOffset, at: QueryPosition) -> StreamOffset:
+        if at == before.at:
+            return before
+        was, now = before.at.position, at.position
+        if (was.incarnation, was.next_sequence) != (now.incarnation, now.next_sequence):
+            return self._begin_at(at)
+        return StreamOffset(self._store.id, at, before.begin if before.begin == before.sequence else None)
+
+    def _remedy(self, streams: Mapping[str, object]) -> str:
+        text = "To go on without what is gone, start the query once with option failOnDataLoss=false"
+        if self._settings.consumer is None:
+            return f"{text}, or begin with a new checkpoint"
+        resets = "; ".join(f"jstream consumer reset {name} {self._settings.consumer} --execute" for name in streams)
+        return f"{text}; or begin with a new checkpoint where the consumer stands, after: {resets}"
+
+    def _decode(self, offset: Json) -> Offsets:
+        """Return an offset that Spark gave; raises ValueError if it is not of this query.
+
+        Whether its streams have become others since is asked elsewhere, by reconciliation.
+        """
+        found = stream_offsets.decode(offset)
+        state = self._store.state()
+        picked = pick_streams(found, self._settings.streams, must_exist=False)
+        for name, one in found.items():
+            if name not in picked:
+                raise ValueError(
+                    f"the checkpoint has stream {name!r}, which option 'stream' does not pick "
+                    f"({', '.join(self._settings.streams)}): it is of another query, or the option has changed; name "
+                    "the stream there, or begin with a new checkpoint"
+                )
+            stream = state.stream(name)
+            incarnations = stream.incarnations if stream is not None else ()
+            if one.store_id != self._store.id and one.at.position.incarnation not in incarnations:
+                raise ValueError(
+                    f"the checkpoint is of another store: its offset of stream {name!r} is of store "
+                    f"{one.store_id.hex()}, and {self._store.label} is store {self._store.id.hex()}. Give the path of "
+                    "that store, or begin with a new checkpoint"
+                )
+        return found
+
+    # --- what a batch reads
+
+    def partitions(self, start: Json, end: Json) -> list[SlicePartition]:
+        """Return what the tasks of the batch between two offsets read; the same for the same offsets.
+
+        What is gone in the meantime is told: with failOnDataLoss as DataLossError.
+        """
+        until = self._decode(end)
+        begin = _begins(self._decode(start), until)
+        if self._policy == FAIL:
+            self._settled(until)
+        for _ in range(ATTEMPTS):
+            state, settled = self._settled(begin)
+            ranges = {name: _range(state, name, one.sequence, until[name]) for name, one in settled.items()}
+            ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
+            incarnations = {name: self._store.stream_state(name, state).incarnation for name in ranges}
+            filters = {name: self._reader.filters(name) for name in ranges}
+            planned, made = plan_partitions(self._store, ranges, self._settings, filters)
+            if all(incarnations[name] == one for name, one in made.items()):
+                return planned
+        raise StaleIncarnationError(f"streams {', '.join(sorted(until))} of {self._store.label} do not stand still")
+
+    # --- what is known of the end
+
+    def acknowledge(self, end: Json) -> None:
+        """Hear that everything before `end` is finished."""
+        self._reader.acknowledge({name: one.at.position for name, one in self._decode(end).items()})
+
+    def report(self) -> Json:
+        """Return the true ends of the streams, from which lag is computed."""
+        state = self._store.state()
+        if self._reported is None or self._reported[0] is not state:
+            ends = {}
+            for name in self._picked(state):
+                at = self._reader.at(name, self._store.stream_state(name, state).next_sequence)
+                ends[name] = StreamOffset(self._store.id, at)
+            self._reported = state, stream_offsets.encode(ends)
+        return self._reported[1]
+
+
+def _stands(state: StoreState, name: str, at: QueryPosition) -> bool:
+    """Return whether a position that was settled still holds of this state."""
+    stream = state.stream(name)
+    return stream is not None and not decide(at.position, facts_of(stream), at.told, CONTINUE).is_news
+
+
+def _begins(start: Offsets, end: Offsets) -> Offsets:
+    """Return where the batch between two offsets begins in each stream of `end`.
+
+    Raises ValueError if the two do not follow one another.
+    """
+    found = {}
+    for name, one in end.items():
+        first = one.first_of_batch()
+        if first is None and name in start:
+            before = start[name].at.position
+            first = QueryPosition(before, one.at.told)
+        is_of_one = first is not None and first.position.incarnation == one.at.position.incarnation
+        if first is None or not is_of_one or first.position.next_sequence > one.sequence:
+            raise ValueError(
+                f"the checkpoint's offsets of stream {name!r} do not follow one another: a batch cannot begin at "
+                f"{stream_offsets.encode({name: start[name]}) if name in start else 'nothing'} and end at "
+                f"{stream_offsets.encode({name: one})}. They were edited: put the folder 'offsets' of the checkpoint "
+                "back from a copy, or begin with a new checkpoint"
+            )
+        found[name] = StreamOffset(one.store_id, first)
+    return found
+
+
+def _range(state: StoreState, name: str, first: int, until: StreamOffset) -> tuple[int, int]:
+    """Return the sequences [first, end) that the stream shares with what the batch was planned on."""
+    stream = state.stream(name)
+    assert stream is not None, name
+    if until.at.position.incarnation not in stream.incarnations:
+        return first, first
+    shared = decide(until.at.position, facts_of(stream), stream.lost, CONTINUE).next_sequence
+    return first, min(until.sequence, shared)
