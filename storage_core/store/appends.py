@@ -149,7 +149,7 @@ def commit(
     assert isinstance(result, machine.AppendDone)
     failures = [failure for blocks in chosen.values() for block in blocks for failure in block.failures]
     if not result.already:
-        _retire(turn, failures)
+        retire(turn, failures)
         parts = [
             _part(turn, transaction.targets[name], blocks, name in overwrite, window, env)
             for name, blocks in chosen.items()
@@ -171,7 +171,7 @@ def _append(transaction: Transaction, parts: Sequence[AppendedBlocks], writer: W
     return Append(transaction.id, tuple(parts), identity.writer, identity.batch, identity.query, identity.run)
 
 
-def _retire(turn: Turn, failures: Sequence[WriteFailure]) -> None:
+def retire(turn: Turn, failures: Sequence[WriteFailure]) -> None:
     """Let the turn know of disks that a task found broken: from here on nothing on them counts."""
     for one in failures:
         if one.errno in BROKEN_DISK:
@@ -222,7 +222,7 @@ def _part(
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
     first = 0
-    for at, (block, held) in enumerate(zip(blocks, _good_copies(turn, stream, blocks, env), strict=True)):
+    for at, (block, held) in enumerate(zip(blocks, good_copies(turn, stream, blocks, env), strict=True)):
         summary = block.summary
         rows[at] = (
             summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
@@ -274,9 +274,7 @@ def _whole_block(
     )
 
 
-def _good_copies(
-    turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment
-) -> list[list[Volume]]:
+def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
@@ -287,7 +285,7 @@ def _good_copies(
         for one in turn.volumes
         if one.volume_id in stream.placement and placement.is_recorded(turn.state, one) and one.volume_id not in failing
     ]
-    looks = [partial(_look, turn.state.store_id, stream, one, blocks, env.files) for one in usable]
+    looks = [partial(_look, turn.state.store_id, one, blocks, env.files) for one in usable]
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[str]] = [[] for _ in blocks]
     for volume, found in zip(usable, env.parallel(looks), strict=True):
@@ -311,21 +309,18 @@ def _good_copies(
     return held
 
 
-def _look(
-    store_id: bytes, stream: StreamState, volume: Volume, blocks: Sequence[StagedBlock], files: Files
-) -> list[Exception | str]:
+def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files: Files) -> list[Exception | str]:
     """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
     assert volume.identity is not None
     instance = (volume.volume_id, volume.identity.instance_id)
-    directory = str(block_directory(volume.path, stream.incarnation))
     found: list[Exception | str] = []
     for block in blocks:
-        path = block_path(directory, block.summary.block_id)
+        path = block_path(str(block_directory(volume.path, block.incarnation)), block.summary.block_id)
         if instance not in block.holders:
             found.append(f"{path} was not written")
             continue
         expected = BlockExpectation(
-            store_id, stream.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
+            store_id, block.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
         )
         try:
             file = files.open(path)

@@ -20,6 +20,7 @@ from storage_core.store.staging import block_id_of
 from storage_core.store.turn import Turn
 
 logger = logging.getLogger(__name__)
+MERGE_MARK = b"MERG"  # behind the time in the transactions of merges: what they wrote is never an append's
 TRANSACTION_OPEN_NS = 24 * 3_600 * 1_000_000_000  # after which an undecided transaction is given up
 
 
@@ -37,21 +38,28 @@ def sweep(turn: Turn, env: Environment) -> int:
 
 
 def _sweep(turn: Turn, volume: Path, stream: StreamState, env: Environment) -> int:
-    # Not the directories of incarnations that the stream continues: what was not adopted of them is nobody's to remove.
-    directory = block_directory(volume, stream.incarnation)
-    found = [path for path in _unnamed(turn.state, stream, directory, env.files) if _is_orphan(turn, path, env)]
-    for path in found:
-        env.files.unlink(path)
-    if found:
-        env.files.sync_directory(directory)
-    return len(found)
+    swept = 0
+    for incarnation in dict.fromkeys(stream.incarnations):
+        directory = block_directory(volume, incarnation)
+        # Of an incarnation that the stream continues, what was not adopted is nobody's to remove: merges came later.
+        merges_only = incarnation != stream.incarnation
+        found = [
+            path
+            for path in _unnamed(turn.state, stream, directory, env.files)
+            if _is_orphan(turn, path, merges_only, env)
+        ]
+        for path in found:
+            env.files.unlink(path)
+        if found:
+            env.files.sync_directory(directory)
+        swept += len(found)
+    return swept
 
 
 def _unnamed(state: StoreState, stream: StreamState, directory: Path, files: Files) -> list[Path]:
-    """Return the block files that neither the manifest nor the graveyard names."""
-    graves = state.graveyard.rows
-    buried = {bytes(one["block_id"]) for one in graves if bytes(one["incarnation"]) == stream.incarnation}
-    named = {bytes(one) for one in stream.blocks.rows["block_id"]} | buried
+    """Return the block files that neither the manifest nor a grave names."""
+    graves = state.graves
+    named = {bytes(one) for one in (*stream.blocks.rows["block_id"], *graves["block_id"])}
     try:
         names = files.list_directory(directory)
     except FileNotFoundError:
@@ -60,10 +68,10 @@ def _unnamed(state: StoreState, stream: StreamState, directory: Path, files: Fil
     return [directory / name for name, block_id in blocks if block_id is not None and block_id not in named]
 
 
-def _is_orphan(turn: Turn, path: Path, env: Environment) -> bool:
+def _is_orphan(turn: Turn, path: Path, merges_only: bool, env: Environment) -> bool:
     """Return whether the block's transaction is decided; gives up one that has been open for too long."""
     transaction = transaction_of(path, env.files)
-    if transaction is None:
+    if transaction is None or (merges_only and transaction[8:12] != MERGE_MARK):
         return False  # not even a header: nobody can say whose it is
     made_ns = int.from_bytes(transaction[:8], "big")
     if turn.state.outcome(transaction) or made_ns < turn.state.transaction_floor_ns:

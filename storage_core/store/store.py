@@ -32,11 +32,13 @@ from storage_core.store import (
     verification,
 )
 from storage_core.store.appends import CommitResult, WriterBatch
+from storage_core.store.compaction import Compaction
 from storage_core.store.duplicates import MsgIdWindow
 from storage_core.store.ensemble import Metadata
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.groups import CommitGroups
 from storage_core.store.index import VolumeIndex
+from storage_core.store.merging import COMPACTING, MAINTAINING, MergePolicy
 from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.repair import Repair
 from storage_core.store.replicas import Survey
@@ -374,12 +376,29 @@ class Store:
         scrubbing = Scrub(self.metadata, self._env, self._lock_timeout_s, self.read_only)
         return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
 
+    def compact(
+        self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Merge small neighbouring blocks of these streams (None: all) into as few as their configuration allows.
+
+        No message and no sequence changes, and readers notice nothing. Takes the lock for each commit alone. `progress`
+        hears (blocks done, blocks in all). Returns runs, blocks and bytes that were merged, and unreadable: what has to
+        be repaired first.
+        """
+        for name in streams or ():
+            self.stream_state(name)
+        return self.compaction(COMPACTING).run(streams, progress)
+
+    def compaction(self, policy: MergePolicy) -> Compaction:
+        """Return what merges blocks, for whoever carries out its tasks elsewhere."""
+        return Compaction(self.metadata, self._env, self._lock_timeout_s, policy)
+
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn.
 
         Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
-        mended, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An empty or missing
-        directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
+        mended, small blocks merged, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An
+        empty or missing directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
         """
         repairing = Repair(self.metadata, self._env, self._lock_timeout_s)
         repairing.volumes(ask=False)
@@ -390,6 +409,7 @@ class Store:
         while more:  # others get their turn in between
             with self.metadata.turn(self._lock_timeout_s) as turn:
                 more = self._upkeep.mend(turn)
+        self.compaction(MAINTAINING).run(None)
         repairing.sweep()
         with self.metadata.turn(self._lock_timeout_s) as turn:
             orphans.sweep(turn, self._env)

@@ -1,8 +1,8 @@
 """Upkeep: the bounded maintenance that a holder does after its ack.
 
-Copies that need mending first (mending.py), then the journal of placements, unlinking of blocks whose grave is old
-enough, a snapshot of the metadata. Each piece is bounded, and one that fails is said and tried again at the next turn:
-an append that was acked stays acked.
+Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
+unlinking of blocks whose grave is old enough, a snapshot of the metadata. Each piece is bounded, and one that fails is
+said and tried again at the next turn: an append that was acked stays acked.
 """
 
 import logging
@@ -12,6 +12,7 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.store.compaction import Merging
 from storage_core.store.environment import Environment
 from storage_core.store.mending import Mending
 from storage_core.store.placement import block_directory
@@ -35,10 +36,11 @@ class Upkeep:
         # By volume, then by incarnation: the end of what the journal of the volume has.
         self._journaled: dict[Volume, dict[bytes, int]] = {}
         self._mending = Mending(env)
+        self._merging = Merging(env)
 
     def after(self, turn: Turn, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
-        for piece in (self._mend, self._write_journal, self._unlink, self._forget_transactions):
+        for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
             try:
                 piece(turn, everything)
             except (OSError, StorageError) as error:
@@ -58,6 +60,9 @@ class Upkeep:
 
     def _mend(self, turn: Turn, everything: bool) -> None:
         self._mending.mend(turn, everything)
+
+    def _merge(self, turn: Turn, everything: bool) -> None:
+        self._merging.merge(turn)
 
     def _write_journal(self, turn: Turn, everything: bool) -> None:
         for one in turn.writable:

@@ -1,0 +1,355 @@
+"""Merging of small blocks: the same messages under the same sequences, in fewer files; whatever happens on the way."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from harness.faults import end_at, fail_at, let_everything_happen
+from harness.life import to_table
+from harness.model import Row, seen_in_store, seen_in_stream
+from harness.processes import SECOND_NS, Machine
+from harness.simulated_disk import ProcessEnded
+
+from storage_core.errors import StorageError
+from storage_core.metadata.state import StreamState
+from storage_core.store import merging
+from storage_core.store.merging import COMPACTING, FAN_IN, MAINTAINING
+from storage_core.store.placement import block_directory
+from storage_core.store.staging import block_path
+from storage_core.store.store import Store
+
+NAME = "orders"
+
+
+def rows(first: int, count: int, msg_ids: bool = False) -> list[Row]:
+    return [
+        Row(
+            f"orders.{'xyz'[number % 3]}",
+            None if number % 7 == 0 else b"%d" % number * (number % 5),
+            (("key", b"value"), ("none", None)) if number % 4 == 0 else None,
+            msg_id=f"id-{number}" if msg_ids else None,
+            timestamp_ns=1_000 * number,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def filled(machine: Machine, appends: int, each: int = 2, msg_ids: bool = False, **settings: object) -> Store:
+    """Return a store with so many small blocks in one stream, none of them merged."""
+    store = machine.create(**settings)
+    stream = store.add_stream({"name": NAME, "subjects": ["orders.>"], "duplicate_window": "1h"})
+    for number in range(appends):
+        stream.append(to_table(rows(number * each, each, msg_ids)))
+    return store
+
+
+def state_of(store: Store) -> StreamState:
+    return store.stream(NAME).state()
+
+
+def files_of(machine: Machine, store: Store) -> list[set[str]]:
+    """Return the names of the block files on each volume."""
+    directory = state_of(store).incarnation
+    return [set(machine.disk.process().list_directory(block_directory(one, directory))) for one in machine.paths]
+
+
+def test_a_compacted_stream_shows_the_same_in_one_block() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 9)
+    before, state = seen_in_store(store, with_times=True), state_of(store)
+    done = store.compact()
+    assert (done["runs"], done["blocks"], done["unreadable"]) == (1, 9, [])
+    after = state_of(store)
+    assert seen_in_store(store, with_times=True) == before
+    assert len(after.blocks) == 1
+    (row,) = after.blocks.rows
+    assert (int(row["first"]), int(row["span"]), int(row["row_count"])) == (1, 18, 18)
+    assert int(row["data_size"]) == state.data_size
+    assert (int(row["time_min_ns"]), int(row["time_max_ns"])) == (0, 17_000)
+    assert int(row["holders"]) == 0b111
+    assert after.subject_sets[int(row["subject_set"]) - 1] == ("orders.x", "orders.y", "orders.z")
+    assert store.verify()["ok"]
+    assert store.stream(NAME).subjects() == {"orders.x": 6, "orders.y": 6, "orders.z": 6}
+    assert store.compact()["runs"] == 0
+
+
+def test_holders_merge_on_their_way_and_each_message_is_rewritten_once_a_level() -> None:
+    machine = Machine(1)
+    store = filled(machine, 0)
+    stream, known, written = store.stream(NAME), set[bytes](), 0
+    for number in range(300):
+        stream.append(to_table(rows(number * 2, 2)))
+        new = [row for row in state_of(store).blocks.rows if bytes(row["block_id"]) not in known]
+        known.update(bytes(row["block_id"]) for row in new)
+        written += sum(int(row["row_count"]) for row in new)
+    assert [number for number, _ in seen_in_stream(stream).messages] == list(range(1, 601))
+    assert len(state_of(store).blocks) < 3 * FAN_IN
+    assert written <= 3 * 600, "once by the append, and once for each of two levels"
+
+
+def test_maintain_merges_what_is_due() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, FAN_IN - 1)
+    before = seen_in_store(store)
+    store.maintain()
+    assert len(state_of(store).blocks) == FAN_IN - 1, "too few to be worth it"
+    rows_of_two = state_of(store).blocks.rows
+    assert list(merging.due(state_of(store), COMPACTING, 0)) == [(0, len(rows_of_two))]
+    store.stream(NAME).append(to_table(rows(100, 2)))
+    store.maintain()
+    assert len(state_of(store).blocks) == 1
+    assert len(seen_in_store(store)[NAME].messages) == len(before[NAME].messages) + 2
+
+
+def test_removed_messages_are_dropped_and_stay_removed() -> None:
+    machine = Machine(1)
+    store = filled(machine, 6)
+    stream = store.stream(NAME)
+    stream.remove([1, 4, 5, 12])
+    stream.purge(up_to=3)
+    before = seen_in_store(store, with_times=True)
+    store.compact()
+    (row,) = state_of(store).blocks.rows
+    assert int(row["row_count"]) == len(before[NAME].messages) == 7
+    assert (int(row["first"]), int(row["span"])) == (3, 10), "the block of 1 and 2 is gone, 12 had its place at the end"
+    assert seen_in_store(store, with_times=True) == before
+    assert stream.gaps() == [(4, 6), (12, 13)]
+    stream.remove([7])
+    store.stream(NAME).append(to_table(rows(50, 1)))
+    store.compact()
+    assert [number for number, _ in seen_in_stream(stream).messages] == [3, 6, 8, 9, 10, 11, 13]
+
+
+def test_readers_of_older_plans_go_on_with_the_old_blocks() -> None:
+    machine = Machine(1)
+    store = filled(machine, 5)
+    before, reader = seen_in_store(store)[NAME], store.stream(NAME).read(columns=["sequence"])
+    store.compact()
+    store.maintain()
+    assert reader.read_all()["sequence"].to_pylist() == [number for number, _ in before.messages]
+
+
+def test_old_blocks_are_unlinked_when_they_have_been_kept_for_long_enough() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 5, graveyard_keep="1h")
+    store.compact()
+    assert [len(names) for names in files_of(machine, store)] == [6, 6, 6]
+    machine.clock.now += 3_601 * SECOND_NS
+    store.maintain()
+    assert [len(names) for names in files_of(machine, store)] == [1, 1, 1]
+    assert len(store.state().replaced) == 0
+
+
+def test_msg_ids_that_count_keep_their_blocks_apart_until_they_do_not() -> None:
+    machine = Machine(1)
+    store = filled(machine, 4, msg_ids=True)
+    assert store.compact()["runs"] == 0
+    machine.clock.now += 1_000 * SECOND_NS
+    for number in range(4, 8):
+        store.stream(NAME).append(to_table(rows(number * 2, 2, msg_ids=True)))
+    machine.clock.now += 2_700 * SECOND_NS
+    assert store.compact()["blocks"] == 4
+    published = store.stream(NAME).publish("orders.x", b"again", msg_id="id-9")
+    assert (published.sequence, published.duplicate) == (10, True)
+    machine.clock.now += 3_600 * SECOND_NS
+    assert store.compact()["blocks"] == 6
+    with_ids = state_of(store).blocks.rows["msg_id_count"].tolist()
+    assert with_ids == [16], "hashes come along, for a window that is made longer"
+
+
+def test_blocks_of_removed_messages_that_were_merged_are_not_opened_for_msg_ids() -> None:
+    machine = Machine(1)
+    store = filled(machine, 20)
+    store.compact()
+    files = machine.files()
+    other = machine.open(files)
+    files.counted, files.calls = ("open",), []
+    other.stream(NAME).publish("orders.x", b"one", msg_id="new")
+    assert files.counts()["open", "block"] == 2, "twice the one that was staged"
+
+
+def test_a_block_never_grows_beyond_what_the_stream_allows() -> None:
+    machine = Machine(1)
+    store = machine.create()
+    store.add_stream({"name": NAME, "subjects": ["orders.>"], "block_max_msgs": 5})
+    for number in range(10):
+        store.stream(NAME).append(to_table(rows(number * 2, 2)))
+    store.compact()
+    assert state_of(store).blocks.rows["row_count"].tolist() == [4, 4, 4, 4, 4]
+
+
+def test_streams_and_blocks_that_are_large_are_left_alone() -> None:
+    machine = Machine(1)
+    store = machine.create()
+    store.add_stream({"name": NAME, "subjects": ["orders.>"], "block_max_bytes": 1000})
+    for size in (600, 10, 10, 600, 10, 600):
+        store.stream(NAME).append(to_table([Row("orders.x", bytes(size))]))
+    assert list(merging.due(state_of(store), MAINTAINING, 0)) == []
+    assert list(merging.due(state_of(store), COMPACTING, 0)) == [(0, 3), (3, 5)]
+
+
+# --- damage
+
+
+def damage(machine: Machine, store: Store, position: int, volumes: tuple[int, ...]) -> None:
+    """Flip a byte in the middle of a block's copies."""
+    row = state_of(store).blocks.rows[position]
+    for number in volumes:
+        directory = str(block_directory(machine.paths[number], state_of(store).incarnation))
+        inode = machine.disk.inode(block_path(directory, bytes(row["block_id"])))
+        for bytes_of in (inode.content, inode.platter):
+            bytes_of[250] ^= 1
+
+
+def test_a_run_is_merged_from_good_copies_alone() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 5)
+    before = seen_in_store(store)
+    damage(machine, store, 1, (0, 2))
+    damage(machine, store, 3, (1, 2))
+    store.compact()
+    assert len(state_of(store).blocks) == 1
+    assert seen_in_store(store) == before
+    assert store.verify()["ok"]
+
+
+def test_a_block_that_is_whole_nowhere_waits_for_its_repair_and_loses_nothing_more() -> None:
+    machine = Machine(1)
+    store = filled(machine, 7)
+    damage(machine, store, 3, (0,))
+    done = store.compact()
+    assert (done["runs"], done["blocks"]) == (2, 6)
+    (reason,) = done["unreadable"]
+    assert "sequences 7 to 8" in reason
+    assert state_of(store).blocks.rows["first"].tolist() == [1, 7, 9]
+    assert store.stream(NAME).read(on_loss="skip").read_all().num_rows == 12
+    store.repair()
+    assert store.compact()["runs"] == 1
+    assert [number for number, _ in seen_in_store(store)[NAME].messages] == [*range(1, 7), *range(9, 15)]
+    assert list(state_of(store).lost.ranges()) == [(7, 9)]
+    assert store.verify()["ok"]
+
+
+# --- others meanwhile
+
+
+def staged_merge(store: Store) -> merging.StagedMerge:
+    (task,) = store.compaction(COMPACTING).plan([NAME])
+    return merging.carry_out(task, store.environment)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda store: store.stream(NAME).purge(up_to=5),
+        lambda store: store.compact(),
+        lambda store: store.delete_stream(NAME),
+    ],
+)
+def test_a_merge_whose_run_has_changed_is_given_up_and_leaves_nothing(meanwhile: Callable[[Store], object]) -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 5)
+    staged = staged_merge(store)
+    directory = state_of(store).incarnation
+    meanwhile(machine.open())
+    expected = seen_in_store(store)
+    assert not store.compaction(COMPACTING).commit(staged)
+    assert seen_in_store(store) == expected
+    for path in machine.paths:
+        name = block_path(str(block_directory(path, directory)), staged.block.summary.block_id)
+        with pytest.raises(FileNotFoundError):
+            machine.disk.process().file_size(name)
+
+
+def test_what_is_removed_or_appended_meanwhile_does_not_stop_a_merge() -> None:
+    machine = Machine(1)
+    store = filled(machine, 5)
+    staged = staged_merge(store)
+    store.stream(NAME).remove([2])
+    store.stream(NAME).append(to_table(rows(10, 1)))
+    expected = seen_in_store(store)
+    assert store.compaction(COMPACTING).commit(staged)
+    assert seen_in_store(store) == expected
+    assert len(state_of(store).blocks) == 2
+
+
+def test_a_merge_that_is_committed_twice_is_done_once() -> None:
+    machine = Machine(1)
+    store = filled(machine, 5)
+    staged = staged_merge(store)
+    expected = seen_in_store(store)
+    compaction = store.compaction(COMPACTING)
+    assert compaction.commit(staged)
+    assert compaction.commit(staged)
+    store.compact()
+    assert seen_in_store(store) == expected
+
+
+def test_a_merge_that_was_killed_leaves_an_orphan_that_is_swept() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 5)
+    expected = seen_in_store(store)
+    staged_merge(store)
+    assert [len(names) for names in files_of(machine, store)] == [6, 6, 6]
+    machine.clock.now += 25 * 3_600 * SECOND_NS
+    machine.open().maintain()
+    assert [len(names) for names in files_of(machine, store)] == [5, 5, 5]
+    assert seen_in_store(machine.open()) == expected
+
+
+# --- faults
+
+
+def changing_calls(machine: Machine) -> int:
+    machine = machine.copy()
+    files = machine.files()
+    machine.open(files).compact()
+    return len(files.calls)
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+@pytest.mark.parametrize("fault", ["kill", "power", "EIO", "ENOSPC"])
+def test_nothing_is_lost_whatever_call_of_a_merge_goes_wrong(volume_count: int, fault: str) -> None:
+    lived = Machine(1, volume_count)
+    store = filled(lived, 4, snapshot_every=2, graveyard_keep="0s")
+    store.stream(NAME).remove([2])
+    expected = seen_in_store(store, with_times=True)
+    numbers = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+    for call in range(changing_calls(lived)):
+        machine = lived.copy()
+        files = machine.files()
+        files.judge = fail_at(call, numbers[fault]) if fault in numbers else end_at(call)
+        try:
+            opened = machine.open(files)
+            opened.compact()
+            opened.maintain()
+        except (StorageError, ProcessEnded):
+            pass
+        files.judge = let_everything_happen
+        if fault == "power":
+            machine.disk.lose_power()
+        again = machine.open()
+        assert seen_in_store(again, with_times=True) == expected, (fault, call)
+        again.repair()
+        again.compact()
+        again.maintain()
+        assert seen_in_store(again, with_times=True) == expected, (fault, call)
+        assert len(state_of(again).blocks) == 1, (fault, call)
+        assert len({state_of(again).blocks.rows["holders"].tolist()[0]}) == 1
+
+
+def test_a_merge_needs_a_majority_and_names_who_took_it() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 4)
+    expected = seen_in_store(store)
+    files = machine.files()
+    files.judge = lambda call: errno.ENOSPC if call.file_kind == "block" and "volume-b" in str(call.path) else 0
+    opened = machine.open(files)
+    opened.compact()
+    (row,) = state_of(opened).blocks.rows
+    assert bin(int(row["holders"])).count("1") == 2
+    files.judge = let_everything_happen
+    machine.clock.now += 60 * SECOND_NS
+    opened.maintain()
+    assert int(state_of(opened).blocks.rows["holders"][0]) == 0b111
+    assert seen_in_store(opened) == expected
