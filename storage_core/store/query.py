@@ -11,7 +11,7 @@ whatever batch is finished moves it up, one entry of the log for all streams. Su
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from storage_core.errors import DataLossError, ReadOnlyError
@@ -36,64 +36,32 @@ from storage_core.metadata.reconcile import (
     Action,
     Decision,
     Position,
-    answers,
     decide,
     decide_without_stream,
     facts_of,
     position_at,
 )
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.sequences import SequenceSet
 from storage_core.store.consumer import move_of
 from storage_core.store.fetching import decision_of
 from storage_core.store.ownership import Ownership
+from storage_core.store.query_position import (
+    QueryPosition,
+    Start,
+    beginning,
+    is_in_line,
+    onward,
+    place_of,
+    told_kept,
+    waiting_of,
+)
 from storage_core.store.turn import Turn
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
+__all__ = ["QueryPosition", "QueryReader", "Start", "onward"]
 logger = logging.getLogger(__name__)
-LOST_RANGES_KEPT = 8  # of what a query was told: its offset is text in a log, once a batch
-
-
-@dataclass(frozen=True, slots=True)
-class QueryPosition:
-    """Where a query stands in one stream: what the offset in its checkpoint says."""
-
-    position: Position
-    told: SequenceSet = field(default_factory=SequenceSet.empty)  # losses that it heard of, at most LOST_RANGES_KEPT
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a query without a checkpoint wants to begin in one stream."""
-
-    sequence: int
-    choice: str = ""  # the option and its text that chose it, as in startingOffsets=latest; empty: none was given
-
-
-def onward(stream: StreamState, start: QueryPosition, sequence: int) -> QueryPosition:
-    """Return the position of a query that stood at `start`, settled, and has read everything below `sequence` since.
-
-    `stream` is as the batch was planned. What is recorded as lost since `start` was settled is still to be told.
-    """
-    assert start.position.next_sequence <= sequence <= stream.next_sequence, (start.position, sequence)
-    return QueryPosition(position_at(facts_of(stream), sequence), start.told)
-
-
-def told_kept(lost: SequenceSet, next_sequence: int) -> SequenceSet:
-    """Return the losses that a position remembers: all of them, in at most LOST_RANGES_KEPT ranges.
-
-    Neighbours are joined until it fits; first those with the fewest messages between them that are still to be read,
-    since a loss there would then be told to nobody.
-    """
-    ranges = list(lost.ranges_head(lost.run_count))
-    while len(ranges) > LOST_RANGES_KEPT:
-        gaps = [(left[1], right[0]) for left, right in zip(ranges, ranges[1:], strict=False)]
-        unread = [(max(0, end - max(first, next_sequence)), end - first) for first, end in gaps]
-        at = unread.index(min(unread))
-        ranges[at : at + 2] = [(ranges[at][0], ranges[at + 1][1])]
-    return SequenceSet.from_ranges(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +96,8 @@ class QueryReader:
     def __init__(self, store: "Store", consumer: str | None = None, take_over: bool = False, own: bool = True) -> None:
         """`consumer`: the durable consumer that the query reads as, of each of its streams, made by first use.
 
-        `take_over`: take it away from a live query. `own=False`: look and acknowledge on behalf of whoever owns it;
-        such a reader moves no consumer anywhere but up.
+        `take_over`: take it away from a live query. `own=False`: look, and acknowledge on behalf of whoever owns it;
+        such a reader makes a consumer, and moves none anywhere but up.
         """
         self._store, self._consumer, self._own = store, consumer, own
         self._ownership: Ownership | None = None
@@ -138,6 +106,7 @@ class QueryReader:
             if own and not store.read_only:
                 self._ownership = Ownership(store, take_over)
         self._quiet: _Quiet | None = None
+        self._said: tuple[StoreState, dict[str, Position]] | None = None  # acknowledged, and nothing left to do
         self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was told, and where it led
 
     def close(self) -> None:
@@ -173,7 +142,7 @@ class QueryReader:
 
         Raises NotFoundError.
         """
-        return _at(self._store.stream_state(stream), sequence)
+        return beginning(self._store.stream_state(stream), sequence)
 
     def begin(self, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
         """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
@@ -184,7 +153,9 @@ class QueryReader:
         """
         if self._consumer is None:
             state = self._store.state()
-            return {name: _at(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()}
+            return {
+                name: beginning(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()
+            }
         state = self._owned(self._store.state(), starts)
         if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
             return self._places(state, starts)
@@ -234,7 +205,7 @@ class QueryReader:
             stream = self._store.stream_state(name, state)
             found = self._found(stream)
             if found is None or (start.choice and not self._own):
-                places[name] = _at(stream, start.sequence)
+                places[name] = beginning(stream, start.sequence)
                 continue
             place = place_of(stream, found)
             places[name] = QueryPosition(place, told_kept(found.told, place.next_sequence))
@@ -297,7 +268,7 @@ class QueryReader:
         made = decide(at.position, facts_of(stream), at.told, policy)
         found = self._found(stream)
         if made.is_news and policy == CONTINUE and found is not None and at.position == position_of(found):
-            waiting = _waiting(stream, found)
+            waiting = waiting_of(stream, found)
             if waiting:  # it stands at the consumer's end, for its history: what waits before comes first
                 made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
         return _Verdict(at, stream, made)
@@ -330,7 +301,7 @@ class QueryReader:
         return state
 
     def _event(self, name: str, one: _Verdict) -> Event:
-        who, before = "query" if self._consumer is None else "consumer", str(one.at.position.next_sequence - 1)
+        who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)
         if one.made.action is Action.FAIL:
             return Event(f"{who}_failed", name, self._consumer or "", "", before, before, one.made.reason)
         after = "" if one.stream is None else str(one.made.next_sequence - 1)
@@ -343,7 +314,7 @@ class QueryReader:
         if _is_told(turn.state, event):
             return
         found = self._found(one.stream) if one.stream is not None else None
-        if found is None or one.stream is None:
+        if self._ownership is None or found is None or one.stream is None:
             self._store.propose(turn, RecordEvents((event,)))
         else:
             self._store.propose(turn, TellConsumer(one.stream.incarnation, found.name, (event,)))
@@ -353,7 +324,7 @@ class QueryReader:
         event = self._event(name, one)
         events = () if _is_told(turn.state, event) else (event,)
         stream = one.stream
-        if self._consumer is None or stream is None:
+        if self._consumer is None or self._ownership is None or stream is None:
             if events:
                 self._store.propose(turn, RecordEvents(events))
             return
@@ -362,8 +333,7 @@ class QueryReader:
             self._make(turn, stream, QueryStart(one.made.next_sequence))
             self._store.propose(turn, TellConsumer(stream.incarnation, self._consumer, events))
         else:
-            if self._ownership is not None:
-                self._ownership.generation(stream, found)
+            self._ownership.generation(stream, found)
             self._store.propose(turn, move_of(stream, found, decision_of(stream, found, CONTINUE), events))
 
     def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
@@ -395,14 +365,18 @@ class QueryReader:
         """
         if self._consumer is None:
             return
-        state = self._owned(self._store.state(), ends)
+        state = self._store.state()
+        if self._said is not None and self._said[0] is state and self._said[1] == ends:
+            return
+        state = self._owned(state, ends)
         if not self._advances(state, ends):
+            self._said = state, dict(ends)
             return
 
         def job(turn: Turn) -> None:
             for stream, found, _ in self._advances(turn.state, ends):
-                made = decision_of(stream, found, CONTINUE)
-                if made.is_news and made.action is not Action.GO_ON:  # the query's place is good, its consumer's is not
+                if not is_in_line(stream, position_of(found)):  # the query's place is good, its consumer's is not
+                    made = decision_of(stream, found, CONTINUE)
                     reason = f"{made.action.value}: {made.reason}"
                     places = str(found.next_sequence - 1), str(made.next_sequence - 1)
                     event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
@@ -431,10 +405,11 @@ class QueryReader:
             consumer = self._found(stream) if stream is not None else None
             if stream is None or consumer is None:
                 continue
-            case = answers(end, facts_of(stream), stream.lost, CONTINUE)
-            if (case["incarnation"], case["history"]) != ("same", "shared") or case["place"] == "ahead":
-                logger.info("stream %s: an acknowledgement up to %d is passed over: %s", name, end.next_sequence, case)
-            elif consumer.outstanding().clip(1, end.next_sequence) or not _stands_at(stream, consumer, end):
+            if not is_in_line(stream, end):
+                logger.info("stream %s: it has left sequence %d, which is acknowledged", name, end.next_sequence)
+                continue
+            is_there = consumer.next_sequence >= end.next_sequence and is_in_line(stream, position_of(consumer))
+            if not is_there or consumer.outstanding().clip(1, end.next_sequence):
                 found.append((stream, consumer, end.next_sequence))
         return found
 
@@ -453,32 +428,6 @@ class QueryReader:
     def _of(self, name: str) -> ConsumerState | None:
         stream = self._store.state().stream(name)
         return self._found(stream) if stream is not None else None
-
-
-def _at(stream: StreamState, sequence: int) -> QueryPosition:
-    return QueryPosition(position_at(facts_of(stream), sequence), told_kept(stream.lost, sequence))
-
-
-def place_of(stream: StreamState, consumer: ConsumerState) -> Position:
-    """Return the position of the consumer as a query takes it: at the first message that is not acknowledged.
-
-    If the stream has become another one since, that is the consumer's own position, by which it is recognised.
-    """
-    waiting = _waiting(stream, consumer)
-    if not waiting or decision_of(stream, consumer, CONTINUE).action is not Action.GO_ON:
-        return position_of(consumer)
-    return position_at(facts_of(stream), int(waiting.starts[0]))
-
-
-def _waiting(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
-    """Return the messages that are there and were handed out before the consumer's place, and not acknowledged."""
-    if consumer.incarnation not in stream.incarnations:
-        return SequenceSet.empty()
-    return consumer.outstanding().intersection(stream.shown())
-
-
-def _stands_at(stream: StreamState, consumer: ConsumerState, end: Position) -> bool:
-    return consumer.incarnation == stream.incarnation and consumer.next_sequence >= end.next_sequence
 
 
 def _is_told(state: StoreState, event: Event) -> bool:
