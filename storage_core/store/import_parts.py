@@ -238,8 +238,11 @@ class _Reading:
             if error.filename is not None and not str(error.filename).startswith(str(part.path)):
                 raise
             raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error
-        places = [(one.first, part.end if one.end is None else one.end) for one in told if one.first is not None]
-        doubtful = SequenceSet.from_ranges((max(first, part.first), min(end, part.end)) for first, end in places)
+        doubtful = SequenceSet.from_ranges(
+            (max(one.first, part.first), part.end if one.end is None else min(one.end, part.end))
+            for one in told
+            if one.first is not None and one.costs
+        )
         self._missed.append((doubtful, SequenceSet.decode(part.removed)))
         self.damage += told
 
