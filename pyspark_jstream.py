@@ -1,4 +1,4 @@
-"""What Spark finds: the data source `jstream`; and what users import: `Store` and `register`.
+"""What Spark finds: the data source `jstream`; and what users import: `Store`, `register` and `acknowledge`.
 
 Spark's look-up imports every top-level module called `pyspark_*` and takes its `DefaultSource`. An error in one of them
 hides the data sources of all, so this one imports nothing of its own until it is used: a broken installation then shows
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
+    from datasource.acknowledging import acknowledge
     from datasource.registration import register
     from storage_core import Store
 
     DefaultSource: type[DataSource]
 
-__all__ = ["DefaultSource", "Store", "register"]
+__all__ = ["DefaultSource", "Store", "acknowledge", "register"]
 
 REQUIRED = ("datasource", "storage_core")  # what this module imports; it lies beside this file
 PACKAGES = (*REQUIRED, "spark_stream")  # everything of ours that a folder of the same name can hide
@@ -93,6 +94,8 @@ def __getattr__(name: str) -> Any:
         found: Any = _make_source()
     elif name == "Store":
         found = _own("storage_core").Store
+    elif name == "acknowledge":
+        found = _own("datasource.acknowledging").acknowledge
     elif name == "register":
         found = _own("datasource.registration").register
     else:

@@ -11,6 +11,8 @@
     begin        where the batch that ends here begins; only if that is not where the one before it ended: in the first
                  batch of a stream, and where the query was moved. So a batch that is replayed reads the same, though
                  `latest`, times and the consumer have moved on since
+    consumer     the durable consumer that the query reads as; only if it has one. By it a listener, which hears of
+                 offsets alone, acknowledges for the right one
     store        id of the store
     version      of this layout
 
@@ -25,13 +27,14 @@ from typing import Any, NoReturn
 
 from datasource.values import COUNT_MAX
 from storage_core.errors import UnsupportedVersionError
+from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT, Position, Runs
 from storage_core.sequences import SequenceSet
-from storage_core.store.query import LOST_RANGES_KEPT, QueryPosition
+from storage_core.store.query_position import LOST_RANGES_KEPT, QueryPosition
 
 VERSION = 1
 KEYS = ("history", "incarnation", "lost", "sequence", "store", "version")
-OPTIONAL_KEYS = ("begin",)
+OPTIONAL_KEYS = ("begin", "consumer")
 Json = dict[str, dict[str, Any]]
 
 
@@ -42,6 +45,7 @@ class StreamOffset:
     store_id: bytes
     at: QueryPosition
     begin: int | None = None  # of the batch that ends here, where that is not the end of the one before
+    consumer: str | None = None  # that the query reads as
 
     @property
     def sequence(self) -> int:
@@ -68,6 +72,7 @@ def _encoded(one: StreamOffset) -> dict[str, Any]:
     position = one.at.position
     made = {
         "begin": one.begin,
+        "consumer": one.consumer,
         "history": [[history.hex(), first] for history, first in position.history],
         "incarnation": position.incarnation.hex(),
         "lost": [[first, end] for first, end in one.at.told.ranges()],
@@ -110,13 +115,17 @@ def _decoded(name: str, entry: object) -> StreamOffset:
     begin = entry.get("begin")
     if "begin" in entry and not (_is_sequence(begin) and begin <= sequence):
         _refuse(f"'begin' of {whose}", begin, f"a whole number from 1 to 'sequence', {sequence}", entry)
+    consumer = entry.get("consumer")
+    if "consumer" in entry and not (isinstance(consumer, str) and NAME_PATTERN.fullmatch(consumer)):
+        _refuse(f"'consumer' of {whose}", consumer, "the name of a consumer", entry)
     position = Position(
         _hex(f"'incarnation' of {whose}", entry["incarnation"], 16, entry),
         sequence,
         _history(f"'history' of {whose}", entry["history"], sequence, entry),
     )
     told = _lost(f"'lost' of {whose}", entry["lost"], entry)
-    return StreamOffset(_hex(f"'store' of {whose}", entry["store"], 16, entry), QueryPosition(position, told), begin)
+    store_id = _hex(f"'store' of {whose}", entry["store"], 16, entry)
+    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer)
 
 
 def _history(what: str, value: object, sequence: int, entry: object) -> Runs:

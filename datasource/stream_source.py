@@ -12,7 +12,7 @@ Every call reconciles: positions that the streams have left behind are told and 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
@@ -27,7 +27,8 @@ from storage_core.errors import StaleIncarnationError
 from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.pending import Pending
-from storage_core.store.query import QueryPosition, QueryReader, Start, onward
+from storage_core.store.query import QueryReader
+from storage_core.store.query_position import QueryPosition, Start, onward
 
 log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
@@ -110,7 +111,10 @@ class StreamSource:
         return {name: self._begin_at(at) for name, at in self._reader.begin(starts).items()}
 
     def _begin_at(self, at: QueryPosition) -> StreamOffset:
-        return StreamOffset(self._store.id, at, at.position.next_sequence)
+        return self._offset(at, at.position.next_sequence)
+
+    def _offset(self, at: QueryPosition, begin: int | None = None) -> StreamOffset:
+        return StreamOffset(self._store.id, at, begin, self._settings.consumer)
 
     # --- how far a batch goes
 
@@ -192,7 +196,7 @@ class StreamSource:
         if end == begin.sequence:
             return begin
         at = onward(self._store.stream_state(name, state), begin.at, end)
-        return StreamOffset(self._store.id, at, begin.begin if begin.begin == begin.sequence else None)
+        return self._offset(at, begin.begin if begin.begin == begin.sequence else None)
 
     # --- reconciliation
 
@@ -215,7 +219,7 @@ class StreamSource:
         was, now = before.at.position, at.position
         if (was.incarnation, was.next_sequence) != (now.incarnation, now.next_sequence):
             return self._begin_at(at)
-        return StreamOffset(self._store.id, at, before.begin if before.begin == before.sequence else None)
+        return self._offset(at, before.begin if before.begin == before.sequence else None)
 
     def _remedy(self, streams: Mapping[str, object]) -> str:
         text = "To go on without what is gone, start the query once with option failOnDataLoss=false"
@@ -227,7 +231,8 @@ class StreamSource:
     def _decode(self, offset: Json) -> Offsets:
         """Return an offset that Spark gave; raises ValueError if it is not of this query.
 
-        Whether its streams have become others since is asked elsewhere, by reconciliation.
+        Whether its streams have become others since is asked elsewhere, by reconciliation. The consumer is that of the
+        option: a checkpoint may be gone on with as another one.
         """
         found = stream_offsets.decode(offset)
         state = self._store.state()
@@ -247,7 +252,7 @@ class StreamSource:
                     f"{one.store_id.hex()}, and {self._store.label} is store {self._store.id.hex()}. Give the path of "
                     "that store, or begin with a new checkpoint"
                 )
-        return found
+        return {name: replace(one, consumer=self._settings.consumer) for name, one in found.items()}
 
     # --- what a batch reads
 
@@ -284,7 +289,7 @@ class StreamSource:
             ends = {}
             for name in self._picked(state):
                 at = self._reader.at(name, self._store.stream_state(name, state).next_sequence)
-                ends[name] = StreamOffset(self._store.id, at)
+                ends[name] = self._offset(at)
             self._reported = state, stream_offsets.encode(ends)
         return self._reported[1]
 

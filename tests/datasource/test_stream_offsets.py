@@ -12,7 +12,7 @@ from datasource.stream_offsets import StreamOffset, decode, encode
 from storage_core.errors import UnsupportedVersionError
 from storage_core.metadata.reconcile import Position
 from storage_core.sequences import SequenceSet
-from storage_core.store.query import QueryPosition
+from storage_core.store.query_position import QueryPosition
 
 GOLDEN = (
     '{"ORDERS": {"begin": 7, "history": [["0123456789abcdef", 1], ["fedcba9876543210", 900]], '
@@ -30,7 +30,8 @@ def stream_offsets(draw: st.DrawFn) -> StreamOffset:
     lost = SequenceSet.from_ranges(list(zip(edges[::2], edges[1::2], strict=False)))
     position = Position(draw(st.binary(min_size=16, max_size=16)), sequence, history)
     begin = draw(st.none() | st.integers(1, sequence))
-    return StreamOffset(draw(st.binary(min_size=16, max_size=16)), QueryPosition(position, lost), begin)
+    consumer = draw(st.none() | st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True))
+    return StreamOffset(draw(st.binary(min_size=16, max_size=16)), QueryPosition(position, lost), begin, consumer)
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True), stream_offsets(), max_size=3))
@@ -84,6 +85,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"lost": [[at, at + 1] for at in range(1, 19, 2)]}, "'lost' .* at most 8 ranges"),
     ({"version": 0}, "'version' of stream 'ORDERS' is 0, expected 1"),
     ({"version": "1"}, "'version'"),
+    ({"consumer": "a b"}, "'consumer' of stream 'ORDERS' is \"a b\", expected the name of a consumer"),
+    ({"consumer": None}, "'consumer' .* is null"),
     ({"index": 3}, r"stream 'ORDERS' is \[\"index\"\], expected no other fields"),
 ]
 
