@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli import backup, block, cluster, consumer, events, follow, publish, store, stream, upkeep, verify
+from spark_stream.cli import (
+    backup,
+    block,
+    cluster,
+    consumer,
+    drift,
+    events,
+    follow,
+    publish,
+    store,
+    stream,
+    upkeep,
+    verify,
+)
 from spark_stream.cli import consumer_moves as consumer_moves  # its commands belong to `consumer`
 from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
@@ -57,6 +70,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(consumer.app, name="consumer")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(block.app, name="block")
+app.add_typer(drift.app, name="drift")
 app.add_typer(import_.app, name="import")
 app.command("pub")(publish.publish)
 app.command("sub")(follow.subscribe)

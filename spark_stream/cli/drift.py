@@ -1,0 +1,212 @@
+"""`jstream drift [nats|stan DIR...]`: whether the copies of streams agree, message by message."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.options import GroupStoreOption, JsonOption, open_store, remember_store, resolve_store
+from spark_stream.cli.render import counted, print_json, print_table, say
+from spark_stream.cli.verify import ProgressCall, progress_bar
+
+if TYPE_CHECKING:
+    from storage_core.comparison import CopyDrift, Drift
+    from storage_core.foreign import ForeignStore
+
+PICTURE_SUFFIXES = (".png", ".html")
+STREAM_COUNT_MAX = 20  # in a PNG: more could not be read
+TOLD_COUNT_MAX = 10  # conflicts of one stream that people are told
+_COLUMNS = ("stream", "copy", "messages", "missing", "damaged", "different", "first", "last", "content", "verdict")
+
+app = typer.Typer(
+    cls=VerbGroup,
+    help="Compare the copies of streams, message by message: which are there, missing, damaged or different.\n\n"
+    "Without a verb: the copies of our own streams on the volumes of the store. Exit code 1 if copies differ.",
+)
+StreamsOption = Annotated[
+    list[str] | None,
+    typer.Option("--stream", "-s", metavar="NAME", help="Only this stream; more than once: these. Default: all."),
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Draw it too, as FILE.png or FILE.html."),
+]
+DirectoriesArgument = Annotated[
+    list[str], typer.Argument(metavar="DIR...", help="Directories of the nodes, or one that holds them all.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def own(
+    context: typer.Context,
+    streams: StreamsOption = None,
+    picture: PictureOption = None,
+    store: GroupStoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    remember_store(context, store)
+    if context.invoked_subcommand is not None:
+        if streams or picture or json:
+            raise WrongUsage(f"put the options behind the verb: jstream drift {context.invoked_subcommand} ...")
+        return
+    from storage_core.store.side_by_side import compare
+
+    check_picture(picture)
+    with open_store(resolve_store(context, store)) as opened:
+
+        def compare_one(name: str, progress: ProgressCall | None) -> "Drift":
+            return compare(opened, name, progress)
+
+        found = _compare_all(streams or opened.streams(), compare_one, "blocks")
+    show(found, picture, json)
+
+
+@app.command("nats")
+def nats(
+    directories: DirectoriesArgument,
+    streams: StreamsOption = None,
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="NAME", help="Only the streams of this account.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--encryption-key", metavar="KEY", help="The server's, if it encrypts.", envvar="JSTREAM_NATS_KEY"
+        ),
+    ] = None,
+    picture: PictureOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare what the nodes of a NATS JetStream cluster have on disk. Nothing is written there."""
+    from storage_core.foreign import open_foreign
+
+    check_picture(picture)
+    _compare_foreign(open_foreign(directories, "nats", account, encryption_key=key), streams, picture, json)
+
+
+@app.command("stan")
+def stan(
+    directories: DirectoriesArgument,
+    streams: StreamsOption = None,
+    truncate_bad_eof: Annotated[
+        bool, typer.Option("--truncate-bad-eof", help="Read past the unexpected end of a file.")
+    ] = False,
+    picture: PictureOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare what the nodes of a NATS Streaming (STAN) cluster have on disk. Nothing is written there."""
+    from storage_core.foreign import open_foreign
+
+    check_picture(picture)
+    _compare_foreign(open_foreign(directories, "stan", truncate_bad_eof=truncate_bad_eof), streams, picture, json)
+
+
+def _compare_foreign(store: "ForeignStore", streams: list[str] | None, picture: Path | None, json: bool) -> None:
+    from storage_core.foreign.side_by_side import compare
+
+    for writer in store.writers():
+        say(f"warning: {writer.describe()}")
+
+    def compare_one(name: str, progress: ProgressCall | None) -> "Drift":
+        return compare(store, name, progress)
+
+    show(_compare_all(streams or store.streams(), compare_one, "parts"), picture, json)
+
+
+def _compare_all(
+    names: Sequence[str], compare: Callable[[str, ProgressCall | None], "Drift"], what: str
+) -> list["Drift"]:
+    found = []
+    for name in names:
+        with progress_bar(f"{name}: {what}") as progress:
+            found.append(compare(name, progress))
+    return found
+
+
+# --- what is shown
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be made, before anything is read."""
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURE_SUFFIXES:
+        raise WrongUsage(f"--picture {path}: it has to end in {' or '.join(PICTURE_SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise CommandFailed(f"--picture {path}: {path.absolute().parent} is no directory")
+    if path.suffix.lower() == ".png":
+        from importlib.util import find_spec
+
+        if find_spec("matplotlib") is None:
+            from spark_stream.pictures import NEEDS_MATPLOTLIB
+
+            raise CommandFailed(NEEDS_MATPLOTLIB)
+
+
+def show(found: Sequence["Drift"], picture: Path | None, json: bool) -> None:
+    """Print what was found, draw it if that was asked for, and exit with 1 if copies differ."""
+    from storage_core.comparison import drifts_json
+
+    if picture is not None:
+        draw(found, picture)
+        say(f"the picture is in {picture}")
+    if json:
+        print_json(drifts_json(found))
+    else:
+        _print(found)
+    if not all(one.agrees for one in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def draw(found: Sequence["Drift"], path: Path) -> None:
+    """Write the picture of streams; in a PNG those that differ first, and not more than can be read."""
+    from spark_stream.pictures import replica_map, replica_map_page
+
+    if path.suffix.lower() == ".html":
+        path.write_text(replica_map_page(found), encoding="utf-8")
+        return
+    if not found:
+        raise CommandFailed(f"--picture {path}: there is no stream to draw")
+    chosen = sorted(found, key=lambda one: one.agrees)[:STREAM_COUNT_MAX]
+    if len(chosen) < len(found):
+        say(f"{path} shows {len(chosen)} of {len(found)} streams; an .html shows all of them")
+    replica_map(chosen).savefig(path)
+
+
+def _print(found: Sequence["Drift"]) -> None:
+    if found:
+        print_table(_COLUMNS, [_row(one, copy) for one in found for copy in one.copies], "Copies")
+    for one in found:
+        for note in one.notes:
+            say(f"stream {one.stream}: {note}")
+        for copy in one.copies:
+            if copy.problem:
+                say(f"stream {one.stream}: {copy.label}: {copy.problem}")
+        for conflict in one.conflicts[:TOLD_COUNT_MAX]:
+            say(f"stream {one.stream}: {conflict.describe()}")
+        if len(one.conflicts) > TOLD_COUNT_MAX:
+            say(f"stream {one.stream}: {len(one.conflicts) - TOLD_COUNT_MAX} more conflicts, which --json lists")
+        for first, end in one.lost.ranges_head(TOLD_COUNT_MAX):
+            which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
+            say(f"stream {one.stream}: no copy has {which} whole")
+        say(f"stream {one.stream}: {one.verdict()}; together {counted(one.message_count, 'message')}")
+    if not found:
+        say("no streams")
+
+
+def _row(drift: "Drift", copy: "CopyDrift") -> list[object]:
+    counts = copy.counts
+    return [
+        drift.stream,
+        copy.label,
+        counts["there"] + counts["different"],
+        counts["missing"],
+        counts["damaged"],
+        counts["different"],
+        copy.first,
+        copy.last,
+        copy.digest[:12] or None,
+        "whole" if copy.whole else "differs",
+    ]
