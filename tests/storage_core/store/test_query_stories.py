@@ -74,6 +74,7 @@ def lived(volume_count: int) -> tuple[Machine, Machine, Positions]:
     put(machine.open(), 10)
     at = read_to_the_end(machine, begin(machine))
     older = machine.copy()
+    older.environment().random_bytes(1)  # from here on it has luck of its own
     put(machine.open(), READ - 10)
     return machine, older, read_to_the_end(machine, at)
 
