@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
-from storage_core.errors import StaleIncarnationError
+from storage_core.errors import DataLossError, StaleIncarnationError
 from storage_core.metadata.state import StreamState
 from storage_core.store.duplicates import msg_ids
 from storage_core.store.plan import ReadRequest, whole_blocks
@@ -80,7 +80,10 @@ def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]
 
 
 def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | None:
-    counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
+    try:
+        counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
+    except DataLossError:  # perhaps it was merged a moment ago: reading it follows, or says what is lost
+        return None
     return None if counted is None else list(counted.items())
 
 

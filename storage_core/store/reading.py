@@ -5,7 +5,7 @@ digest); frames are checked by their CRC32C. What is damaged is never served. Th
 and the rows of a damaged frame, come from the next copy, in their place: copies with the same digest have the same
 frames. Whatever was found bad is told with stream, sequences, file and offset, and left as a report on another volume,
 so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
-whether it was removed too long ago (the plan is stale).
+where its messages are now (it was merged), or whether they were removed too long ago (the plan is stale).
 """
 
 import logging
@@ -21,13 +21,14 @@ from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
-from storage_core.errors import DataLossError, StalePlanError, StorageError, UnsupportedVersionError
+from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.sequences import SequenceSet
 from storage_core.store import reports
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.messages import message_sizes
 from storage_core.store.plan import BlockSlice, CopyPlace
+from storage_core.store.successors import Successors
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,8 +81,9 @@ def read_slices(
     that no copy has. Raises DataLossError at the first of those (unless on_loss is "skip"), StalePlanError if the plan
     is older than the store keeps what it names.
     """
+    successors = Successors(env)
     for one in slices:
-        reading = _Reading(one, options, report, env)
+        reading = _Reading(one, options, report, env, successors)
         try:
             yield from reading.rows(one.first, one.end, 0, ())
         finally:
@@ -110,12 +112,18 @@ class _Reading:
     """
 
     def __init__(
-        self, one: BlockSlice, options: ReadOptions, report: Callable[[ReadDamage], None] | None, env: Environment
+        self,
+        one: BlockSlice,
+        options: ReadOptions,
+        report: Callable[[ReadDamage], None] | None,
+        env: Environment,
+        successors: Successors,
     ) -> None:
         self._one, self._options, self._report, self._env = one, options, report, env
+        self._successors = successors
         self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
         self._left_reports: set[bytes] = set()  # volumes
-        self._why_missing: str | None = None  # what the store says of a copy that is gone
+        self._why_missing = ""  # what the store says of a copy that is gone
 
     def close(self) -> None:
         for copy in self._opened:
@@ -140,12 +148,30 @@ class _Reading:
             if is_new:
                 passed.append(copy)
         else:
-            self._lose(first, end, before)
-            return False
+            return (yield from self._from_successors(first, end, before))
         if whole:
             for finding in passed:
                 self._tell(finding, first, end)
         return whole
+
+    def _from_successors(self, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from the blocks that the store has them in now; if there are none, say so."""
+        if any(isinstance(one.error, FileNotFoundError) for one in before):
+            found = self._successors.of(self._one)
+            if not isinstance(found, str):
+                whole = True
+                for one in found:
+                    reading = _Reading(one, self._options, self._report, self._env, self._successors)
+                    try:
+                        part = max(one.first, first), min(one.end, end)
+                        if part[0] < part[1]:
+                            whole = (yield from reading.rows(*part, 0, ())) and whole
+                    finally:
+                        reading.close()
+                return whole
+            self._why_missing = found
+        self._lose(first, end, before)
+        return False
 
     def _rows_of(self, copy: "_Copy", at: int, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
         """Yield the rows of [first, end) from one copy, those of its damaged frames from the ones behind it."""
@@ -208,18 +234,15 @@ class _Reading:
             self._report(self._damage(finding, first, end, served=True))
 
     def _lose(self, first: int, end: int, findings: tuple[_Finding, ...]) -> None:
-        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped, StalePlanError."""
+        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped."""
         newer = next((one.error for one in findings if isinstance(one.error, UnsupportedVersionError)), None)
         if newer is not None:
             raise newer
         bad = [one for one in findings if one.is_bad] or [*findings, _nowhere(self._one)]
         damage = self._damage(bad[0], first, end, served=False)
-        if any(isinstance(one.error, FileNotFoundError) for one in findings):
-            if self._why_missing is None:
-                self._why_missing = _why_missing(self._one, self._env)
-            if isinstance(bad[0].error, FileNotFoundError):
-                damage = replace(damage, reason=damage.reason + self._why_missing)
-        for finding in bad:  # not before it is clear that the plan is not too old
+        if isinstance(bad[0].error, FileNotFoundError):
+            damage = replace(damage, reason=damage.reason + self._why_missing)
+        for finding in bad:
             self._leave_report(finding, first, end)
         others = [str(one) for one in bad[1:] if one.is_bad]
         if others and bad[0].is_bad:
@@ -355,25 +378,3 @@ def measured(
             chosen = wanted.mask(sequences)
             sequences, sizes = sequences[chosen], sizes[chosen]
         yield sequences, sizes
-
-
-def _why_missing(one: BlockSlice, env: Environment) -> str:
-    """Return what more there is to say of a block that is missing though it should be there.
-
-    Raises StalePlanError if it should not. Any live volume can tell, so all of them are asked.
-    """
-    from storage_core.store.store import Store  # which reads by this module
-
-    try:
-        paths = list(dict.fromkeys(copy.volume for copy in one.copies))
-        with Store.open(paths, read_only=True, lock_timeout_s=0.0, env=env) as store:
-            stream = store.state().by_incarnation(one.incarnation)
-    except (StorageError, OSError, ValueError) as error:
-        return f", and the store cannot be asked why: {error}"
-    alive = stream is not None and any(bytes(row) == one.block_id for row in stream.blocks.rows["block_id"])
-    if not alive:
-        raise StalePlanError(
-            f"stream {one.stream!r}: this read was planned before sequences {one.first} to {one.end - 1} were removed, "
-            "and they are no longer kept; read again"
-        )
-    return ""

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from harness.faults import end_at, fail_at, let_everything_happen
 from harness.life import to_table
@@ -10,11 +11,12 @@ from harness.model import Row, seen_in_store, seen_in_stream
 from harness.processes import SECOND_NS, Machine
 from harness.simulated_disk import ProcessEnded
 
-from storage_core.errors import StorageError
+from storage_core.errors import StalePlanError, StorageError
 from storage_core.metadata.state import StreamState
-from storage_core.store import merging
+from storage_core.store import contents, merging
 from storage_core.store.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.placement import block_directory
+from storage_core.store.plan import ReadRequest
 from storage_core.store.staging import block_path
 from storage_core.store.store import Store
 
@@ -186,6 +188,60 @@ def test_streams_and_blocks_that_are_large_are_left_alone() -> None:
         store.stream(NAME).append(to_table([Row("orders.x", bytes(size))]))
     assert list(merging.due(state_of(store), MAINTAINING, 0)) == []
     assert list(merging.due(state_of(store), COMPACTING, 0)) == [(0, 3), (3, 5)]
+
+
+# --- readers whose plan names blocks that are not there any more
+
+
+def unlink_old_blocks(machine: Machine, store: Store) -> None:
+    machine.clock.now += 25 * 3_600 * SECOND_NS
+    store.maintain()
+    assert len(store.state().replaced) == 0
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+@pytest.mark.parametrize("subject", [None, "orders.y"])
+def test_a_plan_whose_blocks_are_gone_reads_the_same_from_those_they_were_merged_into(
+    volume_count: int, subject: str | None
+) -> None:
+    machine = Machine(1, volume_count)
+    store = filled(machine, 8)
+    store.stream(NAME).remove([3, 9])
+    fresh, told = [store.stream(NAME).read(2, 15, subject=subject) for _ in range(2)], list[object]()
+    stale = store.stream(NAME).read(2, 15, subject=subject, report=told.append)
+    expected = fresh[0].read_all()
+    unfinished = fresh[1].read_next_batch()
+    store.compact()
+    store.stream(NAME).append(to_table(rows(90, 3)))
+    store.compact()
+    unlink_old_blocks(machine, store)
+    assert stale.read_all() == expected
+    assert pa.concat_tables([pa.table(unfinished), fresh[1].read_all()]).combine_chunks() == expected.combine_chunks()
+    assert told == []
+    assert store.state().events == ()
+
+
+def test_a_plan_is_stale_if_any_of_its_messages_was_removed_since() -> None:
+    machine = Machine(1)
+    store = filled(machine, 8)
+    first, last = store.stream(NAME).read(1, 7), store.stream(NAME).read(9, 17)
+    store.compact()
+    store.stream(NAME).remove([6])
+    unlink_old_blocks(machine, store)
+    assert last.read_all()["sequence"].to_pylist() == [*range(9, 17)]
+    with pytest.raises(StalePlanError, match="sequences 5 to 6 were removed"):
+        first.read_all()
+
+
+def test_subjects_are_counted_while_blocks_are_merged() -> None:
+    machine = Machine(1)
+    store = filled(machine, 8)
+    plan = contents.slices(store, state_of(store), ReadRequest((NAME,)))
+    expected = store.stream(NAME).subjects()
+    store.compact()
+    unlink_old_blocks(machine, store)
+    assert contents._footer_counts(store, plan[0]) is None
+    assert store.stream(NAME).subjects() == expected
 
 
 # --- damage
