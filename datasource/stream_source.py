@@ -28,12 +28,12 @@ from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.pending import Pending
 from storage_core.store.query import QueryReader
-from storage_core.store.query_position import QueryPosition, Start, onward
+from storage_core.store.query_position import QueryPosition, Start, beginning, onward
 
 log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 WAIT_S = 0.1  # how long such a query may wait for news in one call
-LOOK_EVERY_S = 0.02  # while it waits
+LOOK_EVERY_S = 0.025  # while it waits
 ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
 
 
@@ -59,6 +59,7 @@ class StreamSource:
         self._initial: Json | None = None
         self._quiet: tuple[StoreState, Json] | None = None  # nothing is new, and will not be by time alone
         self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
+        self._seen: StoreState | None = None  # what the last call went by
         self._reported: tuple[StoreState, Json] | None = None
         self._says_none = True  # until it was said once
 
@@ -137,7 +138,10 @@ class StreamSource:
         return end
 
     def _is_quiet(self, start: Json) -> bool:
-        return self._quiet is not None and self._quiet[1] == start and self._quiet[0] is self._store.state()
+        if self._quiet is None or self._quiet[1] != start:
+            return False
+        self._seen = self._store.state()
+        return self._quiet[0] is self._seen
 
     def _look(self, start: Json, limit: ReadLimit) -> Json:
         known = self._decode(start)
@@ -147,6 +151,7 @@ class StreamSource:
         joining = self._joining(state, known)
         if joining:
             state, begin = self._settled({**begin, **joining})
+        self._seen = state
         ends, has_to_wait = self._ends(state, begin, limit)
         batch = {name: self._ended(state, name, one, ends.get(name, one.sequence)) for name, one in begin.items()}
         if batch != known:
@@ -283,13 +288,11 @@ class StreamSource:
         self._reader.acknowledge({name: one.at.position for name, one in self._decode(end).items()})
 
     def report(self) -> Json:
-        """Return the true ends of the streams, from which lag is computed."""
-        state = self._store.state()
+        """Return the true ends of the streams, from which lag is computed; right after `latest` at no cost."""
+        state = self._seen or self._store.state()
         if self._reported is None or self._reported[0] is not state:
-            ends = {}
-            for name in self._picked(state):
-                at = self._reader.at(name, self._store.stream_state(name, state).next_sequence)
-                ends[name] = self._offset(at)
+            streams = [self._store.stream_state(name, state) for name in self._picked(state)]
+            ends = {one.name: self._offset(beginning(one, one.next_sequence)) for one in streams}
             self._reported = state, stream_offsets.encode(ends)
         return self._reported[1]
 
