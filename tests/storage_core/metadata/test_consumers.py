@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from harness.metadata_history import INIT, ONE, VOLUME, History, blocks, config, refusal, transaction
+from harness.metadata_history import INIT, ONE, OTHER, VOLUME, History, blocks, config, refusal, transaction
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -14,8 +14,10 @@ from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,
     AddStream,
+    AdvanceConsumers,
     Append,
     Command,
+    ConsumerAdvance,
     DeclareLost,
     DeleteConsumer,
     DeleteStream,
@@ -24,7 +26,9 @@ from storage_core.metadata.commands import (
     MoveConsumer,
     PauseConsumer,
     PrepareStreams,
+    QueryStart,
     RestoreStreams,
+    TakeConsumer,
     TellConsumer,
 )
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -51,6 +55,10 @@ def deliver(first: int, end: int, *sequences: int, deadline_ns: int = 50, droppe
     chosen = SequenceSet.from_sequences(sequences or range(first, end))
     gone = SequenceSet.from_sequences(dropped).encode() if dropped else b""
     return Deliver(ONE, NAME, first, end, chosen.encode(), deadline_ns, gone)
+
+
+def advance(to: int, generation: int = 0, incarnation: bytes = ONE) -> AdvanceConsumers:
+    return AdvanceConsumers((ConsumerAdvance(incarnation, NAME, to, generation),))
 
 
 def acknowledge(kind: str, *sequences: int, deadline_ns: int = 0) -> Acknowledge:
@@ -122,6 +130,52 @@ def test_moving_back_keeps_what_waits_below() -> None:
     assert history.state.events[-1] == consumer(history).events[-1]
 
 
+def test_a_query_moves_its_consumer_up_and_never_back() -> None:
+    history = made()
+    history.apply(deliver(1, 6))
+    history.apply(advance(4))
+    assert (consumer(history).next_sequence, set(waiting(history))) == (6, {4, 5})
+    history.apply(advance(11))
+    assert (consumer(history).next_sequence, waiting(history)) == (11, {})
+    assert consumer(history).history == ((b"history1", 1),)
+    history.apply(advance(8))
+    assert consumer(history).next_sequence == 11
+
+
+def test_a_query_moves_its_consumers_of_all_streams_or_none() -> None:
+    history = made()
+    history.apply(AddStream(OTHER, config("OTHER"), (VOLUME,)))
+    history.apply(AddConsumer(OTHER, ConsumerConfig(name=NAME), 1))
+    parts = (*advance(11).advances, *advance(2, incarnation=OTHER).advances)
+    assert refusal(history.apply(AdvanceConsumers(parts)))[0] is errors.RequirementError
+    assert consumer(history).next_sequence == 1
+    history.apply(Append(transaction(2), (blocks(5, incarnation=OTHER),)))
+    history.apply(AdvanceConsumers(parts))
+    assert (consumer(history).next_sequence, history.stream(OTHER).consumers[NAME].next_sequence) == (11, 2)
+
+
+def test_the_generation_of_an_owner_fences_the_one_before() -> None:
+    history = made()
+    taken = Event("consumer_taken_over", "ORDERS", NAME, "", "process 1", "process 2", "why")
+    history.apply(TakeConsumer(ONE, NAME, 1, (taken,)))
+    assert (consumer(history).generation, consumer(history).events[-1].after) == (1, "process 2")
+    assert refusal(history.apply(advance(5)))[0] is errors.FencedError
+    history.apply(advance(5, 1))
+    history.apply(advance(7, -1))  # on behalf of whoever owns it
+    assert consumer(history).next_sequence == 7
+    assert refusal(history.apply(TakeConsumer(ONE, NAME, 1)))[0] is errors.RequirementError
+
+
+def test_where_a_query_began_is_kept_until_another_one_begins() -> None:
+    history = made()
+    assert consumer(history).query_start == QueryStart(0, "")
+    history.apply(MoveConsumer(ONE, NAME, 5, 0, (), QueryStart(5, "startingOffsets=latest")))
+    history.apply(MoveConsumer(ONE, NAME, 7, 0))
+    assert consumer(history).query_start == QueryStart(5, "startingOffsets=latest")
+    history.apply(AddConsumer(ONE, ConsumerConfig(name="etl"), 3, QueryStart(3)))
+    assert history.stream().consumers["etl"].query_start == QueryStart(3, "")
+
+
 def test_events_of_a_consumer_are_bounded() -> None:
     history = made()
     for number in range(CONSUMER_EVENTS_KEPT + 3):
@@ -171,6 +225,13 @@ def test_consumers_of_a_restored_stream_stand_where_they_stood() -> None:
         (deliver(1, 12), errors.RequirementError, "11 messages would wait .* max_ack_pending is 10"),
         (MoveConsumer(ONE, NAME, 0, 0), errors.RequirementError, "0 is not 1 to 21"),
         (MoveConsumer(ONE, NAME, 22, 0), errors.RequirementError, "22 is not 1 to 21"),
+        (advance(22), errors.RequirementError, "22 is not 1 to 21"),
+        (advance(0), errors.RequirementError, "0 is not 1 to 21"),
+        (advance(5, 1), errors.FencedError, "its generation is 0, this is 1"),
+        (advance(5, incarnation=OTHER), errors.StaleIncarnationError, "deleted, or deleted and made again"),
+        (AdvanceConsumers((ConsumerAdvance(ONE, "x", 5),)), errors.NotFoundError, "no consumer 'x'"),
+        (TakeConsumer(ONE, NAME, 2), errors.RequirementError, "generation 0, the next one is not 2"),
+        (TakeConsumer(ONE, "x", 1), errors.NotFoundError, "no consumer 'x'"),
     ],
     ids=lambda one: type(one).__name__,
 )
@@ -241,6 +302,20 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.history.apply(MoveConsumer(ONE, NAME, to, to if keep else 0))
         self.model = {one: value for one, value in self.model.items() if keep and one < to}
         self.next = to
+
+    @rule(to=st.integers(1, 61), former=st.booleans())
+    def advance(self, to: int, former: bool) -> None:
+        generation = consumer(self.history).generation
+        result = self.history.apply(advance(to, generation - 1 if former and generation else generation))
+        if former and generation:
+            assert refusal(result)[0] is errors.FencedError
+            return
+        self.model = {one: value for one, value in self.model.items() if one >= to}
+        self.next = max(self.next, to)
+
+    @rule()
+    def take_over(self) -> None:
+        self.history.apply(TakeConsumer(ONE, NAME, consumer(self.history).generation + 1))
 
     @invariant()
     def it_is_what_the_model_says(self) -> None:

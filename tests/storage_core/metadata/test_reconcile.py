@@ -19,6 +19,7 @@ from storage_core.metadata.reconcile import (
     StreamFacts,
     answers,
     decide,
+    decide_without_stream,
     position_at,
 )
 from storage_core.sequences import SequenceSet
@@ -251,3 +252,12 @@ def test_a_purged_head_is_told_to_a_reader_that_had_not_come_there() -> None:
     assert (made.action, made.next_sequence) == (Action.TO_FIRST, 1000)
     assert "sequences 500 to 999 were removed or lost" in made.reason
     assert decide(position_at(stream, 1000), stream, NOTHING, CONTINUE) == Decision(Action.GO_ON, 1000)
+
+
+def test_a_stream_that_is_gone_is_left_or_fails() -> None:
+    left = decide_without_stream(AT_THE_END, "ORDERS", CONTINUE)
+    assert (left.action, left.is_news) == (Action.LEAVE, True)
+    assert (
+        f"was deleted since it was read up to sequence 1844: everything of its incarnation {OURS.hex()}" in left.reason
+    )
+    assert decide_without_stream(AT_THE_END, "ORDERS", FAIL).action is Action.FAIL

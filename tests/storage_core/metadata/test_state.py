@@ -9,7 +9,7 @@ import pytest
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import state as state_module
-from storage_core.metadata.commands import Event, VolumeChange, Voter
+from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState, pending_rows
@@ -49,6 +49,8 @@ def full_state() -> StoreState:
             told=SequenceSet.from_ranges([(7, 8)]),
             paused_until_ns=9,
             events=(Event("consumer_reset", "aa", name, "", "1", "2", "why", 78),),
+            query_start=QueryStart(7, "startingOffsets=latest"),
+            generation=3,
         )
         for name in ("Reader", "another")
     }
