@@ -18,6 +18,7 @@ from datasource.reader import conform, seen_from_here, select_streams
 from datasource.settings import ReadSettings
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
+from storage_core.foreign.union import UnionSlice, clip
 from storage_core.sequences import SequenceSet
 
 log = logging.getLogger("jstream")
@@ -52,6 +53,8 @@ class ForeignPart:
         return [self._between(first, end, removed) for first, end in zip(firsts, ends, strict=True)]
 
     def _between(self, first: int, end: int, removed: SequenceSet) -> "ForeignPart":
+        if isinstance(self.part, UnionSlice):
+            return ForeignPart(clip(self.part, first, end))
         inside = removed.clip(first, end)
         row_count = end - first - len(inside)
         byte_size = self.part.byte_size * row_count // max(1, self.part.row_count)
@@ -78,7 +81,9 @@ class ForeignReader(DataSourceReader):
         hears = settings.truncate_bad_eof or settings.no_crc or not settings.fail_on_data_loss
         try:
             for part in partition.slices:
-                for batch in read_foreign_slice(part, self.schema.names, self._on_damage if hears else None):
+                # Several copies that differ are told also where that costs nothing.
+                listener = self._on_damage if hears or isinstance(part, UnionSlice) else None
+                for batch in read_foreign_slice(part, self.schema.names, listener):
                     yield conform(batch, self.schema)
         except DataLossError:
             self._check_seen()
@@ -89,6 +94,10 @@ class ForeignReader(DataSourceReader):
         fails = self.settings.fail_on_data_loss
         if fails and damage.costs and not damage.allowed:
             raise DataLossError(damage.explain())
+        if damage.elsewhere:
+            level = logging.INFO if damage.gone else logging.WARNING  # a copy that lacks something, or contradicts
+            log.log(level, "copies differ, the read goes on: %s", damage.describe())
+            return
         self._check_seen()
         why = "as the options ask" if fails else "failOnDataLoss=false"
         log.warning("%s, the read goes on: %s", why, damage.describe())

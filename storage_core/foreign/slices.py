@@ -125,7 +125,7 @@ class ForeignDamage:
     served: bool = False  # the messages [first, end) were read all the same: an option asked for it
     allowed: bool = False  # an option says to read on past it
     record: str = ""  # how the first bad record looks, in several lines, and which options there are
-    gone: bool = False  # the file is not there
+    gone: bool = False  # nothing is there, rather than something wrong
     elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
     disputed: bool = False  # copies have different content of them, and no majority tells which is right
 

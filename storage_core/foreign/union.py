@@ -22,7 +22,7 @@ from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
 from storage_core.sequences import SequenceSet
 
 RANGE_SIZE_MAX = 32 << 20  # bytes of one copy's block files that a range takes in, beside one block at each end
-SEQUENCE_END = 1 << 62  # parts without a known end go further, but no sequence does
+SEQUENCE_END = 1 << 62  # parts without a known end reach it, no sequence does
 
 OnDamage = Callable[[ForeignDamage], None]
 ReadSlice = Callable[[ForeignSlice, Sequence[str], OnDamage, Files], Iterator[pa.RecordBatch]]
@@ -66,12 +66,21 @@ class UnionSlice(ForeignSlice):
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What one block file has of a range."""
+
+    source: ForeignSlice  # clipped to the range
+    digests: Digests
+    damage: tuple[ForeignDamage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Examined:
     """A range after its first reading: the vote, what every copy has, and all that is to be told."""
 
     outcome: Vote
     ballots: tuple[Ballot, ...]  # by copy
-    found: tuple[tuple[Digests, ...], ...]  # by copy and slice
+    looks: tuple[tuple[Look, ...], ...]  # by copy and block file
     damage: tuple[ForeignDamage, ...]
 
 
@@ -174,49 +183,82 @@ def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int,
 
 def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES) -> Examined:
     """Return what the copies have in the range, and what comes of their vote. Never raises for what they hold."""
-    heard: list[list[ForeignDamage]] = []
-    found: list[tuple[Digests, ...]] = []
-    ballots = []
-    for one in part.copies:
-        damage: list[ForeignDamage] = []
-        digests = tuple(_digests(each, part, digest_slice, damage, files) for each in one.slices)
-        heard.append(damage)
-        found.append(digests)
-        ballots.append(_ballot(one, digests, damage, part.first, part.end))
-    outcome = vote(ballots, part.first, part.end)
-    return Examined(outcome, tuple(ballots), tuple(found), tuple(_told(part, outcome, heard)))
+    looks = [[_look(part, each, digest_slice, files) for each in one.slices] for one in part.copies]
+    outcome, ballots = _count(part, looks)
+    if part.no_crc and outcome.lost:  # what fails its checksum has no vote, but it is better than nothing
+        looks = [[_with_suspects(part, one, outcome.lost, digest_slice, files) for one in some] for some in looks]
+        outcome, ballots = _count(part, looks)
+    return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_told(part, outcome, looks)))
 
 
-def _digests(
-    each: ForeignSlice, part: UnionSlice, digest_slice: DigestSlice, damage: list[ForeignDamage], files: Files
-) -> Digests:
+def _look(part: UnionSlice, each: ForeignSlice, digest_slice: DigestSlice, files: Files) -> Look:
     clipped = replace(each, first=max(each.first, part.first), end=min(each.end, part.end), no_crc=False)
+    damage: list[ForeignDamage] = []
     try:
-        return join(list(digest_slice(clipped, damage.append, files)))
+        return Look(clipped, join(list(digest_slice(clipped, damage.append, files))), tuple(damage))
     except (StorageError, OSError) as error:
         whole = note_damage(each.layout, each.account, each.stream, each.path, str(error))
-        damage.append(replace(whole, end_bytes=each.file_size, first=clipped.first, end=clipped.end))
-        return join([])
+        whole = replace(whole, end_bytes=each.file_size, first=clipped.first, end=clipped.end)
+        return Look(clipped, join([]), (whole,))
 
 
-def _ballot(one: CopyPart, digests: tuple[Digests, ...], damage: list[ForeignDamage], first: int, end: int) -> Ballot:
-    places = [(each.gone, each.first, end if each.end is None else each.end) for each in damage if each.first]
-    damaged = SequenceSet.from_ranges((low, min(high, end)) for gone, low, high in places if not gone)
+def _with_suspects(part: UnionSlice, look: Look, wanted: SequenceSet, digest_slice: DigestSlice, files: Files) -> Look:
+    """Return what one block file has, with the wanted messages among those whose checksum fails."""
+    if not look.damage:
+        return look
+    damage: list[ForeignDamage] = []
+    source = replace(look.source, no_crc=True)
+    try:
+        found = join(list(digest_slice(source, damage.append, files)))
+    except (StorageError, OSError):
+        return look
+    chosen = np.flatnonzero(wanted.mask(found.sequences))
+    if not len(chosen):
+        return look
+    more = Digests(found.sequences[chosen], found.times_ns[chosen], found.digests[chosen])
+    both = join([look.digests, more])
+    return Look(source, both, tuple(damage))
+
+
+def _count(part: UnionSlice, looks: list[list[Look]]) -> tuple[Vote, tuple[Ballot, ...]]:
+    shown = [join([look.digests for look in some]) for some in looks]
+    highest = [int(one.sequences[-1]) if len(one) else part.first - 1 for one in shown]
+    ballots = []
+    for at, (copy, some) in enumerate(zip(part.copies, looks, strict=True)):
+        others = max((one for other, one in enumerate(highest) if other != at), default=part.first - 1)
+        ballots.append(_ballot(copy, shown[at], [each for look in some for each in look.damage], others, part))
+    return vote(ballots, part.first, part.end), tuple(ballots)
+
+
+def _ballot(
+    copy: CopyPart, shown: Digests, damage: Sequence[ForeignDamage], others_last: int, part: UnionSlice
+) -> Ballot:
+    damaged, gone = [], []
+    for one in damage:
+        if one.first is None or one.served:
+            continue
+        end = part.end if one.end is None else one.end
+        if one.end is None and others_last >= one.first:
+            end = others_last + 1  # nobody knows how far it went, but other copies went on to here
+        (gone if one.gone else damaged).append((max(one.first, part.first), min(end, part.end)))
+    if copy.problem:
+        damaged = [(part.first, part.end)]
     return Ballot(
-        label=one.label,
-        shown=join(list(digests)),
-        removed=SequenceSet.decode(one.removed),
-        damaged=SequenceSet.from_ranges([(first, end)]) if one.problem else damaged,
-        gone=SequenceSet.from_ranges((low, min(high, end)) for gone, low, high in places if gone),
-        readable=not one.problem,
+        label=copy.label,
+        shown=shown,
+        removed=SequenceSet.decode(copy.removed),
+        damaged=SequenceSet.from_ranges(damaged),
+        gone=SequenceSet.from_ranges(gone),
+        readable=not copy.problem,
     )
 
 
 # --- what is told
 
 
-def _told(part: UnionSlice, outcome: Vote, heard: list[list[ForeignDamage]]) -> Iterator[ForeignDamage]:
+def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
     labels = [one.label for one in part.copies]
+    heard = [[each for look in some for each in look.damage] for some in looks]
     clean = sum(not damage and not one.problem for damage, one in zip(heard, part.copies, strict=True))
     for label, damage in zip(labels, heard, strict=True):
         for one in damage:
@@ -232,12 +274,13 @@ def _told(part: UnionSlice, outcome: Vote, heard: list[list[ForeignDamage]]) -> 
         why = f"{copy.label} cannot be read ({copy.problem})" if copy.problem else f"{copy.label} does not have them"
         for first, end in SequenceSet.from_sequences(outcome.sequences[missing]).ranges():
             which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
-            yield _difference(part, copy.path, first, end, f"{which}: {why}, other copies do", disputed=False)
+            lack = _difference(part, copy.path, first, end, f"{which}: {why}, other copies do", disputed=False)
+            yield replace(lack, gone=True)
 
 
 def _settled(one: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
     """Return damage to one copy as it is for all of them together."""
-    if one.first is None:
+    if one.first is None or one.served:
         return replace(one, unclear=one.unclear and not others_are_clean)
     end = SEQUENCE_END if one.end is None else one.end
     left = lost.clip(one.first, end)
@@ -299,17 +342,17 @@ def _sources(part: UnionSlice, examined: Examined) -> list[ForeignSlice]:
     """Return the slices to read what is served from, each with all else in `removed`."""
     outcome = examined.outcome
     sources = []
-    for at, (copy, found) in enumerate(zip(part.copies, examined.found, strict=True)):
+    for at, looks in enumerate(examined.looks):
         wanted = SequenceSet.from_sequences(outcome.sequences[outcome.served_by == at])
-        for each, digests in zip(copy.slices, found, strict=True):
-            mine = wanted.intersection(SequenceSet.from_sequences(digests.sequences)) if wanted else wanted
+        for look in looks:
+            mine = wanted.intersection(SequenceSet.from_sequences(look.digests.sequences)) if wanted else wanted
             if not mine:
                 continue
             wanted = wanted.difference(mine)
             first, end = int(mine.starts[0]), int(mine.ends[-1])
             sources.append(
                 replace(
-                    each,
+                    look.source,
                     first=first,
                     end=end,
                     removed=SequenceSet.from_ranges([(first, end)]).difference(mine).encode(),
@@ -317,7 +360,6 @@ def _sources(part: UnionSlice, examined: Examined) -> list[ForeignSlice]:
                     time_first_ns=part.time_first_ns,
                     time_end_ns=part.time_end_ns,
                     subject_filters=part.subject_filters,
-                    no_crc=False,
                 )
             )
     return sources
