@@ -56,7 +56,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ack_policy: str = "explicit"
     ack_wait: int = ACK_WAIT_NS  # after it, a message that was not acknowledged is handed out again
     max_deliver: int = -1  # times that a message is handed out at most; -1: no limit
-    max_ack_pending: int = MAX_ACK_PENDING  # messages that wait for their acknowledgement at most
+    max_ack_pending: int = MAX_ACK_PENDING  # messages that wait for their acknowledgement at most; -1: no limit
     filter_subjects: tuple[str, ...] = ()  # any of them; empty: all
     on_data_loss: str = "continue"  # or "fail"
     description: str = ""
@@ -90,6 +90,11 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["filter_subjects"] = list(self.filter_subjects)
         return shown
+
+    @property
+    def waiting_max(self) -> int:
+        """How many messages may wait for their acknowledgement: no limit is one, too."""
+        return MAX_ACK_PENDING_LIMIT if self.max_ack_pending == -1 else self.max_ack_pending
 
     @property
     def start_time_ns(self) -> int:
@@ -166,8 +171,9 @@ def _check_values(config: ConsumerConfig) -> None:
         raise ValueError("ack_wait: 0 leaves no time to acknowledge; taken are durations such as 30s")
     if config.max_deliver != -1 and not 1 <= config.max_deliver <= MAX_DELIVER_LIMIT:
         raise ValueError(f"max_deliver: {config.max_deliver} is not -1 (no limit) or 1 to {MAX_DELIVER_LIMIT}")
-    if not 1 <= config.max_ack_pending <= MAX_ACK_PENDING_LIMIT:
-        raise ValueError(f"max_ack_pending: {config.max_ack_pending} is not 1 to {MAX_ACK_PENDING_LIMIT}")
+    if config.max_ack_pending != -1 and not 1 <= config.max_ack_pending <= MAX_ACK_PENDING_LIMIT:
+        limit = f"-1 (no limit) or 1 to {MAX_ACK_PENDING_LIMIT}"
+        raise ValueError(f"max_ack_pending: {config.max_ack_pending} is not {limit}")
     check_labels(config.description, config.metadata)
 
 

@@ -158,10 +158,10 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
         first_time = pending_rows(new, command.deadline_ns, 1)
         pending = pending_joined(pending_without(before, given.union(gone)), again, first_time)
         waiting = int((pending.rows["end"] - pending.rows["first"]).sum())
-        if waiting > max(consumer.config.max_ack_pending, len(pending_set(before))):
+        if waiting > max(consumer.config.waiting_max, len(pending_set(before))):
             raise RequirementError(
                 f"consumer {consumer.name!r}: {waiting} messages would wait for their acknowledgement, "
-                f"max_ack_pending is {consumer.config.max_ack_pending}"
+                f"max_ack_pending is {consumer.config.waiting_max}"
             )
         consumer = replace(consumer, pending=pending)
     return anchored(stream, consumer, command.next_sequence), len(given)

@@ -93,7 +93,7 @@ def work_out(
     again = pending_set(rows[due & ~spent]).difference(gone).head(count_max)
     room = count_max - len(again)
     if config.ack_policy != "none":
-        room = min(room, config.max_ack_pending - len(waiting) + len(dropped))
+        room = min(room, config.waiting_max - len(waiting) + len(dropped))
     ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
     end = stream.next_sequence
     if wanted is not None:

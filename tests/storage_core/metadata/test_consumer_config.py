@@ -28,6 +28,7 @@ def test_the_defaults_are_those_of_a_pull_consumer() -> None:
         ({"filter_subjects": "a, b.*"}, {"filter_subjects": ("a", "b.*")}),
         ({"ack_wait": "1m30s"}, {"ack_wait": 90_000_000_000}),
         ({"max_ack_pending": "7"}, {"max_ack_pending": 7}),
+        ({"max_ack_pending": -1}, {"max_ack_pending": -1}),
         ({"replay_policy": "instant", "inactive_threshold": 0, "backoff": None}, {}),
     ],
 )
@@ -52,7 +53,8 @@ def test_second_names_and_text_are_taken(given: dict[str, Any], expected: dict[s
         ({"opt_start_time": "2026-01-01T00:00:00Z"}, "opt_start_time needs deliver_policy='by_start_time'"),
         ({"deliver_policy": "by_start_time", "opt_start_time": "noon"}, "opt_start_time: 'noon' is no time"),
         ({"max_deliver": 0}, "max_deliver: 0 is not -1"),
-        ({"max_ack_pending": -1}, "max_ack_pending: -1 is not 1 to 1000000"),
+        ({"max_ack_pending": -2}, r"max_ack_pending: -2 is not -1 \(no limit\) or 1 to 1000000"),
+        ({"max_ack_pending": 1000001}, "max_ack_pending: 1000001 is not"),
         ({"max_ack_pending": 1.5}, "max_ack_pending: 1.5 is not a whole number"),
         ({"filter_subjects": ["a..b"]}, "filter_subjects: 'a..b' is not a filter"),
         ({"on_data_loss": "ignore"}, "on_data_loss: 'ignore' is not one of continue, fail"),

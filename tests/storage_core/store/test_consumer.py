@@ -212,6 +212,15 @@ def test_a_fetch_that_waits_returns_what_another_process_appends(machine: Machin
     assert sum(looks[3:]) >= 0.5
 
 
+def test_without_a_limit_a_million_may_wait() -> None:
+    stream = Machine(7).create().add_stream({"name": "orders"})
+    for _ in range(2):
+        stream.append(pa.table({"data": pa.array([b""] * 600_000)}))
+    consumer = stream.add_consumer({"name": "reader", "max_ack_pending": -1})
+    assert consumer.config.max_ack_pending == -1
+    assert [consumer.fetch(700_000, 0).num_rows for _ in range(3)] == [700_000, 300_000, 0]
+
+
 def test_two_processes_share_the_messages(machine: Machine) -> None:
     one, two = reader(machine), reader(machine)
     got = [fetched(which, 2) for which in (one, two, one, two, two, one)]
