@@ -181,7 +181,7 @@ def test_what_is_no_store_is_refused(driver: Any, tmp_path: Path) -> None:
 
 
 def test_store_of_a_nats_server_is_refused_with_the_option_that_reads_it(driver: Any, orders: Make) -> None:
-    nats = Path(__file__).parent.parent / "data" / "nats-orders" / "store"
+    nats = Path(__file__).parent.parent / "data" / "nats-orders" / "store" / "n1"
     for place in (nats, nats / "jetstream" / "$G" / "streams" / "ORDERS"):
         with pytest.raises(NotAStoreError, match="no jstream store.*option layout=nats reads it"):
             driver.read(stream="ORDERS", path=str(place))

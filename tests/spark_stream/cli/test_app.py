@@ -97,7 +97,7 @@ def test_a_place_without_a_store_is_an_error_that_names_it(jstream, tmp_path: Pa
 
 def test_a_folder_without_a_store_is_an_error_with_what_makes_or_reads_one(jstream, tmp_path: Path) -> None:
     assert "jstream store create" in jstream("stream", "ls", "--store", tmp_path).err
-    nats = Path(__file__).parents[2] / "data" / "nats-orders" / "store"
+    nats = Path(__file__).parents[2] / "data" / "nats-orders" / "store" / "n1"
     outcome = jstream("stream", "ls", "--store", f"{nats}, /nowhere")
     assert (outcome.code, outcome.out) == (1, "")
     assert "a store of another server lies there: Spark reads it with option layout=nats" in outcome.err
