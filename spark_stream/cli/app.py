@@ -26,6 +26,7 @@ from spark_stream.cli import messages as messages  # its commands belong to `str
 from spark_stream.cli.apply import apply
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.init import init
+from spark_stream.cli.metrics import metrics
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.render import Warnings, write
 
@@ -78,6 +79,7 @@ app.command("verify")(verify.verify)
 app.command("scrub")(upkeep.scrub)
 app.command("repair")(upkeep.repair)
 app.command("maintain")(upkeep.maintain)
+app.command("metrics")(metrics)
 app.command("events")(events.events)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

@@ -1,0 +1,40 @@
+"""`jstream metrics`: figures of a store for Prometheus."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import StoreOption, open_store
+from spark_stream.cli.render import say, write
+
+
+def metrics(
+    textfile: Annotated[
+        Path | None,
+        typer.Option("--textfile", metavar="FILE", help="Write them into a file, whole or not at all, for cron jobs."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Serve them on this port, until interrupted.")
+    ] = None,
+    address: Annotated[str, typer.Option("--address", help="With --port: of which address.")] = "127.0.0.1",
+    store: StoreOption = "",
+) -> None:
+    """Print what Prometheus wants to know of the store: sequences, sizes, consumers' lag, states of the copies."""
+    if textfile is not None and port is not None:
+        raise WrongUsage("--textfile writes once and ends, --port serves until interrupted: give one of them")
+    try:
+        from spark_stream.metrics import MetricsServer, StoreCollector, exposition, write_textfile
+    except ModuleNotFoundError as error:
+        raise CommandFailed(str(error)) from error
+    with open_store(store) as opened:
+        collectors = [StoreCollector([opened.paths])]
+    if textfile is not None:
+        write_textfile(collectors, textfile)
+    elif port is None:
+        write(exposition(collectors))
+    else:
+        with MetricsServer(collectors, port, address) as server:
+            say(f"metrics are served at {server.url}")
+            server.wait()

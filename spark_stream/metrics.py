@@ -1,0 +1,230 @@
+"""Metrics of stores for Prometheus: looked up when they are asked for, served over HTTP or written as a file.
+
+The names and labels are below, METRICS; what is missing or unknown is left out, never written as a zero. Every store
+has `jstream_up`: 0 if it could not be read, and then nothing else of it is there.
+
+Needs `prometheus-client`: pip install 'pyspark-jstream[metrics]'. Needs no Spark.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "metrics need the package prometheus-client: pip install 'pyspark-jstream[metrics]'", name=error.name
+    ) from error
+
+from storage_core import Store
+from storage_core.errors import StorageError
+from storage_core.store.lag import consumer_report
+from storage_core.store.replicas import STATES
+
+log = logging.getLogger("jstream")
+PORT = 9464  # of exporters of applications; Source: the port allocations of the Prometheus wiki
+ADDRESS = "127.0.0.1"
+
+_STREAM = ("store", "stream")
+_REPLICA = ("store", "stream", "volume")
+_CONSUMER = ("store", "stream", "consumer")
+METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "jstream_up": (("path",), "Whether the store could be read"),
+    "jstream_term": (("store",), "Term of the metadata log"),
+    "jstream_index": (("store",), "Last index of the metadata log that is committed"),
+    "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: one of a store's is 1"),
+    "jstream_volume_state": (("store", "volume", "path", "state"), "State of a volume: 1 for the one it is in"),
+    "jstream_volume_bytes": (("store", "volume", "path"), "Size of the block files on a volume"),
+    "jstream_stream_first_sequence": (_STREAM, "First sequence of the stream"),
+    "jstream_stream_last_sequence": (_STREAM, "Last sequence of the stream"),
+    "jstream_stream_messages": (_STREAM, "Messages of the stream"),
+    "jstream_stream_bytes": (_STREAM, "Bytes of their subjects, headers and data"),
+    "jstream_stream_lost_messages": (_STREAM, "Sequences that are recorded as lost"),
+    "jstream_replica_state": ((*_REPLICA, "state"), "State of a copy of the stream: 1 for the one it is in"),
+    "jstream_replica_lag": (_REPLICA, "Entries of the log that the copy is behind"),
+    "jstream_replica_damaged_blocks": (_REPLICA, "Blocks of the copy that are known to be damaged"),
+    "jstream_replica_missing_blocks": (_REPLICA, "Blocks that the copy lacks"),
+    "jstream_replica_last_scrub_timestamp_seconds": (_REPLICA, "When all of the copy had been read and checked"),
+    "jstream_consumer_delivered_sequence": (_CONSUMER, "Last sequence that was handed out"),
+    "jstream_consumer_ack_floor": (_CONSUMER, "Sequence up to which everything is acknowledged"),
+    "jstream_consumer_pending": (_CONSUMER, "Messages that were never handed out"),
+    "jstream_consumer_ack_pending": (_CONSUMER, "Messages that were handed out and wait for their acknowledgement"),
+    "jstream_consumer_redelivered": (_CONSUMER, "Messages of these that were handed out more than once"),
+    "jstream_consumer_lag_messages": (_CONSUMER, "Messages that are there and not acknowledged"),
+    "jstream_consumer_lag_seconds": (_CONSUMER, "Age of the oldest of them; 0 if there is none"),
+    "jstream_consumer_paused": (_CONSUMER, "Whether the consumer is paused"),
+    "jstream_consumer_problem": (_CONSUMER, "Whether the consumer cannot go on as it stands"),
+}
+
+
+class Families:
+    """Metrics by name as they are gathered; each name once, with all its samples."""
+
+    def __init__(self, metrics: Mapping[str, tuple[tuple[str, ...], str]] = METRICS) -> None:
+        self._metrics = metrics
+        self._found: dict[str, GaugeMetricFamily] = {}
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        names, meaning = self._metrics[name]
+        assert len(labels) == len(names), (name, labels)
+        if name not in self._found:
+            self._found[name] = GaugeMetricFamily(name, meaning, labels=names)
+        self._found[name].add_metric(labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._found.values())
+
+
+class StoreCollector(Collector):
+    """Reads stores when it is asked, writes nothing and takes no lock. `stores`: for each store its path or paths."""
+
+    def __init__(self, stores: Iterable[str | Path | Sequence[str | Path]]) -> None:
+        self._stores = [[str(one)] if isinstance(one, (str, Path)) else [str(path) for path in one] for one in stores]
+        if not self._stores or not all(self._stores):
+            raise ValueError("stores: metrics are of one store at least, each with a path")
+        self._opened: dict[int, Store] = {}
+        self._asked = threading.Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what there is to say of all stores; a store that cannot be read is `jstream_up` 0."""
+        families = Families()
+        with self._asked:
+            for number, paths in enumerate(self._stores):
+                readable = self._gather(number, families)
+                families.add("jstream_up", float(readable), ",".join(paths))
+        return families
+
+    def _gather(self, number: int, families: Families) -> bool:
+        try:
+            if number not in self._opened:
+                self._opened[number] = Store.open(self._stores[number], read_only=True)
+            store = self._opened[number]
+            samples = [*_of_volumes(store), *_of_streams(store), *_of_consumers(store)]
+        except (StorageError, OSError, ValueError) as error:
+            self._opened.pop(number, None)
+            log.warning("no metrics of %s: %s", ",".join(self._stores[number]), error)
+            return False
+        for name, value, labels in samples:
+            families.add(name, value, *labels)
+        return True
+
+
+Sample = tuple[str, float, tuple[str, ...]]
+
+
+def _of_volumes(store: Store) -> Iterator[Sample]:
+    info = store.cluster_info()
+    store_id = str(info["name"])
+    yield "jstream_term", info["term"], (store_id,)
+    yield "jstream_index", info["index"], (store_id,)
+    for one in info["volumes"]:
+        labels = (store_id, str(one["name"]), str(one["path"]))
+        yield "jstream_leader", float(one["name"] == info["leader"]), labels
+        if one["bytes"] is not None:
+            yield "jstream_volume_bytes", one["bytes"], labels
+        for state in STATES:
+            yield "jstream_volume_state", float(one["state"] == state), (*labels, state)
+
+
+def _of_streams(store: Store) -> Iterator[Sample]:
+    for info in store.report():
+        state, labels = info["state"], (store.id.hex(), str(info["config"]["name"]))
+        yield "jstream_stream_first_sequence", state["first_seq"], labels
+        yield "jstream_stream_last_sequence", state["last_seq"], labels
+        yield "jstream_stream_messages", state["messages"], labels
+        yield "jstream_stream_bytes", state["bytes"], labels
+        yield "jstream_stream_lost_messages", sum(end - first for first, end in state["lost_ranges"]), labels
+        for one in info["cluster"]["replicas"]:
+            yield from _of_replica(one, (*labels, str(one["name"])))
+
+
+def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator[Sample]:
+    for state in STATES:
+        yield "jstream_replica_state", float(replica["state"] == state), (*labels, state)
+    for name in ("lag", "damaged_blocks", "missing_blocks"):
+        if replica[name] is not None:
+            yield f"jstream_replica_{name}", replica[name], labels
+    if replica["last_scrub"] is not None:
+        yield "jstream_replica_last_scrub_timestamp_seconds", _seconds(replica["last_scrub"]), labels
+
+
+def _of_consumers(store: Store) -> Iterator[Sample]:
+    for info in consumer_report(store, settle=False):
+        labels = (store.id.hex(), str(info["stream_name"]), str(info["name"]))
+        yield "jstream_consumer_delivered_sequence", info["delivered"]["stream_seq"], labels
+        yield "jstream_consumer_ack_floor", info["ack_floor"]["stream_seq"], labels
+        yield "jstream_consumer_pending", info["num_pending"], labels
+        yield "jstream_consumer_ack_pending", info["num_ack_pending"], labels
+        yield "jstream_consumer_redelivered", info["num_redelivered"], labels
+        yield "jstream_consumer_lag_messages", info["lag"]["messages"], labels
+        yield "jstream_consumer_lag_seconds", info["lag"]["seconds"], labels
+        yield "jstream_consumer_paused", float(info["paused"]), labels
+        yield "jstream_consumer_problem", float(info["problem"] is not None), labels
+
+
+def _seconds(time_text: str) -> float:
+    """Return seconds since 1970 of RFC 3339 in UTC, to the microsecond."""
+    whole, _, fraction = time_text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
+
+
+def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:
+    made = CollectorRegistry(auto_describe=False)
+    for one in collectors:
+        made.register(one)
+    return made
+
+
+def exposition(collectors: Iterable[Collector]) -> str:
+    """Return the metrics as they are now, in the text that Prometheus reads."""
+    return generate_latest(registry_of(collectors)).decode()
+
+
+def write_textfile(collectors: Iterable[Collector], file: str | Path) -> None:
+    """Write the metrics as they are now, for the textfile collector of Prometheus' node exporter: whole or not at all.
+
+    Raises OSError.
+    """
+    write_to_textfile(str(file), registry_of(collectors))
+
+
+class MetricsServer:
+    """Serves metrics over HTTP, from a thread of its own, until it is closed; a context manager."""
+
+    def __init__(self, collectors: Iterable[Collector], port: int = PORT, address: str = ADDRESS) -> None:
+        """Serve on this port of the address, on a free one if it is 0. Raises OSError that says which is taken."""
+        self._address = address
+        try:
+            self._server, self._thread = start_http_server(port, address, registry_of(collectors))
+        except OSError as error:
+            raise OSError(error.errno, f"metrics cannot be served on {address}:{port}: {error.strerror}") from error
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._address}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop serving; once more does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> "MetricsServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait(self) -> None:
+        """Serve until this thread is interrupted."""
+        self._thread.join()
