@@ -24,6 +24,7 @@ from spark_stream.cli import consumer_moves as consumer_moves  # its commands be
 from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.apply import apply
+from spark_stream.cli.export import export
 from spark_stream.cli.failures import RootGroup
 from spark_stream.cli.init import init
 from spark_stream.cli.metrics import metrics
@@ -83,6 +84,7 @@ app.command("metrics")(metrics)
 app.command("events")(events.events)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("export")(export)
 app.command("apply")(apply)
 app.command("init")(init)
 

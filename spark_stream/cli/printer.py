@@ -9,6 +9,7 @@ Batches come with the columns PRINTED_COLUMNS. A message for people looks as the
 """
 
 from base64 import b64encode
+from collections.abc import Iterator
 from enum import Enum
 from json import dumps
 from typing import TYPE_CHECKING, Any
@@ -43,14 +44,21 @@ def print_batch(batch: "pa.RecordBatch", style: Style, with_stream: bool = False
         chunks = [(data or b"") + b"\n" for data in batch.column("data").to_pylist()]
         write(b"".join(chunks))
         return
-    times = show_times(batch.column("timestamp_ns"))
-    columns = [batch.column(name).to_pylist() for name in ("stream", "sequence", "subject", "headers", "data")]
-    rows = zip(*columns, times, strict=True)
     if style is Style.JSON:
-        text = "".join(_json_line(*row[1:]) for row in rows)
+        write(json_lines(batch))
     else:
-        text = "".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in rows)
-    write(text)
+        write("".join(_paragraph(row[0] if with_stream else "", *row[1:]) for row in _rows(batch)))
+
+
+def json_lines(batch: "pa.RecordBatch") -> str:
+    """Return the messages as CONTRACT has them, one a line."""
+    return "".join(_json_line(*row[1:]) for row in _rows(batch))
+
+
+def _rows(batch: "pa.RecordBatch") -> Iterator[tuple[Any, ...]]:
+    """Yield stream, sequence, subject, headers, data and the time as text of each message."""
+    columns = [batch.column(name).to_pylist() for name in ("stream", "sequence", "subject", "headers", "data")]
+    return zip(*columns, show_times(batch.column("timestamp_ns")), strict=True)
 
 
 def print_message(message: "Message", style: Style) -> None:

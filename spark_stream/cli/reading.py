@@ -13,18 +13,25 @@ if TYPE_CHECKING:
     from storage_core.store.plan import ReadPlan
 
 
-def plan_messages(store: "Store", stream: str, first: int | None, subject: str | None) -> "ReadPlan":
-    """Return a plan over the stream from sequence `first` on, as it is now; its one range says whose and how far."""
+def plan_messages(
+    store: "Store", stream: str, first: int | None, subject: str | None, end: int | None = None
+) -> "ReadPlan":
+    """Return a plan over sequences `[first, end)` of the stream as it is now; its one range says whose and how far."""
     from storage_core.store.plan import ReadRequest
     from storage_core.store.stream import check_filters
 
-    return store.plan(ReadRequest((stream,), {stream: (first, None)}, subject_filters=check_filters(subject)))
+    return store.plan(ReadRequest((stream,), {stream: (first, end)}, subject_filters=check_filters(subject)))
 
 
 def read_messages(
-    store: "Store", plan: "ReadPlan", subject: str | None, skip_damage: bool, tell: Callable[[str], None] = say
+    store: "Store",
+    plan: "ReadPlan",
+    subject: str | None,
+    skip_damage: bool,
+    tell: Callable[[str], None] = say,
+    columns: tuple[str, ...] = PRINTED_COLUMNS,
 ) -> "Iterator[pa.RecordBatch]":
-    """Yield what the plan covers, columns PRINTED_COLUMNS.
+    """Yield what the plan covers, in these columns.
 
     Raises DataLossError at what no copy has; with `skip_damage`, `tell` hears of it and the rest is read. It also hears
     of bad copies that others stood in for.
@@ -33,7 +40,7 @@ def read_messages(
     from storage_core.store.stream import check_filters
 
     on_loss = "skip" if skip_damage else "raise"
-    options = ReadOptions(PRINTED_COLUMNS, subject_filters=check_filters(subject), on_loss=on_loss)
+    options = ReadOptions(columns, subject_filters=check_filters(subject), on_loss=on_loss)
 
     def report(damage: ReadDamage) -> None:
         if damage.served:

@@ -1,0 +1,210 @@
+"""`jstream export`: messages of a stream to a Parquet file or JSON lines.
+
+A file is written beside its place under another name, fsynced, and takes its name at the end: whoever sees it has all
+of it, and an export that failed leaves nothing behind.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import JsonOption, SkipDamageOption, StoreOption, StreamArgument, open_store
+from spark_stream.cli.printer import PRINTED_COLUMNS, json_lines
+from spark_stream.cli.quantities import parse_since_ns, show_size
+from spark_stream.cli.reading import plan_messages, read_messages
+from spark_stream.cli.render import counted, print_json, say, write
+from spark_stream.cli.verify import progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core import Store
+    from storage_core.store.plan import ReadPlan
+
+PARQUET, JSONL = "parquet", "jsonl"
+FORMATS = (PARQUET, JSONL)
+STDOUT = "-"
+ROW_GROUP_SIZE = 64 << 20  # bytes of messages in one row group of a Parquet file
+_SUFFIXES = {".parquet": PARQUET, ".jsonl": JSONL, ".ndjson": JSONL}
+Batches = Iterator["pa.RecordBatch"]
+
+
+def export(
+    name: StreamArgument,
+    target: Annotated[str, typer.Argument(metavar="FILE|DIR", help="Where to: a file, a directory, or - for stdout.")],
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="parquet|jsonl", help="Else as the file's name ends: .parquet, .jsonl."),
+    ] = None,
+    first: Annotated[int | None, typer.Option("--id", metavar="N", min=1, help="Begin with this sequence.")] = None,
+    end: Annotated[int | None, typer.Option("--end", metavar="N", min=1, help="End before this sequence.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Begin here: 90s or 2h ago, or a time in ISO 8601.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="End before the first message of this time.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", metavar="FILTER", help="Only messages whose subject this filter takes.")
+    ] = None,
+    skip_damage: SkipDamageOption = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Write over a file that is there.")] = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write messages to a Parquet file, with the columns that Spark reads, or as JSON lines."""
+    if (first is not None and since is not None) or (end is not None and until is not None):
+        raise WrongUsage("--id and --since both say where to begin, --end and --until where to end: pass one of them")
+    chosen, path = _choose(name, target, file_format)
+    if path is None and json:
+        raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
+    if path is not None and not force:
+        _check_free(path)
+    with open_store(store) as opened:
+        plan = _plan(opened, name, (first, end), (since, until), subject)
+        (covered,) = plan.ranges
+        with progress_bar("messages") as progress:
+            columns = PRINTED_COLUMNS if chosen == JSONL else None
+            batches = read_messages(opened, plan, subject, skip_damage, columns=columns or _read_columns())
+            counter = _Counter(batches, int(plan.slices.rows["row_count"].sum()), progress)
+            if path is None:
+                for batch in counter:
+                    write(json_lines(batch))
+            else:
+                _write_file(path, chosen, counter, force)
+    where = "stdout" if path is None else str(path)
+    size = 0 if path is None else path.stat().st_size
+    found = {
+        "stream": name,
+        "format": chosen,
+        "path": where,
+        "first_seq": covered.first,
+        "last_seq": covered.end - 1,
+        "messages": counter.count,
+        "bytes": size,
+    }
+    if json:
+        print_json(found)
+    shown = "" if path is None else f" ({show_size(size)})"
+    say(f"exported {counted(counter.count, 'message')} of stream {name} to {where}{shown}")
+
+
+def _choose(name: str, target: str, file_format: str | None) -> tuple[str, Path | None]:
+    """Return the format, and the file; None for stdout. Raises WrongUsage."""
+    if file_format is not None and file_format not in FORMATS:
+        raise WrongUsage(f"--format {file_format!r} is not one of {', '.join(FORMATS)}")
+    if target == STDOUT:
+        if file_format == PARQUET:
+            raise WrongUsage("a Parquet file is not written to stdout: name a file, or pass --format jsonl")
+        return JSONL, None
+    path = Path(target)
+    if target.endswith(os.sep) or path.is_dir():
+        return file_format or PARQUET, path / f"{name}.{file_format or PARQUET}"
+    chosen = file_format or _SUFFIXES.get(path.suffix.lower())
+    if chosen is None:
+        raise WrongUsage(f"{target}: which format? pass --format parquet or jsonl, or a name that ends so")
+    return chosen, path
+
+
+def _check_free(path: Path) -> None:
+    """Raise CommandFailed if there is something of that name already."""
+    if os.path.lexists(path):
+        raise CommandFailed(f"{path} exists: pass --force to write over it, or another name")
+
+
+def _plan(
+    store: "Store",
+    name: str,
+    sequences: tuple[int | None, int | None],
+    times: tuple[str | None, str | None],
+    subject: str | None,
+) -> "ReadPlan":
+    """Return the plan of the messages between the bounds that are given. Raises WrongUsage if they end before they
+    begin.
+    """
+    now_ns, bounds = time.time_ns(), list(sequences)
+    for at, (text, option) in enumerate(zip(times, ("--since", "--until"), strict=True)):
+        if text is not None:
+            found = store.first_at_time(name, parse_since_ns(text, option, now_ns))
+            bounds[at] = store.stream(name).last_sequence + 1 if found is None else found
+    first, end = bounds
+    if first is not None and end is not None and first > end:
+        raise WrongUsage(f"from {sequences[0] or times[0]} to {sequences[1] or times[1]} ends before it begins")
+    return plan_messages(store, name, first, subject, end)
+
+
+def _read_columns() -> tuple[str, ...]:
+    from storage_core.schema import READ_SCHEMA
+
+    return tuple(READ_SCHEMA.names)
+
+
+class _Counter:
+    """Hands batches on, and counts their messages."""
+
+    def __init__(self, batches: Batches, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._batches, self._total, self._progress = batches, total, progress
+        self.count = 0
+
+    def __iter__(self) -> Batches:
+        for batch in self._batches:
+            yield batch
+            self.count += batch.num_rows
+            if self._progress is not None:
+                self._progress(self.count, self._total)
+
+
+def _write_file(path: Path, file_format: str, batches: _Counter, force: bool) -> None:
+    with _new_file(path, force) as file:
+        if file_format == JSONL:
+            for batch in batches:
+                file.write(json_lines(batch).encode())
+        else:
+            _write_parquet(file, batches)
+
+
+@contextmanager
+def _new_file(path: Path, force: bool) -> "Iterator[IO[bytes]]":
+    """Give a file that gets its name when it is whole and durable; with an error there is none."""
+    if not path.parent.is_dir():
+        raise CommandFailed(f"{path.parent}: no such directory")
+    made = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with made.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if not force:
+            _check_free(path)
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _write_parquet(file: "IO[bytes]", batches: _Counter) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    from storage_core.schema import READ_SCHEMA
+
+    gathered: list[pa.RecordBatch] = []
+    with ParquetWriter(file, READ_SCHEMA, compression="zstd") as writer:
+        for batch in batches:
+            gathered.append(batch)
+            if sum(one.nbytes for one in gathered) >= ROW_GROUP_SIZE:
+                writer.write_table(pa.Table.from_batches(gathered, READ_SCHEMA))
+                gathered = []
+        if gathered:
+            writer.write_table(pa.Table.from_batches(gathered, READ_SCHEMA))
