@@ -32,7 +32,7 @@ def apply_to(stream: StreamState, time_ns: int, command: MergeBlocks) -> tuple[S
     end = start + len(command.blocks) // 16
     before = rows[start:end]
     what = f"stream {stream.name!r}: blocks from sequence {int(row['first'][0])} on"
-    if not len(before) or before["block_id"].tobytes() != command.blocks:
+    if len(before) < 2 or before["block_id"].tobytes() != command.blocks:
         raise RequirementError(f"{what} cannot be merged: they are not all live any more")
     _check(stream, before, row[0], SequenceSet.decode(command.dropped) if command.dropped else None, what)
     counted = (before["msg_id_count"] > 0) & (before["committed_ns"] >= time_ns - stream.config.duplicate_window)

@@ -5,6 +5,7 @@ The only way back from there, and never taken by itself: `plan` says what it wou
     streams      every stream of the best metadata that can be read, and of the journals of placements, goes on under a
                  new incarnation, which names the one that it continues: blocks stay where they are, under the old one
     sequences    as they were journaled; blocks that are whole nowhere are declared lost; the last sequence never falls
+    merging      where blocks and what they were merged into are both there, one of the two is taken (cover.py)
     blocks       that no journal and no manifest speaks of are told, and left alone
     volumes      the directories that are given: those that were volumes keep their ids, all are new instances
 
@@ -32,6 +33,7 @@ from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
 from storage_core.store import creation, decision, identity, locks, placements, rejoin, surviving, volumes
+from storage_core.store.cover import Cover
 from storage_core.store.creation import check_count
 from storage_core.store.decision import Found
 from storage_core.store.ensemble import translated
@@ -282,21 +284,19 @@ class _Builder:
 
     def _continue(self, stream: StreamState, claims: Claims) -> StreamState:
         """Return a stream that goes on where this one and its journals end."""
-        claims.rows = self._all_rows(stream, claims)
+        known, others = self._rows_of(stream, claims)
         self.notes += claims.conflicts
         next_sequence = max(stream.next_sequence, claims.end)
-        copies: list[Copy] = []
-        for row in sorted(claims.rows.values(), key=lambda one: int(one["first"])):
-            copy = self._find(row, stream.written_as(int(row["first"])), stream.incarnation)
-            if copy is None:
-                continue
-            if copies and int(row["first"]) < int(copies[-1].row["first"] + copies[-1].row["span"]):
-                self.notes.append(
-                    f"stream {stream.name}: block {bytes(row['block_id']).hex()} claims sequences of another block "
-                    f"from {int(row['first'])} on, and is left alone"
-                )
-                continue
-            copies.append(copy)
+        everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
+        cover = Cover(everything.difference(stream.removed))
+        cover.take(
+            known.values(),
+            others.values(),
+            lambda row: self._find(row, stream.written_as(int(row["first"])), stream.incarnation),
+        )
+        copies = cover.taken
+        claims.rows = {**known, **others}
+        self._tell(stream, cover)
         placed = self._placement(stream)
         rows = self._rows(copies, placed, stream)
         removed, lost = self._gone(stream, copies, next_sequence)
@@ -319,15 +319,30 @@ class _Builder:
             origins=_origins(copies, next_sequence, stream.incarnation),
         )
 
-    def _all_rows(self, stream: StreamState, claims: Claims) -> dict[bytes, np.void]:
-        """Return the rows of the manifest, and those of the journals behind it: what it had dropped is gone."""
-        rows = {bytes(row["block_id"]): row for row in stream.blocks.rows}
+    def _rows_of(self, stream: StreamState, claims: Claims) -> tuple[dict[bytes, np.void], dict[bytes, np.void]]:
+        """Return the rows of the manifest, and of those in the journals that say something of what is not removed."""
+        known = {bytes(row["block_id"]): row for row in stream.blocks.rows}
+        shown, others = stream.shown(), {}
         for block_id, row in claims.rows.items():
-            if block_id not in rows and int(row["first"]) >= stream.next_sequence:
+            first, end = int(row["first"]), int(row["first"] + row["span"])
+            if block_id not in known and (end > stream.next_sequence or shown.count_in(first, end)):
                 later = row.copy()
                 later["subject_set"] = 0  # of sets that are not known
-                rows[block_id] = later
-        return rows
+                others[block_id] = later
+        return known, others
+
+    def _tell(self, stream: StreamState, cover: Cover) -> None:
+        """Note which blocks are left alone though something speaks of them."""
+        for row in cover.conflicts:
+            self.notes.append(
+                f"stream {stream.name}: block {bytes(row['block_id']).hex()} claims sequences of another block from "
+                f"{int(row['first'])} on, and is left alone"
+            )
+        if cover.spared:
+            self.notes.append(
+                f"stream {stream.name}: {len(cover.spared)} blocks are left alone, since their messages are in merged "
+                "ones, or the other way round"
+            )
 
     def _placement(self, stream: StreamState) -> tuple[bytes, ...]:
         here = [one.volume_id for one in self._made]

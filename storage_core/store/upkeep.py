@@ -12,6 +12,7 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.metadata.manifest import Table
 from storage_core.store.compaction import Merging
 from storage_core.store.environment import Environment
 from storage_core.store.mending import Mending
@@ -33,8 +34,8 @@ class Upkeep:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        # By volume, then by incarnation: the end of what the journal of the volume has.
-        self._journaled: dict[Volume, dict[bytes, int]] = {}
+        # By volume, then by incarnation: the manifest as of which the journal of the volume has every block.
+        self._journaled: dict[Volume, dict[bytes, Table]] = {}
         self._mending = Mending(env)
         self._merging = Merging(env)
 
@@ -81,13 +82,14 @@ class Upkeep:
             if volume.volume_id not in stream.placement:
                 continue
             rows = stream.blocks.rows
-            rows = rows[np.searchsorted(rows["first"], (journaled or {}).get(stream.incarnation, 0)) :]
+            if journaled is not None and stream.incarnation in journaled:
+                rows = _new_rows(rows, journaled[stream.incarnation].rows)
             if stream.incarnation in found:
                 rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements)
-        self._journaled[volume] = {one.incarnation: one.next_sequence for one in turn.state.streams.values()}
+        self._journaled[volume] = {one.incarnation: one.blocks for one in turn.state.streams.values()}
 
     def _sync_journals(self, turn: Turn) -> None:
         for one in turn.writable:
@@ -165,3 +167,28 @@ def _blocks(journal: PlacementJournal) -> dict[bytes, set[bytes]]:
     for one in journal.read():
         blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
     return blocks
+
+
+def _new_rows(rows: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return the rows of a manifest that were not in it before: behind its end then, and in the place of merged ones.
+
+    Blocks go by being removed or merged, and come at the end or by being merged: if as many as before stand below the
+    end of then, none of them is new.
+    """
+    if not len(before):
+        return rows
+    below = int(np.searchsorted(rows["first"], before["first"][-1], side="right"))
+    if below == len(before):
+        return rows[below:]
+    head = _equal_count(rows[:below], before)
+    tail = _equal_count(rows[head:below][::-1], before[head:][::-1])
+    middle = rows[head : below - tail]  # comparing ids of all of them would take long
+    is_new = ~np.isin(middle["block_id"], before["block_id"][head : len(before) - tail])
+    return np.concatenate((middle[is_new], rows[below:]))
+
+
+def _equal_count(rows: np.ndarray, others: np.ndarray) -> int:
+    """Return how many rows at the beginning have the same places in the stream."""
+    count = min(len(rows), len(others))
+    differs = (rows["first"][:count] != others["first"][:count]) | (rows["span"][:count] != others["span"][:count])
+    return int(differs.argmax()) if differs.any() else count

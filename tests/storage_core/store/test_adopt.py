@@ -251,3 +251,66 @@ def _adopt(paths: list[Path], files: FaultyFiles) -> None:
         lose_metadata(path)
     env = replace(REAL, files=files, parallel=one_after_another)
     adopt.execute(adopt.plan(paths, env), env)
+
+
+# --- merged blocks
+
+
+def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[list[Path], list[bytes]]:
+    """Return three volumes without a quorum of metadata, on which blocks were merged, and what they showed."""
+    paths = [root / f"volume-{number}" for number in range(3)]
+    with Store.create(paths, snapshot_every=5, graveyard_keep="0s" if unlinked else "24h") as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+        for message in EXPECTED:
+            stream.publish("s.a", message)
+        stream.remove([2, MESSAGES])
+        if keep_old_metadata:
+            store.maintain()
+            shutil.copytree(paths[0] / "meta", root / "older")
+        assert store.compact()["runs"] == 1
+        stream.publish("s.a", b"later")
+        store.maintain()
+        expected = contents(store)
+    assert [len(blocks(path)) for path in paths] == [2 if unlinked else MESSAGES + 2] * 3
+    for path in paths:
+        lose_metadata(path)
+    if keep_old_metadata:
+        shutil.copytree(root / "older", paths[0] / "meta")
+    return paths, expected
+
+
+def unlink_merged(paths: list[Path]) -> None:
+    """Lose the one block that is larger than the others."""
+    for path in paths:
+        max(blocks(path), key=lambda one: one.stat().st_size).unlink()
+
+
+@pytest.mark.parametrize("keep_old_metadata", [False, True])
+@pytest.mark.parametrize("what_is_left", ["both", "merged ones", "old ones"])
+def test_a_store_is_adopted_from_merged_blocks_or_from_those_they_were_made_of(
+    tmp_path: Path, what_is_left: str, keep_old_metadata: bool
+) -> None:
+    paths, expected = make_merged(tmp_path, what_is_left == "merged ones", keep_old_metadata)
+    if what_is_left == "old ones":
+        unlink_merged(paths)
+    plan = adopt.plan(paths)
+    assert not plan.unclaimed
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert store.repair()["ok"]
+        found = store.stream("S").read(columns=["sequence", "data"]).read_all().to_pydict()
+        shown = dict(zip(found["sequence"], found["data"], strict=True))
+        removed = {2, MESSAGES}
+        assert [shown[one] for one in shown if one not in removed] == expected
+        if keep_old_metadata or what_is_left == "merged ones":
+            assert not removed & set(shown), "the metadata, or the merged block, knows that they were removed"
+        assert store.stream("S").publish("s.a", b"next").sequence == MESSAGES + 2
+        assert store.compact()["unreadable"] == []
+        assert store.verify()["ok"]
+    # Metadata is lost once more, after blocks of the incarnation that is continued were merged again.
+    for path in paths:
+        lose_metadata(path)
+    adopt.execute(adopt.plan(paths))
+    with Store.open(paths) as store:
+        assert [one for one in contents(store) if one not in (EXPECTED[1], EXPECTED[-1])] == [*expected, b"next"]
+        assert store.verify()["ok"]
