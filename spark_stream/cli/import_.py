@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,8 +170,8 @@ def _import(
             for line in str(error).splitlines():
                 say(line)
             raise CommandFailed(
-                "stopped at the first bad record: nothing of that stream was imported; the options above read past it, and "
-                "--skip-damage past everything that cannot be read"
+                "stopped at the first bad record: nothing of that stream was imported; the options above read past "
+                "it, and --skip-damage past everything that cannot be read"
             ) from error
         finally:
             runner.close()
@@ -188,26 +189,28 @@ class _Runner:
     def __init__(self, spark: bool | None) -> None:
         self._spark = spark
         self._session: SparkSession | None = None
+        self._open = ExitStack()
 
     def run(self, tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterable[PartRecord]":
         size = sum(part.byte_size for task in tasks for part in task.slices)
-        if tasks and (self._spark or (self._spark is None and size >= SPARK_SIZE)):
-            from spark_stream.importing import job
+        if not tasks or self._spark is False or (self._spark is None and size < SPARK_SIZE):
+            return _here(tasks, step)
 
-            try:
-                self._session = self._session or job.start_session()
-            except RuntimeError as error:
-                if self._spark:
-                    raise CommandFailed(str(error)) from error
-                say(f"warning: {error}; going on without it")
-                self._spark = False
-            else:
-                return job.run_parts(self._session, tasks, step)
-        return _here(tasks, step)
+        from spark_stream.importing import job
+
+        try:
+            if self._session is None:
+                self._session = self._open.enter_context(job.session())
+        except RuntimeError as error:
+            if self._spark:
+                raise CommandFailed(str(error)) from error
+            say(f"warning: {error}; going on without it")
+            self._spark = False
+            return _here(tasks, step)
+        return job.run_parts(self._session, tasks, step)
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.stop()
+        self._open.close()
 
 
 def _here(tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterator[PartRecord]":

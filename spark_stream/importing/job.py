@@ -8,6 +8,7 @@ back as well, for to try it again would end the same way.
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from storage_core.errors import StorageError
@@ -19,22 +20,30 @@ if TYPE_CHECKING:
 WAVE = 4  # tasks of one job, a core: progress is told, and records of finished parts come in, between jobs
 
 
-def start_session() -> "SparkSession":
-    """Return a session as SPARK_CONF_DIR configures it, on all cores of this machine if nothing does.
+@contextmanager
+def session() -> "Iterator[SparkSession]":
+    """Give the session that there is, else one as SPARK_CONF_DIR configures it, on all cores here if nothing does.
 
     Raises RuntimeError if Spark does not start here.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    there = SparkSession.getActiveSession()
+    if there is not None:
+        yield there
+        return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("jstream import").config("spark.ui.showConsoleProgress", "false")
     try:
-        session = builder.getOrCreate()
+        made = builder.getOrCreate()
     except (PySparkException, OSError, RuntimeError) as error:
         raise RuntimeError(f"Spark does not start: {error}") from error
-    session.sparkContext.setLogLevel("OFF")  # what fails is told by the exception
-    return session
+    made.sparkContext.setLogLevel("OFF")  # what fails is told by the exception
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
 def run_parts(
