@@ -252,12 +252,22 @@ class StreamSource:
             stream = state.stream(name)
             incarnations = stream.incarnations if stream is not None else ()
             if one.store_id != self._store.id and one.at.position.incarnation not in incarnations:
-                raise ValueError(
-                    f"the checkpoint is of another store: its offset of stream {name!r} is of store "
-                    f"{one.store_id.hex()}, and {self._store.label} is store {self._store.id.hex()}. Give the path of "
-                    "that store, or begin with a new checkpoint"
-                )
+                self._meet_another_store(name, one)
         return {name: replace(one, consumer=self._settings.consumer) for name, one in found.items()}
+
+    def _meet_another_store(self, name: str, one: StreamOffset) -> None:
+        """Refuse a checkpoint of another store; with failOnDataLoss=false its stream counts as made again."""
+        text = (
+            f"the checkpoint is of another store: its offset of stream {name!r} is of store {one.store_id.hex()}, and "
+            f"{self._store.label} is store {self._store.id.hex()}"
+        )
+        if self._policy == FAIL:
+            raise ValueError(
+                f"{text}. Give the path of that store; or begin with a new checkpoint; or, if this store has taken its "
+                "place, start the query once with option failOnDataLoss=false: it then reads this one from the first "
+                "message on"
+            )
+        log.warning("%s: its streams are read from their first messages on", text)
 
     # --- what a batch reads
 
