@@ -12,6 +12,7 @@ from spark_stream.cli import (
     cluster,
     consumer,
     drift,
+    etl,
     events,
     follow,
     publish,
@@ -72,6 +73,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(consumer.app, name="consumer")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(block.app, name="block")
+app.add_typer(etl.app, name="etl")
 app.add_typer(drift.app, name="drift")
 app.add_typer(import_.app, name="import")
 app.command("pub")(publish.publish)

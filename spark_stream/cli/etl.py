@@ -1,0 +1,289 @@
+"""`jstream etl run|check|status|backfill`: pipelines, from a shell, cron, Airflow or spark-submit."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_stream.cli.failures import EXIT_INTERRUPTED, CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.options import GroupStoreOption, JsonOption
+from spark_stream.cli.quantities import parse_since_ns
+from spark_stream.cli.render import counted, print_facts, print_json, print_table, say, write
+
+if TYPE_CHECKING:
+    from spark_stream.pipelines.config import Pipeline
+    from spark_stream.pipelines.run import Prepared, Progress, Stop
+    from spark_stream.pipelines.summary import Summary
+
+EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
+
+app = typer.Typer(cls=VerbGroup, help="Pipelines: a stream, parsed and transformed, into a table or another stream.")
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline: conf/pipelines/orders.toml.")]
+PipelineStoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="VOLUME[,VOLUME]", help="For where the file names none. Default: $JSTREAM_STORE."),
+]
+MetricsOption = Annotated[
+    Path | None,
+    typer.Option("--metrics-textfile", metavar="FILE", help="Write metrics for Prometheus' textfile collector."),
+]
+
+
+@app.callback()
+def group(context: typer.Context, store: GroupStoreOption = None) -> None:
+    if store is not None:
+        context.obj = store
+
+
+@app.command("run")
+def run(
+    context: typer.Context,
+    file: FileArgument,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on with what arrives; without this, end when everything is read.")
+    ] = False,
+    new_checkpoint: Annotated[
+        bool, typer.Option("--new-checkpoint", help="The old checkpoint is lost, and rows may be stored twice for it.")
+    ] = False,
+    metrics_textfile: MetricsOption = None,
+    store: PipelineStoreOption = None,
+) -> None:
+    """Run a pipeline: everything that is there now, then end; the last line of stdout is a summary as JSON."""
+    from spark_stream.pipelines.beginnings import Beginnings
+    from spark_stream.pipelines.config import AVAILABLE_NOW, CONTINUOUS
+    from spark_stream.pipelines.run import Run, Stop
+    from spark_stream.pipelines.state import PipelineState
+
+    pipeline = _load(context, file, store)
+    mode = CONTINUOUS if continuous else pipeline.trigger.mode
+    state, stop = PipelineState(pipeline.checkpoint), Stop()
+    with _failing_in_words(), state.lock("etl run"), _stopping(stop):
+        Beginnings(state, pipeline).check(new_checkpoint)
+        with _prepared(pipeline) as prepared, _watching(pipeline.name) as watch:
+            made = Run(prepared, state, mode)
+            _handle_signals(stop)  # Spark has put its own handler there
+            _finish(made.summary, lambda: made.execute(stop, watch), state, metrics_textfile)
+    if stop.reason and mode == AVAILABLE_NOW:
+        say(f"stopped by {stop.reason} between two batches; the next run goes on from there")
+        raise typer.Exit(EXIT_TERMINATED if stop.reason == "SIGTERM" else EXIT_INTERRUPTED)
+
+
+@app.command("check")
+def check(
+    context: typer.Context,
+    file: FileArgument,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without Spark: schema and transformation are not looked at.")
+    ] = False,
+    store: PipelineStoreOption = None,
+) -> None:
+    """Say whether a pipeline would run: its file, its streams, its schema and its transformation. Changes nothing."""
+    from spark_stream.pipelines.source import check_stores
+    from spark_stream.pipelines.transform import dependence_on_batches
+
+    pipeline = _load(context, file, store)
+    found = check_stores(pipeline)["streams"]
+    for name, count in sorted(found.items()):
+        say(f"source: stream {name}, {counted(count, 'message')}")
+    if not found:
+        say(f"source: no stream matches {', '.join(pipeline.source.streams)} yet")
+    if not quick:
+        with _failing_in_words(), _prepared(pipeline) as prepared:
+            from spark_stream.pipelines.run import no_messages
+
+            rows = prepared.rows(prepared.parsed(no_messages(prepared.spark)))
+            depends = dependence_on_batches(rows)
+            for field in rows.schema.fields:
+                write(f"{field.name} {field.dataType.simpleString()}\n")
+        if depends:
+            say(f"note: the transformation has {depends}, which sees the messages of one batch only")
+    say(f"{pipeline.name}: good")
+
+
+@app.command("status")
+def status(
+    context: typer.Context, file: FileArgument, store: PipelineStoreOption = None, json: JsonOption = False
+) -> None:
+    """Show how far a pipeline is, how far the stream is ahead of it, and what its last run did."""
+    from spark_stream.pipelines.status import status as look
+
+    pipeline = _load(context, file, store)
+    with _failing_in_words():
+        found = look(pipeline)
+    if json:
+        print_json(found)
+    else:
+        _print_status(found)
+
+
+@app.command("backfill")
+def backfill(
+    context: typer.Context,
+    file: FileArgument,
+    first: Annotated[str, typer.Option("--from", metavar="SEQUENCE|TIME", help="Where it begins, inclusive.")],
+    end: Annotated[str, typer.Option("--to", metavar="SEQUENCE|TIME", help="Where it ends, exclusive.")],
+    metrics_textfile: MetricsOption = None,
+    store: PipelineStoreOption = None,
+) -> None:
+    """Read a range of the stream through the same transformation into the same sink, once however often it is run.
+
+    What could store a message twice is refused.
+    """
+    from spark_stream.pipelines.backfill import Backfill, covered, resolve
+    from spark_stream.pipelines.state import PipelineState
+
+    pipeline = _load(context, file, store)
+    first_sequence, since_ns = _place(first, "--from")
+    end_sequence, until_ns = _place(end, "--to")
+    state = PipelineState(pipeline.checkpoint)
+    with _failing_in_words(), state.lock("etl backfill"):
+        wanted = resolve(pipeline, first_sequence, end_sequence, since_ns, until_ns)
+        with _prepared(pipeline) as prepared:
+            made = Backfill(prepared, state, wanted)
+            made.check()
+            say(f"backfill of {covered(wanted.ranges)}")
+            _finish(made.summary, made.execute, state, metrics_textfile, remember=False)
+
+
+def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
+    from spark_stream.pipelines.config import load_pipeline
+
+    return load_pipeline(file, store or context.obj)
+
+
+@contextmanager
+def _failing_in_words() -> Iterator[None]:
+    """Let what a pipeline refuses or fails with end the command with one line and exit code 1."""
+    from spark_stream.pipelines.backfill import BackfillRefusedError
+    from spark_stream.pipelines.failures import RunFailedError
+    from spark_stream.pipelines.state import CheckpointError, CheckpointHeldError
+
+    try:
+        yield
+    except (BackfillRefusedError, CheckpointError, CheckpointHeldError, RunFailedError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+@contextmanager
+def _prepared(pipeline: "Pipeline") -> Iterator["Prepared"]:
+    from spark_stream.pipelines.run import prepare
+    from spark_stream.pipelines.session import pipeline_session
+    from spark_stream.pipelines.source import check_stores
+
+    check_stores(pipeline)
+    with pipeline_session(pipeline) as spark:
+        yield prepare(pipeline, spark)
+
+
+def _finish(
+    summary: "Summary", work: "Callable[[], Summary]", state: Any, metrics_textfile: Path | None, remember: bool = True
+) -> None:
+    """Do the work, and say what it came to, however it ended: a line on stdout, a record, metrics."""
+    from spark_stream.pipelines.failures import explain
+    from spark_stream.pipelines.state import LAST_RUN
+    from spark_stream.pipelines.summary import write_metrics
+
+    try:
+        work()
+    except Exception as error:
+        summary.finish(False, summary.error or explain(error))
+        raise
+    finally:
+        if remember:
+            state.write(LAST_RUN, summary.to_json())
+        if metrics_textfile is not None:
+            write_metrics(summary, metrics_textfile)
+        write(summary.line())
+
+
+@contextmanager
+def _stopping(stop: "Stop") -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM ask the run to stop; put back afterwards what was there before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _handle_signals(stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle_signals(stop: "Stop") -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
+        del frame
+        if stop.asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt  # a second Ctrl-C: at once, and the batch is done again
+        stop.ask(signal.Signals(number).name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+
+
+@contextmanager
+def _watching(name: str) -> Iterator["Callable[[Progress], None]"]:
+    """Show people on a terminal how the run gets on; anywhere else nothing is said but what goes wrong."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+
+    began_s, total = time.monotonic(), 0
+    with Console(stderr=True).status(f"{name}: starting") as shown:
+
+        def watch(progress: "Progress") -> None:
+            nonlocal total
+            total += progress.rows_in
+            dead = f", {progress.rows_dead:,} dead" if progress.rows_dead else ""
+            shown.update(
+                f"{name}: batch {progress.batch}, {total:,} messages{dead}, {progress.rows_per_s:,.0f}/s, "
+                f"{sum(progress.lag.values()):,} to go, {time.monotonic() - began_s:.0f} s"
+            )
+
+        yield watch
+
+
+def _place(text: str, option: str) -> tuple[int | None, int | None]:
+    """Return a sequence, or nanoseconds since 1970."""
+    if text.isdigit():
+        if not 1 <= int(text) < 2**63:
+            raise WrongUsage(f"{option} {text!r} is not a sequence; they are whole numbers from 1 on")
+        return int(text), None
+    return None, parse_since_ns(text, option, time.time_ns())
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    print_facts(
+        f"Pipeline {found['pipeline']}",
+        [
+            ("checkpoint", found["checkpoint"]),
+            ("running", found["running"] or "no"),
+            ("query", found["query"]),
+            ("last batch done", found["batch_done"]),
+            ("batch not finished", found["batch_open"]),
+            ("backfills", len(found["backfills"])),
+        ],
+    )
+    last = found["last_run"]
+    if last is not None:
+        result = (
+            "ok" if last["ok"] else f"stopped by {last['stopped']}" if last["stopped"] else f"failed: {last['error']}"
+        )
+        facts = [("result", result), ("started", last["started"]), ("seconds", last["duration_s"])]
+        counts = [(name.replace("rows_", "rows "), last[name]) for name in ("rows_in", "rows_out", "rows_dead")]
+        print_facts("Last run", [*facts, *counts, ("batches", last["batches"])])
+    rows = [
+        [one["stream"], one["position"], one["end"], one["lag"], *_consumer_cells(one["consumer"])]
+        for one in found["streams"]
+    ]
+    print_table(("stream", "position", "end", "lag", "consumer", "ack floor", "pending"), rows, "Streams")
+
+
+def _consumer_cells(consumer: dict[str, Any] | None) -> list[Any]:
+    return [None] * 3 if consumer is None else [consumer["name"], consumer["ack_floor"], consumer["num_pending"]]

@@ -1,0 +1,191 @@
+"""Backfills: a range of the stream once more, or for the first time, through the same transformation to the same sink.
+
+A backfill stores under an identity of its own, made of its ranges: the same one again stores nothing. What could store
+a message twice is refused, and the refusal says why:
+
+    upsert        any range: a row that is older than the table's is left out. Dead letters of messages that the
+                  pipeline has read, or another backfill, are there already and are not stored again
+    append        only what lies before the pipeline began to read, and no range that overlaps another backfill's
+    Parquet       never: readers of the folder go by the log of Spark's file sink, which a batch is not in
+    any           not if rows depend on the batch that they are in, or on chance
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from datasource.places import open_store
+from spark_stream.pipelines.beginnings import Beginnings
+from spark_stream.pipelines.config import CONSOLE, PARQUET, UPSERT, Pipeline
+from spark_stream.pipelines.payload import REASON
+from spark_stream.pipelines.run import Prepared, store_batch
+from spark_stream.pipelines.sinks import Identity
+from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching, read_range
+from spark_stream.pipelines.state import BACKFILLS, PipelineState, now_text
+from spark_stream.pipelines.summary import Summary
+from spark_stream.pipelines.transform import dependence_on_batches
+from storage_core import Store
+
+Ranges = dict[str, tuple[int, int]]
+
+
+class BackfillRefusedError(Exception):
+    """A backfill could store a message twice, or cannot be repeated; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be read: for each stream its incarnation (hex) and the sequences [first, end)."""
+
+    ranges: Ranges
+    incarnations: dict[str, str]
+
+    def identity(self, pipeline: str) -> Identity:
+        parts = [
+            f"{name}:{self.incarnations[name]}:{first}-{end}" for name, (first, end) in sorted(self.ranges.items())
+        ]
+        return Identity(f"jstream-etl/{pipeline}/backfill/{','.join(parts)}", 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: {"incarnation": self.incarnations[name], "first": first, "end": end}
+            for name, (first, end) in self.ranges.items()
+        }
+
+
+def resolve(
+    pipeline: Pipeline, first: int | None, end: int | None, since_ns: int | None, until_ns: int | None
+) -> Wanted:
+    """Return the ranges of all source streams between two sequences or times, cut to what is there.
+
+    Raises BackfillRefusedError for sequences over several streams, which they do not share, and an empty range.
+    """
+    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
+        names = matching(store, pipeline.source)
+        if len(names) > 1 and (first is not None or end is not None):
+            raise BackfillRefusedError(f"{', '.join(names)} do not share their sequences: give times")
+        ranges = {name: _range(store, name, first, end, since_ns, until_ns) for name in names}
+        incarnations = {name: store.stream(name).incarnation.hex() for name in names}
+    ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
+    if not ranges:
+        raise BackfillRefusedError("there are no messages in that range")
+    return Wanted(ranges, {name: incarnations[name] for name in ranges})
+
+
+def _range(
+    store: Store, name: str, first: int | None, end: int | None, since_ns: int | None, until_ns: int | None
+) -> tuple[int, int]:
+    state = store.stream(name).state()
+    if since_ns is not None:
+        first = store.first_at_time(name, since_ns)
+        first = state.next_sequence if first is None else first
+    if until_ns is not None:
+        end = store.first_at_time(name, until_ns)
+    first = state.first_sequence if first is None else max(first, state.first_sequence)
+    end = state.next_sequence if end is None else min(end, state.next_sequence)
+    return first, end
+
+
+class Backfill:
+    """One backfill of a prepared pipeline. The caller holds the checkpoint's lock."""
+
+    def __init__(self, prepared: Prepared, state: PipelineState, wanted: Wanted) -> None:
+        self._prepared, self._state, self._wanted = prepared, state, wanted
+        self._pipeline = prepared.pipeline
+        self._beginnings = Beginnings(state, self._pipeline)
+        self._beginnings.look()
+        found = state.read(BACKFILLS)
+        self._before: list[dict[str, Any]] = found if isinstance(found, list) else []
+        self.summary = Summary(self._pipeline.name, "backfill")
+
+    def check(self) -> None:
+        """Raise BackfillRefusedError if a message could be stored twice, or another result come of it."""
+        self._beginnings.check(new_checkpoint=True)
+        if self._pipeline.sink.kind == PARQUET:
+            raise BackfillRefusedError(
+                "readers of a folder that Spark's file sink has written go by its log, and would not see what a "
+                "backfill adds; write Delta, or read the range with a pipeline into another folder"
+            )
+        parsed = self._prepared.parsed(read_range(self._prepared.spark, self._pipeline.source, self._wanted.ranges))
+        depends = dependence_on_batches(self._prepared.rows(parsed))
+        if depends:
+            raise BackfillRefusedError(
+                f"the transformation has {depends}, so its rows depend on which messages are in a batch together: the "
+                "range in one batch would give other rows than the pipeline's batches do"
+            )
+        if self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE:
+            self._check_append()
+
+    def _check_append(self) -> None:
+        begins, incarnations = self._beginnings.sequences(), self._beginnings.incarnations()
+        for name, (first, end) in self._wanted.ranges.items():
+            if name not in begins or incarnations[name] != self._wanted.incarnations[name]:
+                raise BackfillRefusedError(
+                    f"the pipeline has not begun to read {name}, so it is not known what it will store itself: run it "
+                    "once before"
+                )
+            if end > begins[name]:
+                raise BackfillRefusedError(
+                    f"the pipeline began to read {name} at {begins[name]} and stores what follows itself: of "
+                    f"[{first}, {end}) an append would store some twice. Take --to {begins[name]} or mode 'upsert'"
+                )
+            for one_first, one_end, when in self._other_backfills(name, "begun"):
+                if first < one_end and one_first < end:
+                    raise BackfillRefusedError(
+                        f"{name} [{one_first}, {one_end}) was backfilled, begun {when}: an append of [{first}, {end}) "
+                        "would store some of it twice. The same range again is safe, and so is what it does not overlap"
+                    )
+
+    def _other_backfills(self, name: str, what: str) -> Iterable[tuple[int, int, str]]:
+        """Yield the ranges of this stream that other backfills have begun or done, with the time."""
+        for one in self._before:
+            known = one["ranges"].get(name)
+            if known is None or what not in one or one["ranges"] == self._wanted.to_json():
+                continue
+            if known["incarnation"] == self._wanted.incarnations[name]:
+                yield known["first"], known["end"], one[what]
+
+    def execute(self) -> Summary:
+        """Store the range. Call `check` before."""
+        self._note("begun")
+        source = self._pipeline.source
+        parsed = self._prepared.parsed(read_range(self._prepared.spark, source, self._wanted.ranges))
+        with_letters = self._pipeline.dead_letters is not None
+        if with_letters:
+            parsed = self._without_known_letters(parsed)
+        identity = self._wanted.identity(self._pipeline.name)
+        self.summary.add_batch(*store_batch(self._prepared, parsed, identity, with_letters))
+        first = {name: one[0] for name, one in self._wanted.ranges.items()}
+        self.summary.cover(first, {name: one[1] for name, one in self._wanted.ranges.items()})
+        self._note("done")
+        self.summary.finish(True)
+        return self.summary
+
+    def _without_known_letters(self, parsed: DataFrame) -> DataFrame:
+        """Leave out bad messages that an earlier reader has put among the dead letters."""
+        known = F.lit(False)
+        begins, incarnations = self._beginnings.sequences(), self._beginnings.incarnations()
+        for name in self._wanted.ranges:
+            is_it = F.col("stream") == name
+            if incarnations.get(name) == self._wanted.incarnations[name]:
+                known = known | (is_it & (F.col("sequence") >= begins[name]))
+            for first, end, _ in self._other_backfills(name, "done"):
+                known = known | (is_it & (F.col("sequence") >= first) & (F.col("sequence") < end))
+        return parsed.where(F.col(REASON).isNull() | ~known)
+
+    def _note(self, what: str) -> None:
+        """Keep that this backfill has begun, before it stores anything, or that it is done."""
+        ranges = self._wanted.to_json()
+        entry: dict[str, Any] = next((one for one in self._before if one["ranges"] == ranges), {"ranges": ranges})
+        if entry not in self._before:
+            self._before.append(entry)
+        if what == "done" or "begun" not in entry:
+            entry[what] = now_text()
+        self._state.write(BACKFILLS, self._before)
+
+
+def covered(ranges: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{name} [{first}, {end})" for name, (first, end) in sorted(ranges.items()))

@@ -1,0 +1,94 @@
+"""Whose checkpoint it is, and at which sequence of each stream the pipeline began to read.
+
+Spark keeps the offsets of the last hundred batches, and only those of the first say where it began. A backfill must
+know: what lies before was never read, what lies behind is stored already, or will be.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_stream.pipelines.config import CONSOLE, UPSERT, Pipeline
+from spark_stream.pipelines.state import STATE, CheckpointError, PipelineState
+
+
+class Beginnings:
+    """The record `state.json` of one pipeline."""
+
+    def __init__(self, state: PipelineState, pipeline: Pipeline) -> None:
+        self._state, self._pipeline = state, pipeline
+        found = state.read(STATE)
+        self._record: dict[str, Any] = found if isinstance(found, dict) else {}
+        self._looked: set[int] = set()
+
+    def check(self, new_checkpoint: bool) -> None:
+        """Raise CheckpointError if the checkpoint is another pipeline's, or is not the one that was there before."""
+        owner = self._record.get("pipeline", self._pipeline.name)
+        if owner != self._pipeline.name:
+            raise CheckpointError(
+                f"checkpoint {self._state.checkpoint} is that of pipeline {owner!r}, and this one is "
+                f"{self._pipeline.name!r}: give each its own, or change the name back"
+            )
+        offsets = self._state.offsets()
+        before, now = self._record.get("query"), offsets.query_id if offsets is not None else None
+        harmless = self._pipeline.sink.mode == UPSERT or self._pipeline.sink.kind == CONSOLE
+        if before is None or before == now or new_checkpoint or harmless:
+            return
+        raise CheckpointError(
+            f"checkpoint {self._state.checkpoint} is {'gone' if now is None else 'another one'}: query {before} had "
+            "it. A new one would store what that query has stored once more. Put it back from a copy, or accept that "
+            "with --new-checkpoint; source.start or the consumer say where a new one begins"
+        )
+
+    def note_query(self, query_id: str) -> None:
+        """Keep whose checkpoint this is, from when the query has started."""
+        if self._record.get("query") != query_id or self._record.get("pipeline") != self._pipeline.name:
+            self._record |= {"pipeline": self._pipeline.name, "query": query_id}
+            self._state.write(STATE, self._record)
+
+    def look(self) -> None:
+        """Take from Spark's offsets where streams begin, and keep what is new."""
+        begins = self._record.setdefault("begins", {})
+        changed = False
+        for stream, incarnation, sequence in self._found():
+            known = begins.get(stream)
+            if known is None or known["incarnation"] != incarnation or sequence < known["sequence"]:
+                begins[stream] = {"incarnation": incarnation, "sequence": sequence}
+                changed = True
+        if changed:
+            self._state.write(STATE, self._record)
+
+    def known(self) -> bool:
+        return bool(self._record.get("begins"))
+
+    def sequences(self) -> dict[str, int]:
+        """Return for each stream the first sequence that the pipeline was to read."""
+        return {stream: one["sequence"] for stream, one in self._record.get("begins", {}).items()}
+
+    def incarnations(self) -> dict[str, str]:
+        return {stream: one["incarnation"] for stream, one in self._record.get("begins", {}).items()}
+
+    def _found(self) -> list[tuple[str, str, int]]:
+        """Return (stream, incarnation, sequence) of each beginning in offsets that were not looked at before."""
+        folder = self._state.checkpoint / "offsets"
+        try:
+            numbers = {int(name) for name in os.listdir(folder) if name.isdigit()}
+        except FileNotFoundError:
+            return []
+        found = []
+        for number in sorted(numbers - self._looked):
+            self._looked.add(number)
+            for stream, one in _offset(folder / str(number)).items():
+                if "begin" in one:
+                    found.append((stream, str(one["incarnation"]), int(one["begin"])))
+        return found
+
+
+def _offset(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text().splitlines()[2])
+    except (OSError, ValueError, IndexError):
+        return {}  # purged a moment ago, or not written to its end
+    return found if isinstance(found, dict) else {}

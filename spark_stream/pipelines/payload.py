@@ -1,0 +1,223 @@
+"""Payloads as columns: each message parsed, and for each that cannot be, the reason.
+
+A parsed DataFrame has the columns of the envelope, DATA (the payload as it came), BODY (the payload as a struct, null
+where there is none) and REASON (null: the message is good). `good` makes of it what transformations see; `bad` what
+dead letters are made of. Everything but msgpack is Spark's own expressions, evaluated in the JVM.
+
+A field that the schema says is NOT NULL must be there; all others may be missing. Nothing is guessed: a value that is
+not of its type, something behind the JSON object, a list where an object belongs all make a message bad.
+"""
+
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+
+from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
+from spark_stream.pipelines.toml import DefinitionError
+
+DATA, BODY, REASON = "__data", "__body", "__reason"
+PLAIN_COLUMNS = {UTF8: "text", BYTES: "data"}  # what the only column is called unless `column` says
+SHOWN_MAX = 60  # characters of a value that a reason shows
+_NOT_THE_SCHEMA = "does not fit the schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The payload's columns as the view has them, and the struct that they are parsed into."""
+
+    body: StructType
+    shown: StructType
+    column: str  # the struct as a whole under this name; empty: each field is a column
+
+
+def payload_fields(spark: SparkSession, pipeline: Pipeline) -> Fields:
+    """Return the columns of the payload; raises DefinitionError for a schema that is none, or hides the envelope."""
+    payload = pipeline.payload
+    if payload.format in PLAIN_COLUMNS:
+        kind: DataType = StringType() if payload.format == UTF8 else BinaryType()
+        body = StructType([StructField(payload.column or PLAIN_COLUMNS[payload.format], kind)])
+        return Fields(body, body, "")
+    body = _parse_ddl(spark, pipeline)
+    shown = StructType([StructField(payload.column, body)]) if payload.column else body
+    _check_names(pipeline, shown)
+    return Fields(body, shown, payload.column)
+
+
+def _parse_ddl(spark: SparkSession, pipeline: Pipeline) -> StructType:
+    del spark  # Spark's parser of types needs a session to be there
+    try:
+        found = StructType.fromDDL(pipeline.payload.schema)
+    except Exception as error:  # what Spark raises differs with what is wrong
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        raise DefinitionError(pipeline.file, "payload.schema", f"is not DDL that Spark takes: {lines[0]}") from error
+    if not isinstance(found, StructType) or not found.fields:
+        raise DefinitionError(pipeline.file, "payload.schema", "names no field")
+    return found
+
+
+def _check_names(pipeline: Pipeline, shown: StructType) -> None:
+    folded = [field.name.lower() for field in shown.fields]
+    for name in folded:
+        if name in ENVELOPE:
+            raise DefinitionError(
+                pipeline.file,
+                "payload.schema",
+                f"field {name!r} is a column of every message already; with payload.column = 'body' the fields are "
+                f"body.{name} and so on",
+            )
+        if folded.count(name) > 1:
+            raise DefinitionError(pipeline.file, "payload.schema", f"names the field {name!r} twice")
+
+
+def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
+    """Return messages with their payload parsed; the columns are those of the module's first lines."""
+    envelope = [F.col(name) for name in ENVELOPE]
+    data = F.col("data")
+    if payload.format in PLAIN_COLUMNS:
+        value = data.cast("string") if payload.format == UTF8 else data
+        body = F.struct(value.alias(fields.body.fields[0].name))
+        bad = data.isNotNull() & ~F.call_function("is_valid_utf8", data)
+        reason = F.when(bad, F.lit("payload is not UTF-8")) if payload.format == UTF8 else F.lit(None).cast("string")
+        return messages.select(*envelope, data.alias(DATA), body.alias(BODY), reason.alias(REASON))
+    if payload.format == MSGPACK:
+        made = messages.select(*envelope, data.alias(DATA), _json_of_msgpack(data).alias("__json"))
+        text, problem = F.col("__json.text"), F.col("__json.problem")
+    else:
+        made = messages.select(*envelope, data.alias(DATA))
+        text = F.col(DATA).cast("string")
+        problem = F.when(F.col(DATA).isNull(), F.lit("message has no payload")).when(
+            ~F.call_function("is_valid_utf8", F.col(DATA)), F.lit("payload is not UTF-8")
+        )
+    corrupt = _unused_name(fields.body)
+    parsed = made.withColumn("__parsed", _from_json(text, fields.body.fields, corrupt))
+    reason = F.coalesce(problem, _reason(text, F.col("__parsed"), fields.body, corrupt, payload.format))
+    names = [F.col(f"__parsed.`{_escape(field.name)}`").alias(field.name) for field in fields.body.fields]
+    return parsed.select(*envelope, F.col(DATA), F.struct(*names).alias(BODY), reason.alias(REASON))
+
+
+def good(parsed: DataFrame, fields: Fields) -> DataFrame:
+    """Return the messages that were understood, as transformations see them: envelope and payload's columns."""
+    envelope = [F.col(name) for name in ENVELOPE]
+    body = [F.col(BODY).alias(fields.column)] if fields.column else [F.col(f"{BODY}.*")]
+    return parsed.where(F.col(REASON).isNull()).select(*envelope, *body)
+
+
+def bad(parsed: DataFrame) -> DataFrame:
+    """Return the messages that were not understood: the envelope, DATA and REASON."""
+    return parsed.where(F.col(REASON).isNotNull()).select(*ENVELOPE, DATA, REASON)
+
+
+def refuse_bad(parsed: DataFrame) -> DataFrame:
+    """Return the same messages; whoever evaluates a bad one fails with its stream, sequence and reason."""
+    text = F.concat(
+        F.lit("stream "), F.col("stream"), F.lit(", sequence "), F.col("sequence").cast("string"), F.lit(": "),
+        F.col(REASON), F.lit(" (with [dead_letters] such a message goes to a stream of its own, and the rest goes on)"),
+    )  # fmt: skip
+    return parsed.withColumn(REASON, F.when(F.col(REASON).isNotNull(), F.raise_error(text).cast("string")))
+
+
+def _from_json(text: Column, fields: list[StructField], corrupt: str) -> Column:
+    nullable = [StructField(field.name, field.dataType) for field in fields]
+    schema = StructType([*nullable, StructField(corrupt, StringType())])
+    return F.from_json(text, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
+
+
+def _reason(text: Column, parsed: Column, body: StructType, corrupt: str, format: str) -> Column:
+    """Return why the parsed payload is bad, null if it is not; `text` is its JSON."""
+    what = "MessagePack" if format == MSGPACK else JSON.upper()
+    # Spark's parser stops behind the first value; what follows it would be lost without a word.
+    value_count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    failed = parsed.isNull() | parsed.getField(corrupt).isNotNull()
+    explained = (
+        F.when(value_count.isNull() | (value_count == 0), F.lit(f"payload is not {what}"))
+        .when(~F.ltrim(text).startswith("{"), F.lit(f"payload is {what}, but not an object"))
+        .otherwise(F.coalesce(*[_misfit(text, field, corrupt) for field in body.fields], F.lit(_NOT_THE_SCHEMA)))
+    )
+    reason = F.when(failed, explained).when(
+        value_count.isNull() | (value_count != 1), F.lit(f"payload is more than one {what} value")
+    )
+    for path in required_fields(body):
+        steps = path.split("\0")
+        value, holder = parsed, F.lit(True)
+        for step in steps[:-1]:
+            value = value.getField(step)
+            holder = holder & value.isNotNull()
+        absent = holder & value.getField(steps[-1]).isNull()
+        reason = reason.when(absent, F.lit(f"{'.'.join(steps)} is null or missing"))
+    return reason
+
+
+def _misfit(text: Column, field: StructField, corrupt: str) -> Column:
+    """Return what is wrong with one field, null if it is not that one: parsed alone, it is bad or not."""
+    alone = _from_json(text, [field], corrupt)
+    shown = F.substring(F.get_json_object(text, f"$['{field.name}']"), 1, SHOWN_MAX)
+    told = F.concat(
+        F.lit(f"{field.name}: "),
+        F.coalesce(shown, F.lit("null")),
+        F.lit(f" is not {field.dataType.simpleString().upper()}"),
+    )
+    return F.when(alone.getField(corrupt).isNotNull(), told)
+
+
+def required_fields(struct: StructType, before: str = "") -> list[str]:
+    """Return the paths of fields that must not be null, steps joined by NUL; inside lists and maps none."""
+    paths = []
+    for field in struct.fields:
+        path = f"{before}{field.name}"
+        if not field.nullable:
+            paths.append(path)
+        if isinstance(field.dataType, StructType):
+            paths += required_fields(field.dataType, f"{path}\0")
+    return paths
+
+
+def _unused_name(body: StructType) -> str:
+    name, taken = "_not_understood", {field.name.lower() for field in body.fields}
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
+def _escape(name: str) -> str:
+    return name.replace("`", "``")
+
+
+def _json_of_msgpack(data: Column) -> Column:
+    made: Column = arrow_udf(msgpack_to_json, "text STRING, problem STRING")(data)  # type: ignore[call-overload]
+    return made
+
+
+def msgpack_to_json(payloads: pa.Array) -> pa.Array:
+    """Return the MessagePack of each payload as JSON text, or the problem. Binary values become base64, as in Spark."""
+    texts: list[str | None] = []
+    problems: list[str | None] = []
+    for payload in payloads:
+        text, problem = _one_to_json(payload.as_py())
+        texts.append(text)
+        problems.append(problem)
+    return pa.StructArray.from_arrays(
+        [pa.array(texts, pa.string()), pa.array(problems, pa.string())], names=["text", "problem"]
+    )
+
+
+def _one_to_json(payload: bytes | None) -> tuple[str | None, str | None]:
+    if payload is None:
+        return None, "message has no payload"
+    try:
+        # Lengths are bounded by the payload's own size before anything is allocated for them.
+        value = msgpack.unpackb(payload, raw=False, strict_map_key=False, timestamp=3, ext_hook=_refuse_ext)
+        return msgspec.json.encode(value).decode(), None
+    except msgpack.ExtraData:
+        return None, "payload is more than one MessagePack value"
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException, msgspec.MsgspecError):
+        return None, "payload is not MessagePack that can be read as fields"
+
+
+def _refuse_ext(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code} means nothing to us")

@@ -1,0 +1,340 @@
+"""Running a pipeline: one streaming query, and a second one for dead letters where the sink leaves them no room.
+
+    append to Delta, nothing for dead letters    Delta's own streaming sink
+    Parquet                                      Spark's file sink; dead letters by a query of their own
+    everything else                              foreachBatch: each batch is stored under (pipeline, query, batch)
+
+Whatever kills a run between two steps, the next one begins with the batch that was not finished: the same rows under
+the same identity, and what is stored already is not stored again.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_stream.pipelines.beginnings import Beginnings
+from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
+from spark_stream.pipelines.failures import RunFailedError, explain
+from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
+from spark_stream.pipelines.sinks import Identity, has_delta, make_table, write_dead_letters, write_rows
+from spark_stream.pipelines.source import read_stream
+from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequences_of
+from spark_stream.pipelines.summary import Summary
+from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.transform import Function, load_transform, transform
+
+POLL_S = 0.25  # how often progress and wishes to stop are looked at
+GRACE_S = 120.0  # how long a batch may take to its end once a stop was asked for
+OBSERVED, MADE = "jstream_parsed", "jstream_made"
+
+
+@dataclass(slots=True)
+class Stop:
+    """A wish that the run ends after the batch that it is in. Set by a signal's handler or another thread."""
+
+    reason: str = ""
+    asked: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.asked.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One finished batch, for whoever watches. `lag`: for each stream, sequences between here and its end."""
+
+    batch: int
+    rows_in: int
+    rows_dead: int
+    rows_per_s: float
+    lag: dict[str, int]
+
+
+Watcher = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A pipeline that was found good in a session."""
+
+    pipeline: Pipeline
+    spark: SparkSession
+    fields: Fields
+    function: Function
+
+    def parsed(self, messages: DataFrame) -> DataFrame:
+        return parse(messages, self.pipeline.payload, self.fields)
+
+    def rows(self, parsed: DataFrame) -> DataFrame:
+        return transform(self.pipeline, self.function, good(parsed, self.fields))
+
+
+def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
+    """Check what takes a session to check: schema, transformation, Delta. Raises DefinitionError; reads nothing."""
+    sink = pipeline.sink
+    if sink.kind == DELTA and not has_delta(spark):
+        raise DefinitionError(
+            pipeline.file,
+            "sink.kind",
+            "'delta' needs Delta's JARs in the session: set JSTREAM_DELTA_JARS to a folder with them, or "
+            '"spark.jars.packages" below [spark]',
+        )
+    for name, value in pipeline.spark.items():
+        if spark.conf.isModifiable(name):
+            spark.conf.set(name, value)
+    made = Prepared(pipeline, spark, payload_fields(spark, pipeline), load_transform(pipeline))
+    # Over no messages: whatever is wrong with the transformation is told before the query starts.
+    rows = made.rows(made.parsed(no_messages(spark)))
+    if sink.kind == JSTREAM and "data" not in rows.columns:
+        raise DefinitionError(
+            pipeline.file, "transform", f"a row for a stream has a column data; there are {', '.join(rows.columns)}"
+        )
+    return made
+
+
+_MESSAGE_SCHEMA = (
+    "stream STRING, sequence BIGINT, subject STRING, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, data BINARY"
+)
+
+
+def no_messages(spark: SparkSession) -> DataFrame:
+    """Return a DataFrame like that of the source, with no rows."""
+    return spark.createDataFrame([], _MESSAGE_SCHEMA)
+
+
+class Run:
+    """One run of a prepared pipeline, to its end. The caller holds the checkpoint's lock."""
+
+    def __init__(self, prepared: Prepared, state: PipelineState, mode: str) -> None:
+        self._prepared, self._state, self._mode = prepared, state, mode
+        self.summary = Summary(prepared.pipeline.name, mode)
+        self._counts: dict[int, tuple[int, int, int]] = {}  # of batches that foreachBatch has handled
+        self._failure: Exception | None = None  # what foreachBatch raised, before Spark wrapped it
+        self._seen = -1
+        self._beginnings = Beginnings(state, prepared.pipeline)
+
+    def execute(self, stop: Stop, watch: Watcher = lambda progress: None) -> Summary:
+        """Run until everything is read (available-now), or until `stop`. Raises RunFailedError."""
+        from datasource.acknowledging import acknowledge
+
+        acknowledge(self._prepared.spark)
+        try:
+            main = self._start_main()
+            self.summary.query = str(main.id)
+            self._beginnings.note_query(str(main.id))
+            letters = self._start_letters_beside(main)
+            self._attend([main] if letters is None else [main, letters], stop, watch)
+            if self._needs_letter_query() and letters is None and not stop.asked.is_set():
+                letters = self._start_letters()
+                if letters is not None:
+                    self._attend([letters], stop)
+        except (StreamingQueryException, RunFailedError) as error:
+            text = explain(self._failure or error)
+            self.summary.finish(False, text)
+            raise RunFailedError(text) from error
+        finished = not stop.asked.is_set() or self._mode == CONTINUOUS
+        self.summary.finish(finished, stopped=stop.reason)
+        return self.summary
+
+    # --- the queries
+
+    def _start_main(self) -> StreamingQuery:
+        pipeline = self._prepared.pipeline
+        messages = read_stream(self._prepared.spark, pipeline.source)
+        if self._goes_through_batches():
+            return self._start(
+                messages.writeStream.foreachBatch(self._handle_batch), pipeline.checkpoint, pipeline.name
+            )
+        rows = self._stream_rows(messages)
+        sink = pipeline.sink
+        writer = rows.writeStream.format(sink.kind).outputMode("append").options(**sink.options)
+        if sink.partitions:
+            writer = writer.partitionBy(*sink.partitions)
+        if sink.table:
+            make_table(self._prepared.spark.createDataFrame([], rows.schema), sink)
+        return self._start(writer, pipeline.checkpoint, pipeline.name, sink.path, sink.table)
+
+    def _goes_through_batches(self) -> bool:
+        sink = self._prepared.pipeline.sink
+        own_sink = sink.kind == PARQUET or (sink.kind == DELTA and sink.mode == APPEND)
+        return not own_sink or (sink.kind == DELTA and self._prepared.pipeline.dead_letters is not None)
+
+    def _needs_letter_query(self) -> bool:
+        return self._prepared.pipeline.dead_letters is not None and not self._goes_through_batches()
+
+    def _stream_rows(self, messages: DataFrame) -> DataFrame:
+        """Return the rows of a sink of Spark's or Delta's own, counted on their way."""
+        parsed = self._prepared.parsed(messages)
+        parsed = parsed.observe(OBSERVED, F.count(F.lit(1)).alias("rows"), F.count(REASON).alias("dead"))
+        if self._prepared.pipeline.dead_letters is None:
+            parsed = refuse_bad(parsed)
+        return self._prepared.rows(parsed).observe(MADE, F.count(F.lit(1)).alias("rows"))
+
+    def _start_letters_beside(self, main: StreamingQuery) -> StreamingQuery | None:
+        """Start the query for dead letters of a run that goes on, as soon as it is known where the pipeline began."""
+        if not self._needs_letter_query() or self._mode != CONTINUOUS:
+            return None
+        while main.isActive and not self._beginnings.known():
+            time.sleep(POLL_S)
+            self._beginnings.look()
+        return self._start_letters() if main.isActive else None
+
+    def _start_letters(self) -> StreamingQuery | None:
+        """Start the query that reads the same messages and keeps the bad ones; None if nothing was ever read."""
+        self._beginnings.look()
+        starts = self._beginnings.sequences()
+        if not starts:
+            return None
+        pipeline = self._prepared.pipeline
+        messages = read_stream(self._prepared.spark, pipeline.source, starts)
+        writer = messages.writeStream.foreachBatch(self._handle_letters)
+        return self._start(writer, self._state.dead_letter_checkpoint, f"{pipeline.name} dead letters")
+
+    def _start(
+        self, writer: DataStreamWriter, checkpoint: str, name: str, path: str = "", table: str = ""
+    ) -> StreamingQuery:
+        writer = writer.option("checkpointLocation", checkpoint).queryName(name)
+        if self._mode == CONTINUOUS:
+            writer = writer.trigger(processingTime=f"{int(interval_s(self._prepared.pipeline) * 1000)} milliseconds")
+        else:
+            writer = writer.trigger(availableNow=True)
+        if table:
+            return writer.toTable(table)
+        return writer.start(path) if path else writer.start()
+
+    # --- batches, called by Spark one after another
+
+    def _handle_batch(self, batch: DataFrame, number: int) -> None:
+        try:
+            identity = self._identity(self._state.checkpoint.as_posix(), number)
+            with_letters = self._prepared.pipeline.dead_letters is not None
+            parsed = self._prepared.parsed(batch)
+            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _handle_letters(self, batch: DataFrame, number: int) -> None:
+        try:
+            letters = bad(self._prepared.parsed(batch)).persist()
+            try:
+                count = letters.count()
+                if count:
+                    identity = self._identity(self._state.dead_letter_checkpoint, number)
+                    write_dead_letters(letters, self._prepared.pipeline, identity)
+            finally:
+                letters.unpersist()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _identity(self, checkpoint: str, number: int) -> Identity:
+        found = read_checkpoint(PipelineState(checkpoint).checkpoint)
+        assert found is not None, checkpoint  # Spark writes it before the first batch
+        return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number)
+
+    # --- attending
+
+    def _attend(self, queries: list[StreamingQuery], stop: Stop, watch: Watcher | None = None) -> None:
+        """Wait for the end of all queries, or stop them between two batches; `watch` hears of batches of the first.
+
+        Raises StreamingQueryException if one failed; the others are stopped then.
+        """
+        asked_s: float | None = None
+        done_when_asked = -1
+        while any(query.isActive for query in queries):
+            time.sleep(POLL_S)
+            if watch is not None:
+                self._follow(queries[0], watch)
+            if any(not query.isActive and query.exception() is not None for query in queries):
+                break
+            if stop.asked.is_set():
+                if asked_s is None:
+                    asked_s, done_when_asked = time.monotonic(), self._batch_done()
+                is_between = not queries[0].status["isTriggerActive"] or self._batch_done() > done_when_asked
+                if is_between or time.monotonic() - asked_s > GRACE_S:
+                    break
+        for query in queries:
+            if query.isActive:
+                query.stop()
+        if watch is not None:
+            self._follow(queries[0], watch)
+        failed = [error for error in (query.exception() for query in queries) if error is not None]
+        if failed:
+            raise failed[0]
+
+    def _batch_done(self) -> int:
+        found = self._state.offsets()
+        return -1 if found is None else found.batch_done
+
+    def _follow(self, query: StreamingQuery, watch: Watcher) -> None:
+        """Count the batches that were finished since the last look."""
+        last = query.lastProgress
+        if (
+            last is None
+            or last["batchId"] <= self._seen
+            or (last["batchId"] == self._seen + 1 and not _has_batch(last))
+        ):
+            return
+        for one in (json.loads(progress.json) for progress in query.recentProgress):
+            batch = one["batchId"]
+            if batch <= self._seen or not _has_batch(one):
+                continue
+            self._seen = batch
+            self._beginnings.look()
+            counts = self._counts.pop(batch, None) or _observed(one)
+            self.summary.add_batch(*counts)
+            source = one["sources"][0]
+            end = sequences_of(source["endOffset"])
+            self.summary.cover(self._first_of(source), end)
+            watch(Progress(batch, counts[0], counts[2], one.get("processedRowsPerSecond") or 0.0, _lag(source, end)))
+
+    def _first_of(self, source: Mapping[str, Any]) -> dict[str, int]:
+        """Return where a batch began: where the one before it ended, and where streams joined."""
+        begins = {name: one["begin"] for name, one in (source["endOffset"] or {}).items() if "begin" in one}
+        return sequences_of(source["startOffset"]) | begins
+
+
+def store_batch(prepared: Prepared, parsed: DataFrame, identity: Identity, with_letters: bool) -> tuple[int, int, int]:
+    """Store parsed messages and their dead letters under one identity; return the counts of in, out and dead."""
+    pipeline = prepared.pipeline
+    parsed = (parsed if with_letters else refuse_bad(parsed)).persist()  # used several times, and read once
+    try:
+        counted = parsed.agg(F.count(F.lit(1)), F.count(REASON)).first()
+        assert counted is not None
+        rows = prepared.rows(parsed)
+        row_count = rows.count()
+        if row_count:
+            write_rows(rows, pipeline, identity)
+        if counted[1]:
+            write_dead_letters(bad(parsed), pipeline, identity)
+    finally:
+        parsed.unpersist()
+    return counted[0], row_count, counted[1]
+
+
+def _has_batch(progress: Mapping[str, Any]) -> bool:
+    """Return whether the progress tells of a batch that was run, and not of a trigger that found nothing."""
+    return "addBatch" in progress.get("durationMs", {})
+
+
+def _observed(progress: Mapping[str, Any]) -> tuple[int, int, int]:
+    metrics = progress.get("observedMetrics", {})
+    parsed, made = metrics.get(OBSERVED, {}), metrics.get(MADE, {})
+    return int(parsed.get("rows", 0)), int(made.get("rows", 0)), int(parsed.get("dead", 0))
+
+
+def _lag(source: Mapping[str, Any], end: Mapping[str, int]) -> dict[str, int]:
+    latest = sequences_of(source.get("latestOffset"))
+    return {name: max(latest[name] - end.get(name, 1), 0) for name in latest}

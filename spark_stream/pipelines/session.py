@@ -1,0 +1,88 @@
+"""The Spark session of a pipeline: the one that spark-submit made, else one on this machine.
+
+What counts, the first that says something: the file's [spark], spark-defaults.conf in SPARK_CONF_DIR, what is said
+here. Under spark-submit, or where a session runs already, only its own settings count, and those of [spark] that can
+still be set.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_stream.pipelines.config import DELTA, Pipeline
+from spark_stream.session import delta_jars
+
+CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
+SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python that it starts
+
+LOG_SETTINGS = Path(__file__).resolve().parent.parent / "templates" / "log4j2.properties"
+
+_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+@contextmanager
+def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
+    """Yield a session; stop it at the end if it was made here."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder = SparkSession.builder.appName(f"jstream etl {pipeline.name}")
+    submitted = SUBMITTED_VARIABLE in os.environ
+    settings = dict(pipeline.spark) if submitted else local_settings(pipeline)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    if not submitted and CONF_DIR_VARIABLE not in os.environ:
+        session.sparkContext.setLogLevel("OFF")  # what fails is told once, by us
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def local_settings(pipeline: Pipeline) -> dict[str, str]:
+    """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
+    # Spark's workers run PYSPARK_PYTHON or the first python3 on the path: outside an activated environment that one
+    # has no jstream. By its bare name and the path, because Spark finds no data source where the path has a space.
+    if "PYSPARK_PYTHON" not in os.environ:
+        folder, name = os.path.split(sys.executable)
+        os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
+        os.environ["PYSPARK_PYTHON"] = name
+    settings = dict(_DEFAULTS)
+    jars = delta_jars()
+    if jars and pipeline.sink.kind == DELTA:
+        settings |= {"spark.jars": ",".join(map(str, jars)), **_DELTA}
+    present = spark_defaults()
+    if "spark.driver.host" not in present and "SPARK_LOCAL_IP" not in os.environ:
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if CONF_DIR_VARIABLE not in os.environ:
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    return {name: value for name, value in settings.items() if name not in present} | pipeline.spark
+
+
+def spark_defaults() -> dict[str, str]:
+    """Return the settings in spark-defaults.conf of SPARK_CONF_DIR; {} if there is none."""
+    folder = os.environ.get(CONF_DIR_VARIABLE)
+    path = Path(folder) / "spark-defaults.conf" if folder else None
+    if path is None or not path.is_file():
+        return {}
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line and not line.startswith("#"))
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}

@@ -1,0 +1,193 @@
+"""What a pipeline keeps beside its checkpoint, in CHECKPOINT.etl: who runs it, where it began, what it did last.
+
+    lock           an OS lock for as long as a run lasts; holds who has it, as JSON
+    state.json     the pipeline, its query, and at which sequence of each stream it began
+    last_run.json  the summary of the last run
+    backfills.json the ranges that backfills have begun or finished
+    dead-letters/  the checkpoint of the query for dead letters, where the sink leaves no room for them in its own
+
+Spark's checkpoint says how far the pipeline has come. None of this replaces it: if it is lost, runs go on as before,
+and a backfill that needs to know where the pipeline began is refused.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SUFFIX = ".etl"
+LOCK, STATE, LAST_RUN, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "last_run.json", "backfills.json", "dead-letters"
+FILE_SIZE_MAX = 16 * 1024 * 1024  # bytes; bounds what a damaged checkpoint can make us read
+
+
+class CheckpointHeldError(Exception):
+    """Another run has the checkpoint; the text says who, where and since when."""
+
+
+class CheckpointError(Exception):
+    """The checkpoint, or what is kept beside it, does not belong to this pipeline, or cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOffsets:
+    """How far the checkpoint's query has come. `planned`: the end of the newest batch; `done`: of the last one done."""
+
+    query_id: str
+    batch_planned: int  # -1: none yet
+    batch_done: int
+    planned: dict[str, int]  # for each stream the next sequence
+    done: dict[str, int]
+
+
+def now_text() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class PipelineState:
+    """The files beside one checkpoint."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self.checkpoint = Path(checkpoint)
+        self.folder = Path(checkpoint + SUFFIX)
+
+    @contextmanager
+    def lock(self, what: str) -> Iterator[None]:
+        """Keep other runs away until the block ends, however it ends; raises CheckpointHeldError.
+
+        `what` is what the holder does, for whoever comes second.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointHeldError(f"checkpoint {self.checkpoint} is held by {self._holder()}") from None
+            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": now_text(), "what": what}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def holder(self) -> str:
+        """Return who runs the pipeline now, empty if nobody does."""
+        try:
+            descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return ""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return self._holder()
+        finally:
+            os.close(descriptor)
+        return ""
+
+    def _holder(self) -> str:
+        try:
+            found = json.loads((self.folder / LOCK).read_bytes()[:4096])
+            return f"{found['what']}, process {found['pid']} on {found['host']}, since {found['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another run, which has only just begun"
+
+    def read(self, name: str) -> Any:
+        """Return what the file of that name holds, None if it is not there; raises CheckpointError."""
+        path = self.folder / name
+        try:
+            return json.loads(_read(path))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
+            ) from error
+
+    def write(self, name: str, value: Any) -> None:
+        """Put the value there, durably: the file is the old one or the new one, whenever the power fails."""
+        path, made = self.folder / name, self.folder / f".{name}.{os.getpid()}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with made.open("w") as file:
+            json.dump(value, file, indent=2, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(path)
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @property
+    def dead_letter_checkpoint(self) -> str:
+        return str(self.folder / DEAD_LETTERS)
+
+    def offsets(self) -> QueryOffsets | None:
+        """Return how far Spark's checkpoint says the query has come, None if there is no checkpoint."""
+        return read_checkpoint(self.checkpoint)
+
+
+def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
+    """Return how far the query of a checkpoint has come, None where none is; raises CheckpointError.
+
+    Spark keeps `metadata` (the query's id), `offsets/N` (planned before batch N) and `commits/N` (after it).
+    """
+    try:
+        query_id = json.loads(_read(checkpoint / "metadata"))["id"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint / 'metadata'} is no checkpoint's: {error}") from error
+    planned, done = _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
+    return QueryOffsets(
+        query_id,
+        planned,
+        done,
+        _sequences(checkpoint / "offsets" / str(planned)) if planned >= 0 else {},
+        _sequences(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {},
+    )
+
+
+def _newest(folder: Path) -> int:
+    try:
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+    except FileNotFoundError:
+        return -1
+
+
+def _sequences(path: Path) -> dict[str, int]:
+    """Return the next sequence of each stream in one file of a checkpoint's offsets."""
+    try:
+        lines = _read(path).decode().splitlines()  # version, metadata, then one line for each source
+        found = json.loads(lines[2])
+        return sequences_of(found)
+    except (OSError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{path} holds no offsets of a jstream source: {error}") from error
+
+
+def sequences_of(offset: object) -> dict[str, int]:
+    """Return the next sequence of each stream in an offset of the source; raises ValueError."""
+    if isinstance(offset, str):
+        offset = json.loads(offset)
+    if offset is None:
+        return {}
+    if not isinstance(offset, Mapping):
+        raise ValueError(f"{offset!r} is no offset")
+    try:
+        return {str(stream): int(one["sequence"]) for stream, one in offset.items()}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{offset!r} is no offset") from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(FILE_SIZE_MAX + 1)
+    if len(data) > FILE_SIZE_MAX:
+        raise ValueError(f"more than {FILE_SIZE_MAX} bytes")
+    return data

@@ -1,0 +1,54 @@
+"""How a pipeline stands, without Spark: its checkpoint, how far the stream is ahead, what the last run did."""
+
+from typing import Any
+
+from datasource.places import open_store
+from spark_stream.pipelines.config import Pipeline
+from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
+from spark_stream.pipelines.state import BACKFILLS, LAST_RUN, PipelineState
+from storage_core import Store
+
+
+def status(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the status for programs and people. `lag`: sequences between the pipeline and the stream's end."""
+    state = PipelineState(pipeline.checkpoint)
+    offsets = state.offsets()
+    done = offsets.done if offsets is not None else {}
+    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
+        names = sorted({*matching(store, pipeline.source), *done})
+        streams = [_stream(store, name, done.get(name), pipeline.source.consumer) for name in names]
+    return {
+        "pipeline": pipeline.name,
+        "file": str(pipeline.file),
+        "checkpoint": pipeline.checkpoint,
+        "running": state.holder() or None,
+        "query": offsets.query_id if offsets is not None else None,
+        "batch_done": offsets.batch_done if offsets is not None and offsets.batch_done >= 0 else None,
+        "batch_open": _open_batch(offsets.batch_planned, offsets.batch_done) if offsets is not None else None,
+        "streams": streams,
+        "last_run": state.read(LAST_RUN),
+        "backfills": state.read(BACKFILLS) or [],
+    }
+
+
+def _open_batch(planned: int, done: int) -> int | None:
+    """Return the batch that is under way, or that the next run begins with."""
+    return planned if planned > done else None
+
+
+def _stream(store: Store, name: str, position: int | None, consumer: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"stream": name, "position": position, "end": None, "lag": None, "consumer": None}
+    if name not in store.streams():
+        return found
+    stream = store.stream(name)
+    state = stream.state()
+    found["end"] = state.next_sequence
+    found["lag"] = max(state.next_sequence - (position or state.first_sequence), 0)
+    if consumer and consumer in stream.consumers():
+        info = stream.consumer(consumer).info()
+        found["consumer"] = {
+            "name": consumer,
+            "ack_floor": info["ack_floor"]["stream_seq"],
+            "num_pending": info["num_pending"],
+        }
+    return found

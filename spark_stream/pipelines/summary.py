@@ -1,0 +1,93 @@
+"""What a run did: counted batch by batch, as one JSON line and as metrics for Prometheus."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_stream.pipelines.state import now_text
+
+
+@dataclass(slots=True)
+class Summary:
+    """The counts of one run. `first` and `end`: for each stream the sequences [first, end) that it took."""
+
+    pipeline: str
+    mode: str
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_dead: int = 0
+    batches: int = 0
+    first: dict[str, int] = field(default_factory=dict)
+    end: dict[str, int] = field(default_factory=dict)
+    ok: bool = False
+    error: str = ""
+    stopped: str = ""  # the signal that ended the run before everything was read
+    query: str = ""
+    started: str = field(default_factory=now_text)
+    duration_s: float = 0.0
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def add_batch(self, rows_in: int, rows_out: int, rows_dead: int) -> None:
+        self.rows_in += rows_in
+        self.rows_out += rows_out
+        self.rows_dead += rows_dead
+        self.batches += 1
+
+    def cover(self, first: dict[str, int], end: dict[str, int]) -> None:
+        """Note the sequences [first, end) of one batch, stream by stream."""
+        for stream, sequence in end.items():
+            self.first.setdefault(stream, first.get(stream, sequence))
+            self.end[stream] = sequence
+
+    def finish(self, ok: bool, error: str = "", stopped: str = "") -> None:
+        self.ok, self.error, self.stopped = ok, error, stopped
+        self.duration_s = round(time.monotonic() - self._began_s, 3)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "mode": self.mode,
+            "ok": self.ok,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "rows_dead": self.rows_dead,
+            "batches": self.batches,
+            "from": self.first,
+            "to": self.end,
+            "started": self.started,
+            "duration_s": self.duration_s,
+            "query": self.query or None,
+            "stopped": self.stopped or None,
+            "error": self.error or None,
+        }
+
+    def line(self) -> str:
+        return json.dumps(self.to_json()) + "\n"
+
+
+def write_metrics(summary: Summary, file: Path) -> None:
+    """Write the counts of a run for the textfile collector of Prometheus' node exporter, whole or not at all."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+    label = {"pipeline": summary.pipeline}
+
+    def gauge(name: str, text: str, value: float, **more: str) -> None:
+        labels = label | more
+        key = f"jstream_etl_{name}"
+        if key not in gauges:
+            gauges[key] = Gauge(key, text, list(labels), registry=registry)
+        gauges[key].labels(**labels).set(value)
+
+    gauges: dict[str, Any] = {}
+    gauge("last_run_success", "1 if the last run ended well, 0 if not", int(summary.ok))
+    gauge("last_run_end_timestamp_seconds", "When the last run ended, seconds since 1970", time.time())
+    gauge("last_run_duration_seconds", "How long the last run took", summary.duration_s)
+    gauge("last_run_batches", "Batches of the last run", summary.batches)
+    for kind, count in (("in", summary.rows_in), ("out", summary.rows_out), ("dead", summary.rows_dead)):
+        gauge("last_run_rows", "Messages read, rows stored and dead letters of the last run", count, kind=kind)
+    for stream, sequence in summary.end.items():
+        gauge("next_sequence", "The first sequence that the pipeline has not stored", sequence, stream=stream)
+    write_to_textfile(str(file), registry)

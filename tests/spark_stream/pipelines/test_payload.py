@@ -1,0 +1,167 @@
+"""Payloads of real messages as columns, and the reason for each that cannot be parsed, in real Spark."""
+
+from datetime import datetime, timezone
+from typing import Any
+
+import msgpack
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_stream.pipelines.payload import bad, good, parse, payload_fields, refuse_bad
+from spark_stream.pipelines.toml import DefinitionError
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = """
+[payload]
+format = "{format}"
+schema = '''
+    id STRING NOT NULL, amount DOUBLE, count INT, at TIMESTAMP, photo BINARY,
+    address STRUCT<street: STRING, city: STRING NOT NULL>, tags ARRAY<STRING>
+'''
+"""
+ENVELOPE = (
+    "stream string, sequence long, subject string, timestamp timestamp, headers array<struct<key:string,value:binary>>"
+)
+
+
+def messages(spark: SparkSession, payloads: list[bytes | None]) -> DataFrame:
+    time = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+    rows = [("ORDERS", at, "orders.new", time, None, data) for at, data in enumerate(payloads, 1)]
+    return spark.createDataFrame(rows, f"{ENVELOPE}, data binary")
+
+
+def parsed(
+    spark: SparkSession, pipeline: Any, payloads: list[bytes | None], table: str
+) -> tuple[list[Any], dict[int, str]]:
+    """Return the good rows, and the reason of each bad one by its sequence."""
+    made = pipeline(table)
+    fields = payload_fields(spark, made)
+    rows = parse(messages(spark, payloads), made.payload, fields)
+    reasons = {row["sequence"]: row["__reason"] for row in bad(rows).collect()}
+    return good(rows, fields).orderBy("sequence").collect(), reasons
+
+
+def test_json_becomes_columns_and_each_bad_message_says_why(spark: SparkSession, pipeline) -> None:
+    payloads: list[bytes | None] = [
+        b'{"id": "a", "amount": 1.5, "count": 2, "at": "2026-11-21T12:00:00.5Z", "photo": "AQI=", "tags": ["x"]}',
+        b' {"id": "b", "address": {"city": "Bonn"}, "unknown": 1}\n',
+        None,
+        b"",
+        b"nonsense",
+        b'{"id": "c"',
+        b"\xff\xfe",
+        b'[{"id": "d"}]',
+        b"5",
+        b'{"id": "e"} {"id": "f"}',
+        b'{"id": "g"}, {"id": "h"}',
+        b'{"id": "i"} and more',
+        b'{"id": "j", "count": "many"}',
+        b'{"id": "k", "at": "yesterday"}',
+        b'{"amount": 5}',
+        b'{"id": null}',
+        b'{"id": "l", "address": {"street": "Hof"}}',
+        b'{"id": "m", "address": null}',
+    ]
+    rows, reasons = parsed(spark, pipeline, payloads, SCHEMA.format(format="json"))
+    assert [row["id"] for row in rows] == ["a", "b", "m"]
+    first = rows[0]
+    assert (first["amount"], first["count"], first["tags"], bytes(first["photo"])) == (1.5, 2, ["x"], b"\x01\x02")
+    assert rows[1]["address"]["city"] == "Bonn" and rows[1]["subject"] == "orders.new"
+    assert rows[0].asDict().keys() == {
+        "stream", "sequence", "subject", "timestamp", "headers",
+        "id", "amount", "count", "at", "photo", "address", "tags",
+    }  # fmt: skip
+    assert reasons == {
+        3: "message has no payload",
+        4: "payload is not JSON",
+        5: "payload is not JSON",
+        6: "payload is not JSON",
+        7: "payload is not UTF-8",
+        8: "payload is JSON, but not an object",
+        9: "payload is JSON, but not an object",
+        10: "payload is more than one JSON value",
+        11: "payload is more than one JSON value",
+        12: "payload is more than one JSON value",
+        13: "count: many is not INT",
+        14: "at: yesterday is not TIMESTAMP",
+        15: "id is null or missing",
+        16: "id is null or missing",
+        17: "address.city is null or missing",
+    }
+
+
+def test_msgpack_becomes_the_same_columns(spark: SparkSession, pipeline) -> None:
+    moment = datetime(2026, 11, 21, 12, 0, 0, 500_000, tzinfo=timezone.utc)
+    order = {"id": "a", "amount": 1.5, "count": 2, "at": moment, "photo": b"\x01\x02", "tags": ["x"]}
+    payloads: list[bytes | None] = [
+        msgpack.packb(order, datetime=True),
+        msgpack.packb({"id": "b", "address": {"city": "Bonn"}}),
+        None,
+        b"",
+        b"\xc1",
+        msgpack.packb(order, datetime=True)[:-3],
+        msgpack.packb({"id": "c"}) + b"\x01",
+        b"\xdd\xff\xff\xff\xff",  # a list that claims 2**32 - 1 elements
+        b"\x91" * 5000,  # lists within lists
+        msgpack.packb([1, 2]),
+        msgpack.packb({"id": "d", "count": "many"}),
+        msgpack.packb({"amount": 5}),
+        msgpack.packb({"id": msgpack.ExtType(5, b"x")}),
+    ]
+    rows, reasons = parsed(spark, pipeline, payloads, SCHEMA.format(format="msgpack"))
+    assert [row["id"] for row in rows] == ["a", "b"]
+    assert (rows[0]["count"], bytes(rows[0]["photo"]), rows[1]["address"]["city"]) == (2, b"\x01\x02", "Bonn")
+    unreadable = "payload is not MessagePack that can be read as fields"
+    assert reasons == {
+        3: "message has no payload",
+        4: unreadable,
+        5: unreadable,
+        6: unreadable,
+        7: "payload is more than one MessagePack value",
+        8: unreadable,
+        9: unreadable,
+        10: "payload is MessagePack, but not an object",
+        11: "count: many is not INT",
+        12: "id is null or missing",
+        13: unreadable,
+    }
+
+
+def test_text_must_be_utf8_and_bytes_are_what_they_are(spark: SparkSession, pipeline) -> None:
+    payloads = ["grün".encode(), b"\xff", None]
+    rows, reasons = parsed(spark, pipeline, payloads, '[payload]\nformat = "utf8"\ncolumn = "line"')
+    assert [row["line"] for row in rows] == ["grün", None] and reasons == {2: "payload is not UTF-8"}
+    rows, reasons = parsed(spark, pipeline, payloads, "")
+    assert [row["data"] and bytes(row["data"]) for row in rows] == payloads and reasons == {}
+
+
+def test_a_payload_may_be_one_column(spark: SparkSession, pipeline) -> None:
+    table = '[payload]\nformat = "json"\nschema = "subject STRING, sequence INT"\ncolumn = "body"'
+    rows, _ = parsed(spark, pipeline, [b'{"subject": "theirs", "sequence": 7}'], table)
+    assert (rows[0]["subject"], rows[0]["body"]["subject"], rows[0]["body"]["sequence"]) == ("orders.new", "theirs", 7)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("id STRIN", "payload.schema: is not DDL that Spark takes"),
+        ("id STRING, Id INT", "payload.schema: names the field 'id' twice"),
+        ("timestamp TIMESTAMP", "field 'timestamp' is a column of every message already; with payload.column = 'body'"),
+    ],
+)
+def test_a_schema_that_cannot_work_is_told_before_anything_is_read(
+    spark: SparkSession, pipeline, schema: str, told: str
+) -> None:
+    made = pipeline(f'[payload]\nformat = "json"\nschema = "{schema}"')
+    with pytest.raises(DefinitionError, match="orders.toml") as raised:
+        payload_fields(spark, made)
+    assert told in str(raised.value)
+
+
+def test_without_dead_letters_a_bad_message_stops_whoever_reads_it(spark: SparkSession, pipeline) -> None:
+    made = pipeline('[payload]\nformat = "json"\nschema = "id STRING"')
+    fields = payload_fields(spark, made)
+    rows = good(refuse_bad(parse(messages(spark, [b"{}", b"oops"]), made.payload, fields)), fields)
+    with pytest.raises(Exception, match=r"stream ORDERS, sequence 2: payload is not JSON \(with \[dead_letters\]"):
+        rows.select("sequence").collect()

@@ -1,0 +1,79 @@
+"""What lies beside a checkpoint: the lock and whom it names, records, and what Spark's own files say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_stream.pipelines.state import CheckpointError, CheckpointHeldError, PipelineState, read_checkpoint
+
+HOLD = """
+import sys
+from spark_stream.pipelines.state import PipelineState
+with PipelineState(sys.argv[1]).lock("etl run"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> PipelineState:
+    return PipelineState(str(tmp_path / "check" / "orders"))
+
+
+def test_the_second_run_is_told_who_holds_the_checkpoint_until_that_one_is_dead(state: PipelineState) -> None:
+    assert state.holder() == ""
+    command = [sys.executable, "-c", HOLD, str(state.checkpoint)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        who = rf"held by etl run, process {process.pid} on {os.uname().nodename}, since 20\d\d-.*Z"
+        with pytest.raises(CheckpointHeldError, match=who), state.lock("etl run"):
+            raise AssertionError("two runs at once")
+        assert f"process {process.pid} on" in state.holder()
+        process.kill()
+    with state.lock("etl run"):
+        assert f"process {os.getpid()} on" in state.holder()
+    assert state.holder() == ""
+
+
+def test_a_record_is_written_whole_and_a_damaged_one_is_named(state: PipelineState) -> None:
+    assert state.read("state.json") is None
+    state.write("state.json", {"a": 1})
+    state.write("state.json", {"a": 2})
+    assert state.read("state.json") == {"a": 2}
+    assert os.listdir(state.folder) == ["state.json"]
+    (state.folder / "state.json").write_text('{"a"')
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged.*remove it to go on"):
+        state.read("state.json")
+
+
+def checkpoint(folder: Path, offsets: dict[int, object], commits: list[int]) -> Path:
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"5f0c"}')
+    for batch, offset in offsets.items():
+        (folder / "offsets" / str(batch)).write_text("v1\n{}\n" + json.dumps(offset))
+        (folder / "offsets" / f".{batch}.crc").write_text("")
+    for batch in commits:
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+    return folder
+
+
+def test_a_checkpoint_says_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "none") is None
+    ends = {9: {"ORDERS": {"sequence": 101}}, 10: {"ORDERS": {"sequence": 201}, "NEW": {"sequence": 5}}}
+    found = read_checkpoint(checkpoint(tmp_path / "two", ends, [9]))
+    assert found is not None
+    assert (found.query_id, found.batch_planned, found.batch_done) == ("5f0c", 10, 9)
+    assert found.planned == {"ORDERS": 201, "NEW": 5} and found.done == {"ORDERS": 101}
+    fresh = read_checkpoint(checkpoint(tmp_path / "fresh", {}, []))
+    assert fresh is not None and (fresh.batch_planned, fresh.done) == (-1, {})
+
+
+def test_offsets_of_another_source_are_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="offsets/0 holds no offsets of a jstream source"):
+        read_checkpoint(checkpoint(tmp_path / "kafka", {0: {"topic": {"0": 5}}}, [0]))
