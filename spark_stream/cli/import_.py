@@ -31,7 +31,7 @@ KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
 KEY_SIZE_MAX = 64 << 10  # bytes
 _COLUMNS = ("name", "read", "messages", "size", "holes", "lost", "first", "last", "consumers", "replicas")
-_DAMAGE_COLUMNS = ("stream", "file", "offset_bytes", "first", "end", "reason")
+_DAMAGE_COLUMNS = ("stream", "offset_bytes", "first", "end", "reason", "file")  # the file last: it may be long
 
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 

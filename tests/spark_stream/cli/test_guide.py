@@ -19,6 +19,9 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide"
 PAGES = [page for page in sorted(GUIDE.glob("*.md")) if "```console\n" in page.read_text()]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you"
+DATA = Path(__file__).resolve().parents[2] / "data"
+# Stores of other servers that the guide's examples find in their directory.
+SERVERS = {"nats-data": DATA / "nats" / "consumers", "stan-data": DATA / "stan" / "damaged-truncated-msgs"}
 
 
 class Shell:
@@ -64,6 +67,8 @@ def test_the_guide_shows_what_the_commands_print(
     page: Path, jstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, case in SERVERS.items():
+        shutil.copytree(case / "store", tmp_path / name)
     text, shell = page.read_text(), Shell(tmp_path)
     found = BLOCK.sub(lambda block: f"```console\n{rerun(block[1], shell)}```", text)
     if os.environ.get("JSTREAM_WRITE_GOLDEN"):
