@@ -23,8 +23,15 @@ from datasource.partitions import SlicePartition
 from datasource.reader import pick_streams, plan_partitions
 from datasource.settings import StreamReadSettings
 from datasource.stream_offsets import Json, Offsets, StreamOffset
-from storage_core.errors import StaleIncarnationError
-from storage_core.metadata.reconcile import CONTINUE, FAIL, decide, facts_of
+from storage_core.errors import (
+    DiskFullError,
+    NoQuorumError,
+    OutcomeUnknownError,
+    StaleIncarnationError,
+    StoreBusyError,
+    VolumeFailedError,
+)
+from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.pending import Pending
 from storage_core.store.query import QueryReader
@@ -34,6 +41,7 @@ log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 WAIT_S = 0.1  # how long such a query may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
+CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, StoreBusyError, VolumeFailedError)
 ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
 
 
@@ -147,7 +155,7 @@ class StreamSource:
         known = self._decode(start)
         known_stores.remember(self._store.id, self._store.paths)
         state, begin = self._settled(known)
-        self._reader.acknowledge({name: one.at.position for name, one in begin.items()})
+        is_said = self._acknowledge({name: one.at.position for name, one in begin.items()})
         joining = self._joining(state, known)
         if joining:
             state, begin = self._settled({**begin, **joining})
@@ -157,7 +165,7 @@ class StreamSource:
         if batch != known:
             self._quiet = None
             return stream_offsets.encode(batch)
-        self._quiet = None if has_to_wait else (state, start)
+        self._quiet = (state, start) if is_said and not has_to_wait else None
         return start
 
     def _joining(self, state: StoreState, known: Offsets) -> Offsets:
@@ -295,7 +303,19 @@ class StreamSource:
 
     def acknowledge(self, end: Json) -> None:
         """Hear that everything before `end` is finished."""
-        self._reader.acknowledge({name: one.at.position for name, one in self._decode(end).items()})
+        self._acknowledge({name: one.at.position for name, one in self._decode(end).items()})
+
+    def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
+        """Tell the consumers what is finished; return whether they heard.
+
+        Reading goes on where nothing can be written for now. To say it again is safe: a consumer never moves back.
+        """
+        try:
+            self._reader.acknowledge(ends)
+        except CANNOT_SAY as error:
+            log.warning("consumer %s is told later what was finished: %s", self._settings.consumer, error)
+            return False
+        return True
 
     def report(self) -> Json:
         """Return the true ends of the streams, from which lag is computed; right after `latest` at no cost."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.stream_starts import STARTS, prepare, restarted
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -131,88 +132,30 @@ def query(store: Store) -> Callable[..., Query]:
 
 @pytest.fixture
 def put(store: Store, orders: Make) -> Callable[..., None]:
-    def append(count: int, stream: str = "ORDERS", times: list[int] | None = None) -> None:
+    def append(count: int, stream: str = "ORDERS") -> None:
         prefix = {"ORDERS": "orders.", "ORDERS_EU": "eu.", "ORDERS_US": "us."}[stream]
-        table = orders(count, prefix=prefix)
-        if times is not None:
-            table = table.append_column("timestamp_ns", pa.array(times, pa.int64()))
-        store.stream(stream).append(table)
+        store.stream(stream).append(orders(count, prefix=prefix))
 
     return append
 
 
 # --- where a query starts
 
-SECOND = 1_000_000_000
-STARTS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
-    # of streams with 10 messages at seconds 1 to 10: the first sequence that is read once 5 more have come
-    ("nothing", {"startingOffsets": None}, {"ORDERS": 11, "ORDERS_EU": 11}),
-    ("earliest", {"startingOffsets": "Earliest"}, {"ORDERS": 1, "ORDERS_EU": 1}),
-    ("latest", {"startingOffsets": "latest"}, {"ORDERS": 11, "ORDERS_EU": 11}),
-    ("json, others latest", {"startingOffsets": '{"ORDERS": 4}'}, {"ORDERS": 4, "ORDERS_EU": 11}),
-    (
-        "json with words",
-        {"startingOffsets": '{"ORDERS": "latest", "ORDERS_EU": "earliest"}'},
-        {"ORDERS": 11, "ORDERS_EU": 1},
-    ),
-    (
-        "time before offsets",
-        {"startingOffsets": "earliest", "startingTimestamp": "1970-01-01T00:00:07Z"},
-        {"ORDERS": 7, "ORDERS_EU": 7},
-    ),
-    ("time in ms", {"startingTimestamp": "6500"}, {"ORDERS": 7, "ORDERS_EU": 7}),
-    ("time beyond the end", {"startingTimestamp": "2100-01-01"}, {"ORDERS": 11, "ORDERS_EU": 11}),
-    (
-        "time for all before times by stream",
-        {"startingTimestamp": "7000", "startingOffsetsByTimestamp": '{"ORDERS": 3000}'},
-        {"ORDERS": 7, "ORDERS_EU": 7},
-    ),
-    (
-        "times by stream, then offsets",
-        {"startingOffsets": '{"ORDERS_EU": 9}', "startingOffsetsByTimestamp": '{"ORDERS": 3000}'},
-        {"ORDERS": 3, "ORDERS_EU": 9},
-    ),
-    (
-        "times by stream, then the default",
-        {"startingOffsets": None, "startingOffsetsByTimestamp": '{"ORDERS": 3000}'},
-        {"ORDERS": 3, "ORDERS_EU": 11},
-    ),
-    ("new consumer", {"startingOffsets": None, "consumer": "new"}, {"ORDERS": 1, "ORDERS_EU": 1}),
-    ("new consumer by word", {"startingOffsets": "consumer", "consumer": "new"}, {"ORDERS": 1, "ORDERS_EU": 1}),
-    ("new consumer from latest", {"startingOffsets": "latest", "consumer": "new"}, {"ORDERS": 11, "ORDERS_EU": 11}),
-    ("consumer that is there", {"startingOffsets": None, "consumer": "etl"}, {"ORDERS": 6, "ORDERS_EU": 1}),
-    ("consumer by word", {"startingOffsets": "consumer", "consumer": "etl"}, {"ORDERS": 6, "ORDERS_EU": 1}),
-    (
-        "offsets before the consumer",
-        {"startingOffsets": '{"ORDERS": 3}', "consumer": "etl"},
-        {"ORDERS": 3, "ORDERS_EU": 11},
-    ),
-    (
-        "times before the consumer",
-        {"startingOffsets": None, "startingOffsetsByTimestamp": '{"ORDERS": 9000}', "consumer": "etl"},
-        {"ORDERS": 9, "ORDERS_EU": 1},
-    ),
-]
-
 
 @pytest.mark.parametrize(("options", "firsts"), [case[1:] for case in STARTS], ids=[case[0] for case in STARTS])
 def test_start_of_a_query_and_its_restart(
     options: dict[str, Any], firsts: dict[str, int], query: Any, put: Any, store: Store
 ) -> None:
-    times = [at * SECOND for at in range(1, 11)]
-    for name in firsts:
-        put(10, name, times)
-    etl = store.stream("ORDERS").add_consumer({"name": "etl"})
-    etl.ack(etl.fetch(5).column("sequence"))
+    prepare(store)
     made = query("ORDERS,ORDERS_EU", **options)
     begun = made.run()
     for name, first in firsts.items():
         assert sequences(begun, name) == list(range(first, 11))
         put(5, name)
     # The checkpoint beats whatever the options say now.
-    restarted = made.run(startingOffsets="earliest", startingTimestamp=None, startingOffsetsByTimestamp=None)
+    later = made.run(**restarted({}))
     for name in firsts:
-        assert sequences(restarted, name) == [11, 12, 13, 14, 15]
+        assert sequences(later, name) == [11, 12, 13, 14, 15]
     assert sequences(made.run(), "ORDERS") == []
     if "consumer" in options:
         infos = [store.stream(name).consumer(options["consumer"]).info() for name in firsts]
@@ -509,6 +452,27 @@ def test_finished_batches_are_acknowledged_before_the_next_and_all_at_the_end(
     query(consumer="etl", maxOffsetsPerTrigger=4).run(between=look)
     assert seen == [0, 4, 8]
     assert (look()["num_pending"], seen[-1]) == (0, 10)
+
+
+def test_query_reads_on_while_the_consumer_cannot_be_told(tmp_path: Path, orders: Make, caplog: Any) -> None:
+    store = Store.create([tmp_path / name for name in "abc"])
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    store.stream("ORDERS").append(orders(10))
+    made = Query(",".join(store.paths), {"stream": "ORDERS", "consumer": "etl", "maxOffsetsPerTrigger": 6})
+    away = [tmp_path / "b", tmp_path / "c"]
+
+    def take_away() -> None:
+        for one in away:
+            if one.exists():
+                one.rename(one.with_suffix(".away"))
+
+    with caplog.at_level(logging.WARNING, "jstream"):
+        assert [len(one) for one in made.run(between=take_away)] == [6, 4]
+    assert any("consumer etl is told later what was finished" in one.message for one in caplog.records)
+    for one in away:
+        one.with_suffix(".away").rename(one)
+    assert made.run() == []
+    assert store.stream("ORDERS").consumer("etl").info()["num_pending"] == 0
 
 
 def test_two_live_queries_on_one_consumer_are_one_too_many(query: Any, put: Any) -> None:
