@@ -102,3 +102,18 @@ def test_json_of_a_repair_and_its_events_is_as_written_down(trio, replicated, vo
     shutil.rmtree(volumes[2])
     check("replicas-repair", trio.normalised(trio.done("repair", "--json")))
     check("replicas-events", trio.normalised(trio.done("events", "--kind", "damaged", "--json")))
+
+
+@pytest.mark.parametrize("name", ["r3-clean", "r3-lagging-follower", "r3-drift-old-messages-gone"])
+def test_json_of_drift_in_a_cluster_is_as_written_down(jstream, name: str) -> None:
+    jstream.places = {GOLDEN.parent: "<data>"}
+    nodes = sorted((GOLDEN.parent / "nats" / name / "store").iterdir())
+    check(f"drift-{name}", jstream.normalised(jstream("drift", "nats", *nodes, "--json").out))
+
+
+def test_json_of_drift_in_a_store_is_as_written_down(trio, replicated, volumes, blocks_on) -> None:
+    data = bytearray(blocks_on(volumes[1])[1].read_bytes())
+    data[300] ^= 1
+    blocks_on(volumes[1])[1].write_bytes(data)
+    shutil.rmtree(volumes[2])
+    check("drift-store", trio.normalised(trio("drift", "--json").out))
