@@ -14,6 +14,7 @@ from spark_stream.cli.options import (
     JsonOption,
     SkipDamageOption,
     StoreOption,
+    TakeOverOption,
     open_store,
     remember_store,
 )
@@ -78,6 +79,7 @@ def import_nats(
     ] = None,
     replicas: ReplicasOption = None,
     spark: SparkOption = None,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -87,7 +89,7 @@ def import_nats(
 
     names = _names(streams, as_names)
     source = open_foreign(directories, LAYOUT, account, encryption_key=_read_key(encryption_key))
-    _import(source, names, replicas, spark, store, json)
+    _import(source, names, replicas, spark, take_over, store, json)
 
 
 @app.command("stan")
@@ -105,6 +107,7 @@ def import_stan(
     skip_damage: SkipDamageOption = False,
     replicas: ReplicasOption = None,
     spark: SparkOption = None,
+    take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -116,7 +119,9 @@ def import_stan(
 
     names = _names(streams, as_names)
     source = open_foreign(directories, LAYOUT, truncate_bad_eof=truncate_bad_eof, no_crc=no_crc)
-    _import(source, names, replicas, spark, store, json, goes_on=skip_damage, truncate_bad_eof=truncate_bad_eof)
+    _import(
+        source, names, replicas, spark, take_over, store, json, goes_on=skip_damage, truncate_bad_eof=truncate_bad_eof
+    )
 
 
 def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, str | None]:
@@ -150,6 +155,7 @@ def _import(
     names: dict[str, str | None],
     replicas: int | None,
     spark: bool | None,
+    take_over: bool,
     store: str,
     json: bool,
     goes_on: bool = True,
@@ -163,7 +169,7 @@ def _import(
     as_names = {old: new for old, new in names.items() if new is not None}
     request = ImportRequest(tuple(names), as_names, replicas, goes_on, truncate_bad_eof)
     runner = _Runner(spark)
-    with open_store(store) as opened, progress_bar("block files") as progress:
+    with open_store(store, take_over) as opened, progress_bar("block files") as progress:
         try:
             found = import_streams(opened, source, request, progress, runner.run)
         except DataLossError as error:

@@ -1,6 +1,7 @@
 """`jstream import nats|stan`: what is printed, exit codes, killed and run again, and what is refused."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,14 @@ def test_damage_is_listed_and_makes_the_exit_code_one(jstream) -> None:
     assert "the file is gone" in table.out
     assert "damage is left in 1 place" in table.err
     assert "max_bytes=100000 is not carried over" in table.err
+
+
+def test_the_json_of_a_report_is_as_written_down(jstream) -> None:
+    jstream.places[DATA] = "<data>"
+    found = jstream.normalised(jstream("import", "nats", NATS / "damaged-bitflip-index-kept" / "store", "--json").out)
+    if os.environ.get("JSTREAM_WRITE_GOLDEN"):
+        (DATA / "cli" / "import.json").write_text(found)
+    assert found == (DATA / "cli" / "import.json").read_text()
 
 
 def test_a_channel_stops_at_the_first_bad_record_and_shows_it(jstream) -> None:
