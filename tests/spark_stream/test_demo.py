@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from spark_stream.demo.page import page
 from spark_stream.demo.report import Report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,11 +30,22 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "All counts add up." in done.stdout
     assert "WRONG" not in done.stdout
-    assert "read from the JetStream store: 6,011" in done.stdout
-    assert "in the stream, with one copy damaged: 6,011" in done.stdout
-    assert "in the stream, with one volume lost: 6,011" in done.stdout
-    assert done.stdout.count("all copies are current, with equal digests") == 2
-    assert "rows in the table: 6,011" in done.stdout
+    for fact in (
+        "0 of 3 copies are whole, nothing lost",
+        "read by Spark from the three nodes together: 6,011",
+        "in the stream after a second import: 6,011",
+        "rows in the table: 6,011",
+        "dead letters, with reason and sequence: 1",
+        "disk-2   6,012 missing",
+        "all copies are current, with equal digests",
+        "read by the second run: 25",
+        "different sequences among them: nothing twice: 6,036",
+    ):
+        assert fact in done.stdout, fact
+    written = (output / "report.html").read_text()
+    assert written.count("<svg") == 4  # the nodes, and the volumes after the import, in between and at the end
+    assert "All counts add up." in written
+    assert "http" not in written.replace("http://www.w3.org/2000/svg", "")  # one file that needs no other
 
 
 def test_demo_without_its_source_says_what_to_do(tmp_path: Path) -> None:
@@ -46,10 +58,14 @@ def test_demo_without_its_source_says_what_to_do(tmp_path: Path) -> None:
 def test_a_count_that_is_not_what_it_must_be_is_shown_and_fails_the_report() -> None:
     shown = io.StringIO()
     report = Report(Console(file=shown, width=100))
+    report.step("counting")
     report.count("read", 10, 10)
-    assert report.ok
+    assert report.verdict == "All counts add up."
     report.count("in the stream", 9, 10)
     report.summary()
     assert not report.ok
     assert "WRONG in the stream: 9: expected 10" in shown.getvalue()
     assert "Something does not add up" in shown.getvalue()
+    written = page(report, "A <report>")
+    assert '<p class="verdict wrong">Something does not add up' in written
+    assert "A &lt;report&gt;" in written
