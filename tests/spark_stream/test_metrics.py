@@ -1,0 +1,159 @@
+"""Metrics of stores for Prometheus: as text, as a file, over HTTP."""
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_stream.metrics import METRICS, MetricsServer, StoreCollector, exposition, write_textfile
+from storage_core import Store
+
+Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Three volumes; ORDERS has 5 messages, of which the consumer `billing` has acknowledged 2 and got 3."""
+    made = Store.create([tmp_path / letter for letter in "abc"])
+    made.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    made.stream("ORDERS").append(pa.table({"subject": ["orders.new"] * 5, "data": [str(at) for at in range(5)]}))
+    consumer = made.stream("ORDERS").add_consumer({"name": "billing"})
+    consumer.fetch(3, 0)
+    consumer.ack([1, 2])
+    return made
+
+
+def parsed(text: str) -> Found:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped(*stores: object) -> Found:
+    return parsed(exposition([StoreCollector(stores)]))  # type: ignore[arg-type]
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    """Return the one sample of a metric that has these labels."""
+    (one,) = [value for (other, has), value in found.items() if other == name and labels.items() <= dict(has).items()]
+    return one
+
+
+def test_streams_and_consumers_are_as_their_info_says(store: Store) -> None:
+    found = scraped(store.paths)
+    stream = {"stream": "ORDERS", "store": store.id.hex()}
+    assert value(found, "jstream_stream_first_sequence", **stream) == 1
+    assert value(found, "jstream_stream_last_sequence", **stream) == 5
+    assert value(found, "jstream_stream_messages", **stream) == 5
+    assert value(found, "jstream_stream_bytes", **stream) == store.stream("ORDERS").info()["state"]["bytes"]
+    assert value(found, "jstream_stream_lost_messages", **stream) == 0
+    consumer = {**stream, "consumer": "billing"}
+    assert value(found, "jstream_consumer_delivered_sequence", **consumer) == 3
+    assert value(found, "jstream_consumer_ack_floor", **consumer) == 2
+    assert value(found, "jstream_consumer_pending", **consumer) == 2
+    assert value(found, "jstream_consumer_ack_pending", **consumer) == 1
+    assert value(found, "jstream_consumer_lag_messages", **consumer) == 3
+    assert value(found, "jstream_consumer_lag_seconds", **consumer) > 0
+    assert value(found, "jstream_consumer_paused", **consumer) == 0
+    assert value(found, "jstream_consumer_problem", **consumer) == 0
+    assert value(found, "jstream_up") == 1
+
+
+def test_one_volume_leads_and_every_copy_is_in_one_state(store: Store) -> None:
+    store.scrub()
+    found = scraped(store.paths)
+    cluster = store.cluster_info()
+    for volume in cluster["volumes"]:
+        name = volume["name"]
+        assert value(found, "jstream_leader", volume=name) == (name == cluster["leader"])
+        assert value(found, "jstream_volume_state", volume=name, state="current") == 1
+        assert value(found, "jstream_volume_state", volume=name, state="damaged") == 0
+        assert value(found, "jstream_volume_bytes", volume=name) == volume["bytes"]
+        assert value(found, "jstream_replica_state", volume=name, stream="ORDERS", state="current") == 1
+        assert value(found, "jstream_replica_lag", volume=name) == 0
+        assert value(found, "jstream_replica_last_scrub_timestamp_seconds", volume=name) > 1.7e9
+    assert value(found, "jstream_term") == cluster["term"]
+    assert value(found, "jstream_index") == cluster["index"]
+
+
+def test_damaged_copy_is_seen_at_the_next_look(store: Store) -> None:
+    collector = StoreCollector([store.paths])
+    name = store.cluster_info()["volumes"][1]["name"]
+    assert value(parsed(exposition([collector])), "jstream_replica_missing_blocks", volume=name) == 0
+    (block,) = Path(store.paths[1]).rglob("*.blk")
+    block.unlink()
+    found = parsed(exposition([collector]))
+    assert value(found, "jstream_replica_missing_blocks", volume=name) == 1
+    assert value(found, "jstream_replica_state", volume=name, state="current") == 0
+
+
+def test_looking_writes_nothing(store: Store) -> None:
+    before = store.index(), {path: path.stat().st_mtime_ns for one in store.paths for path in Path(one).rglob("*")}
+    scraped(store.paths)
+    after = store.index(), {path: path.stat().st_mtime_ns for one in store.paths for path in Path(one).rglob("*")}
+    assert after == before
+
+
+def test_store_that_is_gone_is_down_and_up_again_when_it_is_back(store: Store, tmp_path: Path) -> None:
+    other = Store.create(tmp_path / "other")
+    other.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    collector = StoreCollector([store.paths, tmp_path / "other"])
+    parsed(exposition([collector]))
+    (tmp_path / "other").rename(tmp_path / "away")
+    found = parsed(exposition([collector]))
+    assert value(found, "jstream_up", path=str(tmp_path / "other")) == 0
+    assert value(found, "jstream_up", path=",".join(store.paths)) == 1
+    assert value(found, "jstream_stream_messages", stream="ORDERS") == 5
+    (tmp_path / "away").rename(tmp_path / "other")
+    found = parsed(exposition([collector]))
+    assert value(found, "jstream_up", path=str(tmp_path / "other")) == 1
+    assert value(found, "jstream_stream_messages", store=other.id.hex(), stream="ORDERS") == 0
+
+
+def test_every_metric_is_described_and_none_is_missing(store: Store) -> None:
+    store.scrub()
+    text = exposition([StoreCollector([store.paths])])
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert names == set(METRICS)
+    assert all(f"# HELP {name} {meaning}" in text for name, (_, meaning) in METRICS.items())
+
+
+def test_file_is_replaced_as_a_whole(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "jstream.prom"
+    for count in (5, 6):
+        write_textfile([StoreCollector([store.paths])], file)
+        assert value(parsed(file.read_text()), "jstream_stream_last_sequence") == count
+        store.stream("ORDERS").publish("orders.new", b"x")
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == [file]
+
+
+@pytest.fixture
+def server(store: Store) -> Iterator[MetricsServer]:
+    with MetricsServer([StoreCollector([store.paths])], port=0) as made:
+        yield made
+
+
+def test_each_request_looks_anew(store: Store, server: MetricsServer) -> None:
+    for last in (5, 6):
+        with urllib.request.urlopen(server.url) as answer:
+            assert value(parsed(answer.read().decode()), "jstream_stream_last_sequence") == last
+        store.stream("ORDERS").publish("orders.new", b"x")
+
+
+def test_port_that_is_taken_is_named(server: MetricsServer, store: Store) -> None:
+    with pytest.raises(OSError, match=f"metrics cannot be served on 127.0.0.1:{server.port}"):
+        MetricsServer([StoreCollector([store.paths])], port=server.port)
+
+
+@pytest.mark.parametrize("stores", [[], [[]]])
+def test_no_store_is_an_error(stores: list[list[str]]) -> None:
+    with pytest.raises(ValueError, match="metrics are of one store at least"):
+        StoreCollector(stores)
