@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage_core.store.consumer import Consumer
+from storage_core.store.query import QueryReader
 from storage_core.store.store import Store
 
 SUBJECTS = ("orders.eu", "orders.us")
@@ -154,6 +155,14 @@ class ConsumerMachine(RuleBasedStateMachine):
         done = consumer.nak(sequences, delay) if kind == "nak" else getattr(consumer, kind)(sequences)
         assert done == expected
 
+    @rule(process=PROCESSES, back=st.integers(0, 10))
+    def a_query_is_done_with_a_batch(self, process: int, back: int) -> None:
+        done = max(1, self.end - back)
+        query = QueryReader(self.stores[process], self.name, own=False)
+        query.acknowledge({"orders": query.at("orders", done).position})
+        self.model.waiting = {one: value for one, value in self.model.waiting.items() if one >= done}
+        self.model.next = max(self.model.next, done)
+
     @rule(process=PROCESSES, seconds=st.sampled_from([0, 15]))
     def pause(self, process: int, seconds: int) -> None:
         consumer = self.consumer(process)
@@ -197,12 +206,16 @@ class ConsumerMachine(RuleBasedStateMachine):
             self.machine.disk.lose_power()
         for one in range(2):
             self.reopen(one)
-        found = set(self.consumer(1 - process).state().outstanding().expand().tolist())
         state = self.consumer(1 - process).state()
-        after = self.model
-        is_after = found == set(after.waiting) and state.next_sequence >= after.next
-        if not is_after:
-            assert found >= set(before.waiting) & set(self.messages) and found <= set(before.waiting)
+        found = {
+            one: int(row["deliveries"])
+            for row in state.pending.rows
+            for one in range(int(row["first"]), int(row["end"]))
+        }
+        after = {one: times for one, (_, times) in self.model.waiting.items()}
+        if found != after or state.next_sequence < self.model.next:
+            waited = {one: times for one, (_, times) in before.waiting.items()}
+            assert found.items() <= waited.items() and set(found) >= set(waited) & set(self.messages)
             self.model = before
 
     @invariant()
