@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -215,23 +216,33 @@ def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
     return found
 
 
-def sweep(turn: Turn, stream: StreamState, env: Environment) -> None:
-    """Unlink what an import left in the stream's directory beside its blocks; what fails is swept by upkeep later."""
+def leftovers(turn: Turn, stream: StreamState, env: Environment) -> list[Path]:
+    """Return what lies in the directory of a stream to be and will be nobody's: records, and blocks it does not name.
+
+    Asked before the stream is there: afterwards others may have staged blocks that nothing names yet.
+    """
     named = {bytes(one) for one in stream.blocks.rows["block_id"]}
-
-    def is_left(name: str) -> bool:
-        block_id = block_id_of(name)
-        return name.endswith(PART_SUFFIX) or (block_id is not None and block_id not in named)
-
+    found: list[Path] = []
     for volume in turn.writable:
         directory = block_directory(volume.path, stream.incarnation)
         try:
-            left = [name for name in env.files.list_directory(directory) if is_left(name)]
-            for name in left:
-                remove(directory / name, env)
-            if left:
-                env.files.sync_directory(directory)
-        except FileNotFoundError:
+            names = env.files.list_directory(directory)
+        except OSError as error:
+            logger.info("%s: %s", directory, error)
             continue
+        for name in names:
+            block_id = block_id_of(name)
+            if name.endswith(PART_SUFFIX) or (block_id is not None and block_id not in named):
+                found.append(directory / name)
+    return found
+
+
+def sweep(paths: Sequence[Path], env: Environment) -> None:
+    """Unlink leftovers; what fails is swept by upkeep later."""
+    for path in paths:
+        remove(path, env)
+    for directory in sorted({path.parent for path in paths}):
+        try:
+            env.files.sync_directory(directory)
         except OSError as error:
             logger.warning("%s: %s", directory, error)

@@ -46,7 +46,16 @@ from storage_core.store import appends, placement
 from storage_core.store.backup_format import STATE_SIZE_MAX
 from storage_core.store.ensemble import translated
 from storage_core.store.environment import Environment
-from storage_core.store.import_assembly import WRITER, Assembled, PlannedStream, Work, assemble, is_whole, sweep
+from storage_core.store.import_assembly import (
+    WRITER,
+    Assembled,
+    PlannedStream,
+    Work,
+    assemble,
+    is_whole,
+    leftovers,
+    sweep,
+)
 from storage_core.store.import_config import stream_config, stream_names
 from storage_core.store.import_parts import (
     HEAD_FILE,
@@ -62,6 +71,7 @@ from storage_core.store.import_parts import (
 )
 from storage_core.store.placement import block_directory
 from storage_core.store.restored_streams import PREPARED_NS
+from storage_core.store.staging import PART_SUFFIX
 from storage_core.store.store import Store
 from storage_core.store.turn import Turn
 
@@ -220,8 +230,27 @@ class _Import:
                     "this one first"
                 )
             self._id = self._id or bytes.fromhex(writer.run)
+            self._sweep_records(there)
             self._tell(one, there, (), True, one.notes)
         return wanted
+
+    def _sweep_records(self, stream: StreamState) -> None:
+        """Unlink records that a run left which was killed after its streams had come."""
+        left: list[Path] = []
+        for volume in self._store.volumes():
+            directory = block_directory(volume.path, stream.incarnation)
+            left += [directory / name for name in self._names_in(directory) if name.endswith(PART_SUFFIX)]
+        if left:
+            with self._store.turn():
+                sweep(left, self._env)
+
+    def _names_in(self, directory: Path) -> list[str]:
+        """Return the names in a directory; none if it cannot be read."""
+        try:
+            return self._env.files.list_directory(directory)
+        except OSError as error:
+            logger.info("%s: %s", directory, error)
+            return []
 
     def _find_prepared(self, state: StoreState, wanted: Sequence[PlannedStream]) -> dict[bytes, _Prepared]:
         """Return, by digest of their source, the directories that an import like this one has begun to fill."""
@@ -322,9 +351,9 @@ class _Import:
             records[record.incarnation][record.number] = record
         with self._store.turn() as turn:
             made = [assemble(turn, work, records[work.stream.incarnation], self._id, self._env) for work in works]
+            left_over = [path for one in made for path in leftovers(turn, one.stream, self._env)]
             self._store.propose(turn, self._command(made))
-            for one in made:
-                sweep(turn, one.stream, self._env)
+            sweep(left_over, self._env)
         for work, one in zip(works, made, strict=True):
             self._tell(work.planned, one.stream, one.records, False, one.notes)
 
@@ -337,7 +366,7 @@ class _Import:
         numbers = {part_file(task.number): task.number for task in work.tasks}
         found: dict[int, PartRecord] = {}
         for directory in work.target.directories:
-            for name in set(self._env.files.list_directory(Path(directory.path))) & set(numbers):
+            for name in set(self._names_in(Path(directory.path))) & set(numbers):
                 if numbers[name] in found:
                     continue
                 record = read_record(Path(directory.path) / name, self._env.files)
