@@ -41,10 +41,11 @@ class ForeignPart:
 
     def split(self, row_count_max: int) -> "list[ForeignPart]":
         """Return parts of at most `row_count_max` messages, or the whole if nobody knows where its messages are."""
-        if not self.part.known:
-            return [self]
         removed = SequenceSet.decode(self.part.removed)
         shown = SequenceSet.from_ranges([(self.part.first, self.part.end)]).difference(removed)
+        # Several copies can be cut anywhere, but not where a damaged one may have held anything.
+        if not (self.part.known or (isinstance(self.part, UnionSlice) and len(shown) <= 2 * self.part.row_count)):
+            return [self]
         rows = np.cumsum(shown.ends - shown.starts)
         cuts = np.arange(row_count_max, int(rows[-1]), row_count_max)
         run = np.searchsorted(rows, cuts, side="right")
