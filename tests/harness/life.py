@@ -87,6 +87,15 @@ def abort(store: Store) -> None:
     assert store.abort(transaction)
 
 
+def compact(store: Store) -> None:
+    """Merge what fits together now that larger blocks are allowed."""
+    for name in ("orders", "notes"):
+        store.edit_stream({"name": name, "block_max_msgs": 9})
+    assert store.compact(["orders", "notes"])["runs"] == 2
+    for name in ("orders", "notes"):
+        store.edit_stream({"name": name, "block_max_msgs": 2})
+
+
 def _add(name: str) -> Callable[[ModelStore], None]:
     def expect(model: ModelStore) -> None:
         model.streams[name] = ModelStream()
@@ -160,6 +169,7 @@ STEPS = (
     Step(
         "append after the purge", lambda store: store.stream("orders").append(to_table(LAST)), _append("orders", LAST)
     ),
+    Step("compact", compact, _nothing),
     Step("maintain at the end", lambda store: store.maintain(), _nothing),
 )
 

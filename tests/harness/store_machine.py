@@ -77,6 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.step = 0
         self.incarnations: dict[str, bytes] = {}
         self.pending: list[Pending] = []
+        self.latest_ns = 0  # that the clock has ever said
         self.used_msg_ids: set[tuple[bytes, str]] = set()  # of messages that were removed since
 
     @initialize(
@@ -287,6 +288,21 @@ class StoreMachine(RuleBasedStateMachine):
             assert [one for start, end in stream.gaps() for one in range(start, end)] == missing
             assert state["num_deleted"] == len(missing)
 
+    @rule(process=PROCESSES, count=st.integers(2, 6))
+    def compact(self, process: int, count: int) -> None:
+        for name in self.model.streams:
+            self.stores[process].edit_stream({"name": name, "block_max_msgs": count})
+        assert self.stores[process].compact()["unreadable"] == []
+        self.compare(self.stores[1 - process])
+
+    @rule(process=PROCESSES, call=st.integers(0, 60), fault=st.sampled_from(["kill", "power", "EIO", "ENOSPC"]))
+    def fault_in_a_merge(self, process: int, call: int, fault: str) -> None:
+        for name in self.model.streams:
+            self.stores[process].edit_stream({"name": name, "block_max_msgs": 50})
+        self.meet(process, call, fault, lambda: self.stores[process].compact())
+        self.stores[process].maintain()
+        self.compare(self.stores[process])
+
     @rule(process=PROCESSES)
     def verify_and_maintain(self, process: int) -> None:
         self.stores[process].maintain()
@@ -298,6 +314,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.step % 3 == 0)
     @rule(seconds=st.sampled_from([1, 1501, 7001, -503, -3001]))
     def clock_jumps(self, seconds: int) -> None:
+        self.latest_ns = max(self.latest_ns, self.machine.clock.now)
         self.machine.clock.now += seconds * SECOND_NS
 
     @precondition(lambda self: self.step % 3 == 1)
@@ -323,13 +340,18 @@ class StoreMachine(RuleBasedStateMachine):
         name, rows = what
         if (stream := self.stream(process, name)) is None:
             return
-        rows, files = self.fresh(name, rows), self.files[process]
+        rows, before = self.fresh(name, rows), self.machine.clock.now
+        acked = self.meet(process, call, fault, lambda: stream.append([to_table(rows)]))
+        self.settle(process, name, rows, before, acked)
+
+    def meet(self, process: int, call: int, fault: str, act: Callable[[], object]) -> bool:
+        """Let a process meet a fault in what it does, and begin anew; return whether it was done."""
+        files = self.files[process]
         number = len(files.calls) + call
         errors = {"EIO": 5, "ENOSPC": 28}
         files.judge = fail_at(number, errors[fault]) if fault in errors else end_at(number)
-        before = self.machine.clock.now
         try:
-            stream.append([to_table(rows)])
+            act()
             acked = True
         except (ProcessEnded, StorageError):
             acked = False
@@ -340,7 +362,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif not files.ended:
             files.end()
         self.reopen(process)
-        self.settle(process, name, rows, before, acked)
+        return acked
 
     def settle(self, process: int, name: str, rows: list[Row], before: int, acked: bool) -> None:
         """Learn whether an append with a fault in it is there; if it was acked, it is."""
@@ -419,8 +441,16 @@ class StoreMachine(RuleBasedStateMachine):
                     messages[sequence] = replace(messages[sequence], timestamp_ns=row.timestamp_ns)
 
     def fresh(self, name: str, rows: list[Row]) -> list[Row]:
-        """Return the rows without msg_ids of messages that were removed: whether those count depends on the blocks."""
+        """Return the rows without msg_ids of which it depends on the blocks whether they count.
+
+        Those are of messages that were removed; and, if the clock was set back, those that had been forgotten: merged
+        blocks count by the newest of those that they were made of.
+        """
         spent = {msg_id for incarnation, msg_id in self.used_msg_ids if incarnation == self.incarnations[name]}
+        model = self.model.streams[name]
+        if self.machine.clock.now < self.latest_ns:
+            since = self.latest_ns - model.duplicate_window_ns
+            spent |= {msg_id for msg_id, (_, time_ns) in model.msg_ids.items() if time_ns < since}
         return [replace(row, msg_id=None) if row.msg_id in spent else row for row in rows]
 
     def removed(self, name: str, expect: Callable[[], int], act: Callable[[], int]) -> None:

@@ -6,6 +6,7 @@ A seed that fails is repeated by `python tests/simulation/replay_store.py SEED`.
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness.cases import REPORTS
+from harness.whole.plan import Plan
 from harness.whole.world import World
 from mutants.store.store_mutants import MUTANTS, made
 
@@ -20,6 +22,7 @@ from storage_core.errors import StorageError
 
 SEED_COUNT = 200
 PARTS = 8
+MERGING_SEED_COUNT = 40  # on top of those, with processes that merge blocks
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
 
@@ -30,6 +33,8 @@ KEPT_SEEDS = {
     226: "the name of a stream's directory, of which a sync had failed, was believed to be durable after the next one",
     360: "one volume of three could not be read while old snapshots were dropped, and the whole turn failed",
 }
+
+KEPT_MERGING_SEEDS: dict[int, str] = {}
 
 # Where each mistake was found, so that it is found soon; if not there, then in the first seeds.
 FOUND_AT = {
@@ -51,12 +56,13 @@ FOUND_AT = {
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
 
-def run(seed: int) -> World:
-    world = World(seed)
+def run(seed: int, merging: bool = False) -> World:
+    world = World(seed, plan=Plan.of(Random(seed)).with_merging() if merging else None)
     try:
         world.run()
     except Exception as error:
-        error.args = (f"python tests/simulation/replay_store.py {seed}: {error}",)
+        how = f"{seed}{' --merging' if merging else ''}"
+        error.args = (f"python tests/simulation/replay_store.py {how}: {error}",)
         raise
     return world
 
@@ -79,11 +85,23 @@ def test_a_kept_seed_holds(seed: int) -> None:
     run(seed)
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_promises_hold_in_every_seed_in_which_blocks_are_merged(part: int) -> None:
+    worlds = [run(seed, merging=True) for seed in range(part, MERGING_SEED_COUNT, 2)]
+    report(f"whole store with merging, part {part}", worlds)
+    assert sum(one.merged_count for one in worlds) > MERGING_SEED_COUNT / 2
+
+
+@pytest.mark.parametrize("seed", sorted(KEPT_MERGING_SEEDS))
+def test_a_kept_seed_with_merging_holds(seed: int) -> None:
+    run(seed, merging=True)
+
+
 @pytest.mark.soak
 def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
     end, worlds = time.monotonic() + soak_seconds, list[World]()
     while time.monotonic() < end:
-        worlds.append(run(SOAK_FIRST + len(worlds)))
+        worlds.append(run(SOAK_FIRST + len(worlds), merging=len(worlds) % 3 == 2))
     report("whole store, soak", worlds)
     assert worlds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.life import stage, to_table
 from harness.model import SEEN_COLUMNS, ModelStream, Row, rows_of, seen_in_store
 from harness.processes import SECOND_NS
-from harness.whole.expectation import Model, Operation, Refusal
+from harness.whole.expectation import Model, Operation, Refusal, Violation
 
 from storage_core.errors import (
     AlreadyExistsError,
@@ -48,6 +48,7 @@ class Operations:
         self._world, self._random = world, world.random
         self.pending: list[Pending] = []
         self._number = 0
+        self._latest_ns = 0  # that the clock has ever said
 
     def begin(self) -> None:
         for name in NAMES[: self._random.choice((1, 2))]:
@@ -135,9 +136,16 @@ class Operations:
     def _known_msg_id(self, name: str) -> str | None:
         """Return one of a message that is there in any case: whether those of removed ones count is not promised."""
         there: set[str] | None = None
+        now = self._world.machine.clock.now
         for model in self._world.expectation.models:
             stream = model.streams.get(name)
-            known = {one for one, (at, _) in stream.msg_ids.items() if at in stream.messages} if stream else set()
+            # If the clock was set back, what had been forgotten may have been merged, and count by another's time.
+            since = self._latest_ns - stream.duplicate_window_ns if stream and now < self._latest_ns else 0
+            known = (
+                {one for one, (at, time_ns) in stream.msg_ids.items() if at in stream.messages and time_ns >= since}
+                if stream
+                else set()
+            )
             there = known if there is None else there & known
         return self._random.choice(sorted(there)) if there else None
 
@@ -244,7 +252,7 @@ class Operations:
         config = {
             "name": name,
             "subjects": [f"{name}.>"],
-            "block_max_msgs": self._random.choice((2, 3, 100)),
+            "block_max_msgs": self._random.choice(self._world.plan.block_sizes),
             "duplicate_window": "1h",
             "num_replicas": self._world.plan.volume_count,
         }
@@ -305,6 +313,15 @@ class Operations:
     def _maintain(self) -> Operation:
         return Operation("maintain", lambda store: store.maintain(), compared=False)
 
+    def _compact(self) -> Operation:
+        def act(store: Store) -> None:
+            done = store.compact()
+            self._world.merged_count += done["runs"]
+            if done["unreadable"] and not self._world.volumes.bad and not self._world.volumes.blacked_out:
+                raise Violation(f"blocks cannot be read whole from any copy: {done['unreadable']}")
+
+        return Operation("compact", act, compared=False)
+
     def _snapshot(self) -> Operation:
         def act(store: Store) -> None:
             with store.turn() as turn:
@@ -330,6 +347,7 @@ class Operations:
     def _jump_clock(self) -> None:
         seconds = self._random.choice(CLOCK_JUMPS_S)
         self._world.note(f"    the clock jumps by {seconds} s")
+        self._latest_ns = max(self._latest_ns, self._world.machine.clock.now)
         self._world.machine.clock.now += seconds * SECOND_NS
 
     def _lose_power(self) -> None:

@@ -1,7 +1,7 @@
 """What a seed decides before a simulated store begins: how many volumes and processes, how bad, how often."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 STEPS_MIN, STEPS_MAX = 12, 36
@@ -36,6 +36,14 @@ class Plan:
     probe_share: float  # of steps after which it is asked what a power loss would leave
     snapshot_every: int  # entries
     graveyard_keep: str
+    block_sizes: tuple[int, ...] = (2, 3, 100)  # messages, of which streams get one
+
+    def with_merging(self) -> "Plan":
+        """Return the plan with blocks that can be merged, and processes that merge them."""
+        operations = {
+            **self.operations, "compact": 16, "append": 24, "remove": 6, "publish": 2, "purge": 2, "delete_stream": 1,
+        }  # fmt: skip
+        return replace(self, operations=operations, block_sizes=(3, 100, 100))
 
     @property
     def tolerated(self) -> int:

@@ -62,6 +62,7 @@ class World:
         self._running: Operation | None = None
         self._started = 0
         self.step_count = self.call_count = 0
+        self.merged_count = 0  # runs of blocks
 
     def note(self, text: str) -> None:
         if self._trace is not None:
