@@ -15,7 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from storage_core.comparison import CopyDrift, State
 from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+from storage_core.foreign.side_by_side import compare
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "data" / "nats"
@@ -61,6 +63,39 @@ are all read; the others are lost to everybody.
 """
 FOOT = """
 The stores without damage ({healthy}) read exactly as a client got them; the encrypted ones with their key.
+
+## Copies side by side
+
+Given the directories of several nodes, `load("n1,n2,n3")` reads the copies of a stream as one, and `jstream drift nats
+n1 n2 n3` shows where they differ ([guide](guide/rescue.md)). *Served* is what a client got from the cluster.
+
+| case | served | read of all copies together | whole | what differs |
+|---|---|---|---|---|
+{replicas}
+
+What is read is decided for each sequence by a vote of the copies. A copy has a message with some content (sequence,
+subject, time, headers and data, compared by a 64-bit hash, after its own checksum held), or it says that the message
+was removed (its index or a tombstone says so, or a whole block has no record of it), or it has no vote: its bytes are
+damaged, its file is gone, or it never came so far.
+
+| | what is served | rule |
+|---|---|---|
+| more copies say *removed* than have a message | nothing; so a follower that lags does \
+not bring deleted messages back | `removed` |
+| as many or fewer say so | the message: what was deleted can be deleted again, what was lost is lost | `kept` |
+| more than half of the copies that have a message have the same one | that one | `majority` |
+| no majority, one content is in more copies than any other | that one | `most copies` |
+| no majority, several contents are in as many copies | of these, the message that was stored \
+last: a leader that was elected later writes over what an earlier one had not replicated. Stored in the same \
+nanosecond: the greater hash | `latest` |
+
+The order in which directories are given changes nothing. In the last two rows nobody can tell what is right: such a
+read fails and names the sequences, unless `failOnDataLoss=false` says to go on by the rule. Every difference, with the
+rule that settled it, is in `option("table", "damage")` and in `jstream drift`, and a read logs it. A message that is
+damaged in one copy and whole in another costs nothing; one that no copy has whole is lost, and fails a read as it does
+with one copy.
+
+With `layout=stan` no copy says *removed*: a channel has no deletes, and slices that its limits dropped leave no trace.
 """
 
 
@@ -115,7 +150,27 @@ def page() -> str:
     lines = ["| case | what happened | written | served | read | told as damage |", "|---|---|---|---|---|---|"]
     lines += [line for case in names() if case in HAPPENED for line in _lines(case)]
     healthy = ", ".join(f"`{case}`" for case in names() if case not in HAPPENED)
-    return HEAD + "\n".join(lines) + "\n" + FOOT.format(healthy=healthy)
+    replicas = "\n".join(_together(case) for case in names() if case.startswith("r3-"))
+    return HEAD + "\n".join(lines) + "\n" + FOOT.format(healthy=healthy, replicas=replicas)
+
+
+def together(case: str) -> list[dict[str, Any]]:
+    """Return what is read of all copies of the stream of a case together."""
+    store = open_foreign(CASES / case / "store")
+    parts = store.plan(info(case)["stream"], COLUMNS)
+    return [row for part in parts for batch in read_foreign_slice(part, COLUMNS) for row in batch.to_pylist()]
+
+
+def _together(case: str) -> str:
+    found = compare(open_foreign(CASES / case / "store"), info(case)["stream"])
+    whole = ", ".join(copy.label for copy in found.copies if copy.whole)
+    told = "; ".join([*(f"{copy.label}: {_counts(copy)}" for copy in found.copies if not copy.whole), *found.notes])
+    served_count = len(messages(case, "expected"))
+    return f"| `{case}` | {served_count} | {len(together(case))} | {whole} | {told or 'nothing'} |"
+
+
+def _counts(copy: CopyDrift) -> str:
+    return ", ".join(f"{copy.count(state)} {state.label}" for state in State if copy.count(state))
 
 
 def _lines(case: str) -> Iterator[str]:

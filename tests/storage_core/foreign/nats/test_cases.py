@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import rescue_table
-from rescue_table import CASES, HAPPENED, Copy, info, messages, names, page, read, served
+from rescue_table import CASES, HAPPENED, Copy, info, messages, names, page, read, served, together
 
 from storage_core.errors import CorruptionError
 from storage_core.foreign.nats.block import read_block
@@ -86,6 +86,11 @@ def test_each_node_of_a_cluster_is_read_as_the_copy_that_it_is(name: str) -> Non
         else:
             assert got == expected
             assert len(got) == nodes[copy.node]["messages"]
+
+
+@pytest.mark.parametrize("case", [name for name in names() if name.startswith("r3-")])
+def test_copies_together_are_what_a_client_got(case: str) -> None:
+    assert together(case) == messages(case, "expected")
 
 
 def test_the_page_says_what_is_read() -> None:
