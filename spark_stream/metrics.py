@@ -8,7 +8,7 @@ Needs `prometheus-client`: pip install 'pyspark-jstream[metrics]'. Needs no Spar
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -197,9 +197,15 @@ def write_textfile(collectors: Iterable[Collector], file: str | Path) -> None:
 class MetricsServer:
     """Serves metrics over HTTP, from a thread of its own, until it is closed; a context manager."""
 
-    def __init__(self, collectors: Iterable[Collector], port: int = PORT, address: str = ADDRESS) -> None:
+    def __init__(
+        self,
+        collectors: Iterable[Collector],
+        port: int = PORT,
+        address: str = ADDRESS,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve on this port of the address, on a free one if it is 0. Raises OSError that says which is taken."""
-        self._address = address
+        self._address, self._on_close = address, on_close
         try:
             self._server, self._thread = start_http_server(port, address, registry_of(collectors))
         except OSError as error:
@@ -215,9 +221,12 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop serving; once more does nothing."""
+        if not self._thread.is_alive():
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._on_close()
 
     def __enter__(self) -> "MetricsServer":
         return self

@@ -168,7 +168,10 @@ def serve_metrics(
             return families
 
     server = MetricsServer(
-        [StoreCollector([stores] if isinstance(stores, (str, Path)) else stores), QueryCollector()], port, address
+        [StoreCollector([stores] if isinstance(stores, (str, Path)) else stores), QueryCollector()],
+        port,
+        address,
+        on_close=lambda: spark.streams.removeListener(listener),
     )
     spark.streams.addListener(listener)
     return server
