@@ -25,7 +25,7 @@ from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState, pending_set
 from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
-from storage_core.metadata.reconcile import CONTINUE, Action, Decision
+from storage_core.metadata.reconcile import CONTINUE, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe, fetching
@@ -116,7 +116,7 @@ class Consumer:
             return made
         before = str(consumer.next_sequence - 1)
         if made.action is Action.FAIL:
-            if not consumer.events or consumer.events[-1].reason != made.reason:
+            if not consumer.events or not says_the_same(consumer.events[-1].reason, made.reason):
                 event = Event("consumer_failed", stream.name, self.name, "", before, before, made.reason)
                 self._store.propose(turn, TellConsumer(self._incarnation, self.name, (event,)))
             return made

@@ -40,6 +40,7 @@ from storage_core.metadata.reconcile import (
     decide_without_stream,
     facts_of,
     position_at,
+    says_the_same,
 )
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumer import move_of
@@ -432,5 +433,8 @@ class QueryReader:
 
 def _is_told(state: StoreState, event: Event) -> bool:
     """Return whether the store knows an event that says the same."""
-    said = (event.kind, event.stream, event.consumer, event.before, event.after, event.reason)
-    return any((one.kind, one.stream, one.consumer, one.before, one.after, one.reason) == said for one in state.events)
+    said = (event.kind, event.stream, event.consumer, event.before, event.after)
+    return any(
+        (one.kind, one.stream, one.consumer, one.before, one.after) == said and says_the_same(one.reason, event.reason)
+        for one in state.events
+    )

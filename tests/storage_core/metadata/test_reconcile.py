@@ -21,6 +21,7 @@ from storage_core.metadata.reconcile import (
     decide,
     decide_without_stream,
     position_at,
+    says_the_same,
 )
 from storage_core.sequences import SequenceSet
 
@@ -261,3 +262,14 @@ def test_a_stream_that_is_gone_is_left_or_fails() -> None:
         f"was deleted since it was read up to sequence 1844: everything of its incarnation {OURS.hex()}" in left.reason
     )
     assert decide_without_stream(AT_THE_END, "ORDERS", FAIL).action is Action.FAIL
+
+
+def test_a_reason_is_the_same_when_the_stream_has_only_grown() -> None:
+    def reason(end: int, shared: int = 1001) -> str:
+        runs = ((b"history1", 1), (b"history2", shared))
+        return decide(AT_THE_END, facts(end, runs), NOTHING, CONTINUE).reason
+
+    assert reason(1101) != reason(2101) and says_the_same(reason(1101), reason(2101))
+    empty, filled = (decide(AT_THE_END, facts(end, ((b"history2", 1),)), NOTHING, CONTINUE).reason for end in (1, 101))
+    assert "it holds no messages" in empty and says_the_same(empty, filled)
+    assert not says_the_same(reason(1101), reason(1101, shared=1002))

@@ -68,9 +68,10 @@ def begin(machine: Machine, start: Start, name: str = "etl") -> QueryPosition:
 
 def settle(machine: Machine, at: QueryPosition, policy: str, name: str | None = None) -> QueryPosition:
     reader = QueryReader(machine.open(), name)
-    (settled,) = reader.settle({"orders": at}, policy, REMEDY).values()
-    reader.close()
-    return settled
+    try:
+        return reader.settle({"orders": at}, policy, REMEDY)["orders"]
+    finally:
+        reader.close()
 
 
 def read_on(machine: Machine, at: QueryPosition, sequence: int) -> QueryPosition:
@@ -226,6 +227,18 @@ def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(mac
     settle(machine, lost, CONTINUE, "etl")  # killed before Spark has taken note
     assert len(consumer(machine).info()["events"]) == 1
     assert delivered(machine) == 10
+
+
+def test_a_query_that_keeps_failing_while_its_stream_grows_is_written_down_once(machine: Machine) -> None:
+    older = older_copy(machine)
+    begin(older, Start(1))
+    put(machine.open().stream("orders"), 10)
+    ahead = read_on(machine, QueryReader(machine.open()).at("orders", 1), 21)
+    for count in (5, 20):
+        put(older.open().stream("orders"), count)
+        with pytest.raises(DataLossError, match="11 to 20, which were read, are gone"):
+            settle(older, ahead, FAIL, "etl")
+    assert len(state(older).events) == 1
 
 
 def test_a_loss_that_is_declared_while_a_batch_runs_is_told_with_the_next(machine: Machine) -> None:
