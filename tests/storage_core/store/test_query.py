@@ -4,10 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from harness.faults import LOCKING, Call
+from harness.cases import REPORTS
+from harness.faults import CHANGING, LOCKING, Call, FaultyFiles, Judge, end_at, let_everything_happen
 from harness.life import to_table
 from harness.model import Row
 from harness.processes import Machine
+from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import DataLossError, NotFoundError, ReadOnlyError
 from storage_core.metadata.consumer_state import ConsumerState
@@ -337,6 +339,42 @@ def test_an_acknowledgement_never_moves_a_consumer_back(machine: Machine) -> Non
     acknowledge(machine, read_on(machine, at, 9))
     acknowledge(machine, read_on(machine, at, 5))
     assert delivered(machine) == 8
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_killed_at_any_call_a_query_has_begun_or_said_it_for_all_its_streams_or_for_none(volume_count: int) -> None:
+    machine = Machine(7, volume_count)
+    store = machine.create()
+    for name in ("orders", "notes"):
+        store.add_stream({"name": name}).append(to_table([Row(name, b"x")] * 10))
+    starts = {"orders": Start(3, LATEST), "notes": Start(3, LATEST)}
+
+    def begin_and_acknowledge(machine: Machine, judge: Judge) -> FaultyFiles:
+        files = machine.files(judge)
+        files.counted = (*CHANGING, *LOCKING)
+        store = machine.open(files)
+        reader = QueryReader(store, "etl")
+        try:
+            at = reader.begin(starts)
+            reader.acknowledge({one: onward(store.stream_state(one), at[one], 8).position for one in starts})
+        except ProcessEnded:
+            pass
+        return files
+
+    count = len(begin_and_acknowledge(machine.copy(), let_everything_happen).calls)
+    seen = set()
+    for number in range(count):
+        tried = machine.copy()
+        begin_and_acknowledge(tried, end_at(number)).end()
+        tried.disk.lose_power()
+        streams = tried.open().state().streams
+        found = {one.next_sequence for name in starts for one in streams[name].consumers.values()}
+        made = sum(len(streams[name].consumers) for name in starts)
+        assert len(found) <= 1 and made in (0, 2), f"call {number}: {found}"
+        seen |= found
+        assert places(QueryReader(tried.open(), "etl").begin(starts)) == {"orders": 3, "notes": 3}
+    assert seen == {3, 8}
+    REPORTS.append(f"a query that begins and acknowledges on {volume_count} volumes, killed at {count} calls")
 
 
 def test_what_was_said_of_another_lifetime_of_the_stream_is_passed_over(machine: Machine) -> None:
