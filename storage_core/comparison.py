@@ -132,13 +132,14 @@ class Conflict:
         return self.rule in Rule.SETTLED
 
     def describe(self) -> str:
+        """Return it as a sentence, for people."""
         what = f"sequence {self.first}" if self.end == self.first + 1 else f"sequences {self.first} to {self.end - 1}"
-        sides = [" and ".join(version) for version in self.versions]
+        sides = [_listed(version) for version in self.versions]
         told = f"{what}: one content in {', another in '.join(sides)}" if len(sides) > 1 else f"{what}: in {sides[0]}"
         if self.removed:
-            told += f", removed in {' and '.join(self.removed)}"
-        served = "nothing is served" if self.served is None else f"that of {' and '.join(self.versions[self.served])}"
-        return f"{told}; {served if self.served is None else served + ' is served'} ({self.rule})"
+            told += f", removed in {_listed(self.removed)}"
+        served = "nothing" if self.served is None else f"that of {sides[self.served]}"
+        return f"{told}; served is {served} ({self.rule})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -269,6 +270,10 @@ def labels_of(paths: Sequence[str]) -> list[str]:
 def drifts_json(drifts: Sequence[Drift]) -> Mapping[str, Any]:
     """Return the shape of `jstream drift --json`."""
     return {"ok": all(one.agrees for one in drifts), "streams": [one.to_json() for one in drifts]}
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return " and ".join([", ".join(labels[:-1]), labels[-1]]) if len(labels) > 1 else labels[0]
 
 
 def _messages(count: int) -> str:

@@ -12,7 +12,7 @@ from spark_stream.cli.render import counted, print_json, print_table, say
 from spark_stream.cli.verify import ProgressCall, progress_bar
 
 if TYPE_CHECKING:
-    from storage_core.comparison import CopyDrift, Drift
+    from storage_core.comparison import Drift
     from storage_core.foreign import ForeignStore
 
 PICTURE_SUFFIXES = (".png", ".html")
@@ -177,7 +177,7 @@ def draw(found: Sequence["Drift"], path: Path) -> None:
 
 def _print(found: Sequence["Drift"]) -> None:
     if found:
-        print_table(_COLUMNS, [_row(one, copy) for one in found for copy in one.copies], "Copies")
+        print_table(_COLUMNS, [row for one in found for row in _rows(one)], "Copies")
     for one in found:
         for note in one.notes:
             say(f"stream {one.stream}: {note}")
@@ -196,17 +196,26 @@ def _print(found: Sequence["Drift"]) -> None:
         say("no streams")
 
 
-def _row(drift: "Drift", copy: "CopyDrift") -> list[object]:
-    counts = copy.counts
-    return [
-        drift.stream,
-        copy.label,
-        counts["there"] + counts["different"],
-        counts["missing"],
-        counts["damaged"],
-        counts["different"],
-        copy.first,
-        copy.last,
-        copy.digest[:12] or None,
-        "whole" if copy.whole else "differs",
-    ]
+def _rows(drift: "Drift") -> list[list[object]]:
+    """Return a row for each copy; the same letter stands for the same content."""
+    letters: dict[str, str] = {}
+    rows: list[list[object]] = []
+    for copy in drift.copies:
+        counts = copy.counts
+        if copy.digest:
+            letters.setdefault(copy.digest, chr(ord("A") + len(letters)) if len(letters) < 26 else str(len(letters)))
+        rows.append(
+            [
+                drift.stream,
+                copy.label,
+                counts["there"] + counts["different"],
+                counts["missing"],
+                counts["damaged"],
+                counts["different"],
+                copy.first,
+                copy.last,
+                letters.get(copy.digest),
+                "whole" if copy.whole else "differs",
+            ]
+        )
+    return rows

@@ -21,7 +21,11 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you"
 DATA = Path(__file__).resolve().parents[2] / "data"
 # Stores of other servers that the guide's examples find in their directory.
-SERVERS = {"nats-data": DATA / "nats" / "consumers", "stan-data": DATA / "stan" / "damaged-truncated-msgs"}
+SERVERS = {
+    "nats-data": DATA / "nats" / "consumers",
+    "cluster": DATA / "nats" / "r3-lagging-follower",
+    "stan-data": DATA / "stan" / "damaged-truncated-msgs",
+}
 
 
 class Shell:
