@@ -233,7 +233,8 @@ def _count(part: UnionSlice, looks: list[list[Look]]) -> tuple[Vote, tuple[Ballo
 def _ballot(
     copy: CopyPart, shown: Digests, damage: Sequence[ForeignDamage], others_last: int, part: UnionSlice
 ) -> Ballot:
-    damaged, gone = [], []
+    damaged: list[tuple[int, int]] = []
+    gone: list[tuple[int, int]] = []
     for one in damage:
         if one.first is None or one.served:
             continue
