@@ -62,6 +62,7 @@ def run(
     from spark_stream.pipelines.state import PipelineState
 
     pipeline = _load(context, file, store)
+    _check_metrics(metrics_textfile)
     mode = CONTINUOUS if continuous else pipeline.trigger.mode
     state, stop = PipelineState(pipeline.checkpoint), Stop()
     with _failing_in_words(), state.lock("etl run"), _stopping(stop):
@@ -140,6 +141,7 @@ def backfill(
     from spark_stream.pipelines.state import PipelineState
 
     pipeline = _load(context, file, store)
+    _check_metrics(metrics_textfile)
     first_sequence, since_ns = _place(first, "--from")
     end_sequence, until_ns = _place(end, "--to")
     state = PipelineState(pipeline.checkpoint)
@@ -156,6 +158,18 @@ def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
     from spark_stream.pipelines.config import load_pipeline
 
     return load_pipeline(file, store or context.obj)
+
+
+def _check_metrics(textfile: Path | None) -> None:
+    """Raise CommandFailed before anything is run if metrics could not be written at its end."""
+    if textfile is None:
+        return
+    try:
+        import spark_stream.pipelines.metrics  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CommandFailed(str(error)) from error
+    if not textfile.absolute().parent.is_dir():
+        raise CommandFailed(f"--metrics-textfile {textfile}: its folder is not there")
 
 
 @contextmanager
@@ -188,7 +202,6 @@ def _finish(
     """Do the work, and say what it came to, however it ended: a line on stdout, a record, metrics."""
     from spark_stream.pipelines.failures import explain
     from spark_stream.pipelines.state import LAST_RUN
-    from spark_stream.pipelines.summary import write_metrics
 
     try:
         work()
@@ -199,6 +212,8 @@ def _finish(
         if remember:
             state.write(LAST_RUN, summary.to_json())
         if metrics_textfile is not None:
+            from spark_stream.pipelines.metrics import write_metrics
+
             write_metrics(summary, metrics_textfile)
         write(summary.line())
 

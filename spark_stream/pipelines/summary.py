@@ -1,9 +1,8 @@
-"""What a run did: counted batch by batch, as one JSON line and as metrics for Prometheus."""
+"""What a run did: counted batch by batch, as one JSON line."""
 
 import json
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spark_stream.pipelines.state import now_text
@@ -65,29 +64,3 @@ class Summary:
 
     def line(self) -> str:
         return json.dumps(self.to_json()) + "\n"
-
-
-def write_metrics(summary: Summary, file: Path) -> None:
-    """Write the counts of a run for the textfile collector of Prometheus' node exporter, whole or not at all."""
-    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-
-    registry = CollectorRegistry()
-    label = {"pipeline": summary.pipeline}
-
-    def gauge(name: str, text: str, value: float, **more: str) -> None:
-        labels = label | more
-        key = f"jstream_etl_{name}"
-        if key not in gauges:
-            gauges[key] = Gauge(key, text, list(labels), registry=registry)
-        gauges[key].labels(**labels).set(value)
-
-    gauges: dict[str, Any] = {}
-    gauge("last_run_success", "1 if the last run ended well, 0 if not", int(summary.ok))
-    gauge("last_run_end_timestamp_seconds", "When the last run ended, seconds since 1970", time.time())
-    gauge("last_run_duration_seconds", "How long the last run took", summary.duration_s)
-    gauge("last_run_batches", "Batches of the last run", summary.batches)
-    for kind, count in (("in", summary.rows_in), ("out", summary.rows_out), ("dead", summary.rows_dead)):
-        gauge("last_run_rows", "Messages read, rows stored and dead letters of the last run", count, kind=kind)
-    for stream, sequence in summary.end.items():
-        gauge("next_sequence", "The first sequence that the pipeline has not stored", sequence, stream=stream)
-    write_to_textfile(str(file), registry)

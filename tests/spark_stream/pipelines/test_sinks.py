@@ -1,0 +1,125 @@
+"""Pipelines into streams, Parquet and the console; and what is told before anything is read."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+CONSOLE = 'kind = "console"\n'
+
+
+@pytest.fixture
+def active(etl: Any, spark: SparkSession) -> Any:
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+    return etl
+
+
+def test_rows_go_to_another_stream_once(active) -> None:
+    etl = active
+    etl.store.add_stream({"name": "PAID", "subjects": ["paid.>"]})
+    etl.define('kind = "jstream"\nstream = "PAID"\nsubject = "paid.eu"\n', letters=True)
+    text = etl.file.read_text().replace("SELECT sequence, id, amount", "SELECT id AS data, headers")
+    etl.file.write_text(text)
+    etl.publish(1, 2, 3)
+    etl.say(b"nonsense")
+    assert etl.run()["rows_out"] == 3
+    etl.forget_commit()
+    assert etl.run()["rows_in"] == 4
+    stored = etl.store.stream("PAID").read(columns=["subject", "data"]).read_all().to_pylist()
+    assert [one["data"] for one in stored] == [b"o1", b"o2", b"o3"] and stored[0]["subject"] == "paid.eu"
+    assert len(etl.letters()) == 1
+
+
+def test_parquet_is_written_by_sparks_file_sink_and_dead_letters_by_a_query_beside(active, spark: SparkSession) -> None:
+    etl = active
+    etl.define('kind = "parquet"\npath = "table"\n', 'start = 2\nconsumer = "files"', letters=True)
+    etl.publish(1, 2, 3)
+    etl.say(b"nonsense")
+    summary = etl.run()
+    assert (summary["rows_in"], summary["rows_out"], summary["rows_dead"]) == (3, 2, 1)
+    etl.say(b"more nonsense")
+    etl.publish(5)
+    assert etl.run()["rows_out"] == 1
+    etl.forget_commit()
+    etl.run()
+    assert sorted(row["sequence"] for row in spark.read.parquet(etl.table).collect()) == [2, 3, 6]
+    assert [data for data, _ in etl.letters()] == [b"nonsense", b"more nonsense"]
+    assert "would not see what a backfill adds" in etl.fail("--from", 1, "--to", 2, verb="backfill")
+
+
+def test_the_console_shows_rows_before_the_summary(active) -> None:
+    active.define(CONSOLE + "rows = 2\n")
+    active.publish(1, 2, 3)
+    code, out, err = active.command("run", active.file)
+    assert code == 0, err
+    assert out.splitlines()[:3] == ["sequence  id  amount", "       1  o1       1", "       2  o2       2"]
+    assert active.summary(out)["rows_out"] == 3
+
+
+def test_check_prints_the_columns_and_changes_nothing(active) -> None:
+    active.define(CONSOLE, letters=True)
+    active.publish(1)
+    code, out, err = active.command("check", active.file)
+    assert (code, out.splitlines()) == (0, ["sequence bigint", "id string", "amount int"]), err
+    assert "source: stream ORDERS, 1 message" in err and "orders: good" in err
+    assert not (active.folder / "checkpoint").exists() and not (active.folder / "checkpoint.etl").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("FROM messages", "FROM mesages", "transform.sql: AnalysisException: [TABLE_OR_VIEW_NOT_FOUND]"),
+        ("amount INT", "amount INTT", "payload.schema: is not DDL that Spark takes"),
+        ('stream = "ORDERS"', 'stream = "ODERS"', "source.stream: no stream 'ODERS'"),
+        ('stream = "DEAD"', 'stream = "DED"', "dead_letters.stream: no stream 'DED'"),
+        (
+            'stream = "DEAD"',
+            'stream = "DEAD"\nsubject = "x.y"',
+            "dead_letters.subject: stream DEAD takes dead.orders, not x.y",
+        ),
+        ('stream = "DEAD"', 'stream = "ORDERS"\nsubject = "orders.dead"', "'ORDERS' is read by the source"),
+        ('kind = "console"', 'kind = "jstream"\nstream = "ORDERS"', "sink.stream: 'ORDERS' is the source"),
+        ('kind = "console"', 'kind = "jstream"\nstream = "DEAD"', "transform: a row for a stream has a column data"),
+    ],
+)
+def test_check_tells_what_would_not_run(active, before: str, after: str, told: str) -> None:
+    active.define(CONSOLE, letters=True)
+    text = active.file.read_text()
+    assert before in text
+    active.file.write_text(text.replace(before, after))
+    err = active.fail(verb="check", code=2)
+    assert f"{active.file}: " in err and told in err
+
+
+def test_a_second_run_says_who_holds_the_checkpoint(active) -> None:
+    active.define(CONSOLE)
+    hold = (
+        "import sys\nfrom spark_stream.pipelines.state import PipelineState\n"
+        "with PipelineState(sys.argv[1]).lock('etl run'):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", hold, str(active.folder / "checkpoint")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        err = active.fail()
+        assert f"is held by etl run, process {process.pid} on {os.uname().nodename}, since 2" in err
+        assert f"process {process.pid}" in active.status()["running"]
+        process.kill()
+    assert active.status()["running"] is None
+
+
+def test_a_lost_range_stops_the_run_with_its_sequences_and_is_passed_when_told(active) -> None:
+    etl = active
+    etl.define(CONSOLE)
+    etl.publish(1, 2)
+    etl.run()
+    etl.store.delete_stream("ORDERS")
+    etl.store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    etl.publish(3)
+    assert "DataLossError" in etl.fail()
+    etl.define(CONSOLE, "fail_on_data_loss = false")
+    assert etl.run()["rows_in"] == 1
