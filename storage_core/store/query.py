@@ -210,8 +210,8 @@ class QueryReader:
                 continue
             place = place_of(stream, found)
             places[name] = QueryPosition(place, told_kept(found.told, place.next_sequence))
-            if place.next_sequence != (found.query_start.sequence or stream.first_sequence):
-                logger.info(
+            if self._own and place.next_sequence != (found.query_start.sequence or stream.first_sequence):
+                logger.warning(
                     "stream %s: a query without a checkpoint goes on from consumer %s, at sequence %d",
                     name, found.name, place.next_sequence,
                 )  # fmt: skip

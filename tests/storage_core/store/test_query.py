@@ -1,6 +1,5 @@
 """What a streaming query does with the store: begin, settle, acknowledge; on 1 and 3 volumes."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -112,7 +111,6 @@ def test_first_use_makes_the_consumer_where_the_query_begins(machine: Machine) -
 def test_a_query_without_a_checkpoint_goes_on_where_its_consumer_stands(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     at = begin(machine, Start(1))
     assert "goes on from consumer" not in caplog.text
     acknowledge(machine, read_on(machine, at, 8))
