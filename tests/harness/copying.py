@@ -24,7 +24,7 @@ from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 600  # a driver that has got nowhere in that time is stuck
-LOOK_EVERY_S = 0.005
+LOOK_EVERY_S = 0.02
 
 DRIVER = """
 import json, os, random, signal, sys, uuid
