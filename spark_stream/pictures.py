@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN_COUNT_MAX = 400  # of a strip; each is 1.6 px or more wide, on any screen
 TOGETHER = "together"
-LABEL_SIZE_MAX = 18  # characters of a copy's name; of a longer one the end is shown
+LABEL_SIZE_MAX = 17  # characters of a copy's name; of a longer one the end is shown
 COLOURS = {State.THERE: "#56B4E9", State.MISSING: "#F0E442", State.DAMAGED: "#D55E00", State.DIFFERENT: "#000000"}
 LEGEND = {
     State.THERE: "there",
@@ -250,7 +250,7 @@ def _draw_legend(figure: "Figure", height: float) -> None:
 # --- SVG
 
 _LEFT, _WIDTH, _RIGHT, _ROW = 120, 640, 240, 26  # units of the picture
-_TOP, _BOTTOM = 52, 62
+_TOP, _BOTTOM = 52, 76
 
 
 def _svg(one: ReplicaMap) -> str:
@@ -301,7 +301,7 @@ def _svg_axis(one: ReplicaMap, y: int, unit: float) -> Iterable[str]:
         x = _LEFT + (tick - one.first) / one.column_size * unit
         yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + 4}" stroke="{TEXT_COLOUR}"/>'
         yield _text(x, y + 16, f"{tick:,}", size=10, anchor="middle")
-    yield _text(_LEFT + _WIDTH + 10, y + 4, one.scale, size=10, colour=QUIET_COLOUR)
+    yield _text(_LEFT + _WIDTH / 2, y + 32, one.scale, size=10, anchor="middle", colour=QUIET_COLOUR)
 
 
 def _svg_legend(y: int) -> Iterable[str]:

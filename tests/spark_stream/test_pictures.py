@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from spark_stream.pictures import (
     COLOURS,
     COLUMN_COUNT_MAX,
+    LABEL_SIZE_MAX,
     NEEDS_MATPLOTLIB,
     TOGETHER,
     layout,
@@ -196,7 +197,7 @@ def test_long_names_keep_their_end() -> None:
     one = drift(copy("a/very/long/name/of/a/node-1", (1, 5, T)))
     (axes,) = replica_map(one).axes
     (label,) = (text.get_text() for text in axes.get_yticklabels())
-    assert len(label) == 18
+    assert len(label) == LABEL_SIZE_MAX
     assert label.endswith("/of/a/node-1")
 
 
