@@ -89,9 +89,6 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
             "'delta' needs Delta's JARs in the session: set JSTREAM_DELTA_JARS to a folder with them, or "
             '"spark.jars.packages" below [spark]',
         )
-    for name, value in pipeline.spark.items():
-        if spark.conf.isModifiable(name):
-            spark.conf.set(name, value)
     made = Prepared(pipeline, spark, payload_fields(spark, pipeline), load_transform(pipeline))
     # Over no messages: whatever is wrong with the transformation is told before the query starts.
     rows = made.rows(made.parsed(no_messages(spark)))

@@ -7,7 +7,7 @@ still be set.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,8 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
     """Yield a session; stop it at the end if it was made here."""
     active = SparkSession.getActiveSession()
     if active is not None:
-        yield active
+        with _settings_in(active, pipeline.spark):
+            yield active
         return
     builder = SparkSession.builder.appName(f"jstream etl {pipeline.name}")
     submitted = SUBMITTED_VARIABLE in os.environ
@@ -54,6 +55,23 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def _settings_in(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a session that is somebody else's have these settings until the block ends, those that can still be set."""
+    chosen = {name: value for name, value in settings.items() if session.conf.isModifiable(name)}
+    before: dict[str, str | None] = {name: session.conf.get(name, None) for name in chosen}
+    for name, value in chosen.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
 
 
 def local_settings(pipeline: Pipeline) -> dict[str, str]:

@@ -21,6 +21,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.delta]
 ROOT = Path(spark_stream.etl.__file__).resolve().parent.parent
 PATIENCE_S = 240.0
 SETTINGS = '[spark]\n"spark.master" = "local[2]"\n"spark.sql.shuffle.partitions" = 1\n'
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 
 
 def fill(etl: Any, count: int) -> None:
@@ -34,7 +38,8 @@ def start(etl: Any, *words: str, by_spark_submit: bool = False) -> "subprocess.P
     if by_spark_submit:
         jars = ",".join(map(str, Path(os.environ["JSTREAM_DELTA_JARS"]).glob("*.jar")))
         submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
-        command = [*submit, "--master", "local[2]", "--jars", jars, spark_stream.etl.__file__]
+        settings = [word for pair in DELTA.items() for word in ("--conf", "=".join(pair))]
+        command = [*submit, "--master", "local[2]", "--jars", jars, *settings, spark_stream.etl.__file__]
     else:
         command = [sys.executable, "-m", "spark_stream.cli", "etl"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

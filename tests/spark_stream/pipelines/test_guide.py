@@ -1,0 +1,105 @@
+"""docs/guide/etl.md and docs/scheduling.md: their files are written, their commands run, in order, in one folder.
+
+Blocks `sh` are commands, each of which must end well. Blocks `toml` and `py` that begin with a comment are files of
+that name.
+"""
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from spark_stream.cli.app import app
+from storage_core import Store
+
+pytestmark = [pytest.mark.spark, pytest.mark.delta]
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+BLOCK = re.compile(r"^```(sh|toml|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Write the files and run the commands of a page in the current folder; return what each command printed."""
+    printed: dict[str, str] = {}
+    for kind, text in BLOCK.findall(page.read_text()):
+        name = re.match(r"# (\S+\.(?:toml|py))\n", text)
+        if kind != "sh":
+            assert name, text
+            Path(name[1]).write_text(text)
+            continue
+        for line in text.splitlines():
+            if line.startswith("export "):
+                variable, value = line.removeprefix("export ").split("=")
+                monkeypatch.setenv(variable, value)
+                continue
+            before, _, command = line.rpartition(" | ")
+            stdin = shlex.split(before)[1].encode().decode("unicode_escape") if before else ""
+            program, *words = shlex.split(command)
+            assert program == "jstream", line
+            done = CliRunner().invoke(app, words, input=stdin)
+            assert done.exit_code == 0, (line, done.output)
+            printed[line] = done.stdout
+    return printed
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta_spark: SparkSession) -> Path:
+    delta_spark._jvm.SparkSession.setActiveSession(delta_spark._jsparkSession)  # type: ignore[union-attr]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JSTREAM_ETL", raising=False)
+    return tmp_path
+
+
+def test_the_guide_does_what_it_says_down_to_the_change_feed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, delta_spark: SparkSession
+) -> None:
+    printed = run_page(DOCS / "guide" / "etl.md", monkeypatch)
+    first = json.loads(printed["jstream etl run conf/pipelines/orders.toml"])
+    shown = json.loads(re.findall(r"^```json\n(.*?)^```", (DOCS / "guide" / "etl.md").read_text(), re.M | re.S)[0])
+    varies = ("started", "duration_s", "query")
+    assert {**first, **dict.fromkeys(varies)} == {**shown, **dict.fromkeys(varies)}
+    assert "Jstream-Reason: payload is not JSON" in printed["jstream stream view ORDERS_DEAD"]
+    gross = printed["jstream etl run gross.toml"]
+    assert gross.splitlines()[:2] == ["sequence  order_id  gross", "       1  o1        387.5"]
+    publish_changes(place, delta_spark)
+
+
+def publish_changes(place: Path, spark: SparkSession) -> None:
+    """Change a real table twice, and publish its changes after each, and once more as if that had been forgotten."""
+    spec = importlib.util.spec_from_file_location("change_feed", place / "change_feed.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    table = str(place / "feed")
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id INT, n INT) USING delta TBLPROPERTIES (delta.enableChangeDataFeed=true)"
+    )
+    with Store.open("shop") as store:
+        stream = store.add_stream({"name": "CHANGES", "subjects": ["changes.*"]})
+        for change in (f"INSERT INTO delta.`{table}` VALUES (1, 10)", f"UPDATE delta.`{table}` SET n = 11"):
+            spark.sql(change)
+            for _ in range(2):
+                query = module.publish_changes(spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state"))
+                query.awaitTermination()
+            newest = max(int(one.name) for one in (place / "feed-state" / "commits").glob("[0-9]*"))
+            (place / "feed-state" / "commits" / str(newest)).unlink()
+        module.publish_changes(
+            spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state")
+        ).awaitTermination()
+        found = stream.read(columns=["subject", "data"]).read_all().to_pylist()
+    assert [(one["subject"], json.loads(one["data"])) for one in found] == [
+        ("changes.insert", {"id": 1, "n": 10}),
+        ("changes.update_postimage", {"id": 1, "n": 11}),
+    ]
+
+
+def test_the_commands_for_schedulers_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = run_page(DOCS / "scheduling.md", monkeypatch)
+    assert json.loads(printed["jstream etl run conf/pipelines/orders.toml --metrics-textfile orders.prom"])["ok"]
+    assert "jstream_etl_last_run_success" in Path("orders.prom").read_text()
