@@ -212,6 +212,20 @@ def test_without_news_settling_is_free_of_locks_and_changes_nothing(machine: Mac
     assert calls == []
 
 
+def test_another_position_is_another_question_though_nothing_has_changed(machine: Machine) -> None:
+    store = machine.open()
+    at = {
+        sequence: onward(store.stream_state("orders"), QueryReader(store).at("orders", 1), sequence)
+        for sequence in (5, 11)
+    }
+    lose_all(machine)
+    reader = QueryReader(machine.open())
+    settled = reader.settle({"orders": at[11]}, CONTINUE, REMEDY)
+    assert reader.settle(settled, FAIL, REMEDY) == settled
+    with pytest.raises(DataLossError, match="sequences 5 to 10 were removed or lost before they were read"):
+        reader.settle({"orders": at[5]}, FAIL, REMEDY)
+
+
 def test_a_loss_is_told_once_however_often_it_is_asked_from_the_old_position(machine: Machine) -> None:
     lost = read_on(machine, begin(machine, Start(1)), 11)
     lose_all(machine)
