@@ -1,4 +1,4 @@
-"""`jstream stream add|edit|ls|info|report|find|rm`: streams as wholes."""
+"""`jstream stream add|edit|ls|info|report|find|compact|rm`: streams as wholes."""
 
 import time
 from json import dumps
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spark_stream.cli.compact import compact
 from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.options import (
     ForceOption,
@@ -322,3 +323,6 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
     for replica in cluster["replicas"]:
         if replica["reason"]:
             say(f"{replica['name']} is {replica['state']}: {replica['reason']}")
+
+
+app.command("compact")(compact)

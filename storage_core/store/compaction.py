@@ -5,7 +5,8 @@ writes without a lock, and takes it for each commit alone; whatever changed mean
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from storage_core.errors import NoQuorumError, RequirementError, StaleIncarnationError, StorageError
@@ -13,7 +14,7 @@ from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StreamState
 from storage_core.store import merging, placement
 from storage_core.store.ensemble import Metadata
-from storage_core.store.environment import Environment
+from storage_core.store.environment import REAL, Environment
 from storage_core.store.merging import IN_A_TURN, MergePolicy, MergeTask, StagedMerge, UnreadableBlockError
 from storage_core.store.turn import Turn
 
@@ -73,6 +74,25 @@ def _takes_copies(turn: Turn, stream: StreamState) -> bool:
     return here.issuperset(stream.placement)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of a task. A plain value."""
+
+    staged: StagedMerge | None
+    reason: str = ""  # why there is nothing
+    unreadable: bytes | None = None  # the block because of which
+
+
+def attempt(task: MergeTask, env: Environment = REAL) -> Attempt:
+    """Carry a task out, in whatever process."""
+    try:
+        return Attempt(merging.carry_out(task, env))
+    except UnreadableBlockError as error:
+        return Attempt(None, error.args[0], error.args[1])
+    except RequirementError as error:
+        return Attempt(None, str(error))
+
+
 class Compaction:
     """Merging of all that is due, by one process or by many. Takes the lock for commits alone."""
 
@@ -107,16 +127,6 @@ class Compaction:
             return False
         return True
 
-    def carry_out(self, task: MergeTask) -> StagedMerge | None:
-        """Return the block that is to take the place of a run; None if it cannot be made now."""
-        try:
-            return merging.carry_out(task, self._env)
-        except UnreadableBlockError as error:
-            self.note_unreadable(error.args[1], error.args[0])
-        except RequirementError as error:
-            logger.warning("%s", error)
-        return None
-
     def note_unreadable(self, block_id: bytes, reason: str) -> None:
         """Leave a block alone from now on, if it is there still: a repair has to come first."""
         state = self._metadata.view(self._lock_timeout_s).state
@@ -124,22 +134,31 @@ class Compaction:
             logger.warning("a block is not merged: %s", reason)
             self.unreadable[block_id] = reason
 
-    def run(self, names: Sequence[str] | None, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        names: Sequence[str] | None,
+        progress: Callable[[int, int], None] | None = None,
+        through: Callable[[Sequence[MergeTask]], Iterable[Attempt]] | None = None,
+    ) -> dict[str, Any]:
         """Merge until nothing is due any more; return {runs, blocks, bytes, unreadable}: what was merged, and what not.
 
-        `progress` hears (blocks done, blocks in all). Raises what a turn raises; what was merged by then stays merged.
+        `through` carries tasks out, in whatever order and processes; None: here, one after another. `progress` hears
+        (blocks done, blocks in all). Raises what a turn raises; what was merged by then stays merged.
         """
         runs = blocks = size = 0
         for _ in range(ROUND_COUNT_MAX):
-            tasks, merged_before = self.plan(names), runs
-            before = len(self.unreadable)
+            tasks, before = self.plan(names), (runs, len(self.unreadable))
             total = blocks + sum(len(one.slices) for one in tasks)
-            for task in tasks:
-                staged = self.carry_out(task)
-                if staged is not None and self.commit(staged):
-                    runs, blocks, size = runs + 1, blocks + len(task.slices), size + task.size
+            attempts = through(tasks) if through is not None else (attempt(one, self._env) for one in tasks)
+            for one in attempts:
+                if one.unreadable is not None:
+                    self.note_unreadable(one.unreadable, one.reason)
+                elif one.staged is None:
+                    logger.warning("%s", one.reason)
+                elif self.commit(one.staged):
+                    runs, blocks, size = runs + 1, blocks + len(one.staged.task.slices), size + one.staged.task.size
                 if progress is not None:
                     progress(blocks, total)
-            if runs == merged_before and len(self.unreadable) == before:
+            if before == (runs, len(self.unreadable)):
                 break
         return {"runs": runs, "blocks": blocks, "bytes": size, "unreadable": sorted(self.unreadable.values())}

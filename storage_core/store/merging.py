@@ -54,6 +54,7 @@ from storage_core.store.volumes import Volume
 
 logger = logging.getLogger(__name__)
 FAN_IN = 16  # blocks of one level that make one of a higher level
+FULL_ENOUGH = 0.75  # of what a stream allows a block: fewer than FAN_IN that make one so full are merged as well
 LEVEL_SIZES = tuple(1024 * FAN_IN**level for level in range(5))  # bytes at which levels 1 to 5 begin
 ROW_SIZE = 32  # bytes that a message counts for besides its own
 _COLUMNS = ("sequence", *FRAME_SCHEMA.names)
@@ -131,7 +132,7 @@ def due(
         for first, last in _stretches(may & (levels <= level), parts):
             for one in _cut(stream, rows, first, last, policy):
                 ours = int((levels[one.start : one.stop] == level).sum())
-                if takes_all or ours >= policy.fan_in or float(fullness[one.start : one.stop].sum()) >= 0.5:
+                if takes_all or ours >= policy.fan_in or float(fullness[one.start : one.stop].sum()) >= FULL_ENOUGH:
                     may[one.start : one.stop] = False
                     yield one.start + skipped, one.stop + skipped
 
