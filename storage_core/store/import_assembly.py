@@ -28,7 +28,7 @@ from storage_core.store import copies, placement
 from storage_core.store.copies import LiveBlock
 from storage_core.store.environment import Environment
 from storage_core.store.import_config import with_consumers
-from storage_core.store.import_parts import ImportTarget, PartRecord, PartTask
+from storage_core.store.import_parts import ImportTarget, PartRecord, PartTask, readable
 from storage_core.store.mirrored_file import remove
 from storage_core.store.placement import block_directory
 from storage_core.store.staging import PART_SUFFIX, block_id_of
@@ -115,7 +115,7 @@ def assemble(
     done = with_consumers(stream, work.planned.consumers, env.now_ns())
     reason = f"{work.planned.layout} stream {work.planned.foreign!r} of {', '.join(work.planned.paths)}"
     after = f"{len(present)} messages, {len(stream.lost)} lost"
-    event = Event("imported", stream.name, after=after, reason=f"{reason}; import {import_id.hex()}")
+    event = Event("imported", stream.name, after=after, reason=readable(f"{reason}; import {import_id.hex()}"))
     return Assembled(done.stream, records, (event, *done.events), (*work.planned.notes, *done.notes))
 
 

@@ -23,6 +23,7 @@ from storage_core.metadata.consumer_state import PENDING_DTYPE, ConsumerState, p
 from storage_core.metadata.reconcile import CONTINUE, Position, decide, facts_of
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
+from storage_core.store.import_parts import readable
 
 SECOND_NS = 1_000_000_000
 ACK_WAIT_MAX_NS = 365 * 86_400 * SECOND_NS  # for a deadline of what was sent before; keeps it an int64
@@ -90,7 +91,11 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
     Raises ValueError for a number of replicas that there cannot be.
     """
     notes: list[str] = []
-    values: dict[str, Any] = {"name": name, "num_replicas": num_replicas, "subjects": list(foreign.subjects)}
+    values: dict[str, Any] = {
+        "name": name,
+        "num_replicas": num_replicas,
+        "subjects": [readable(one) for one in foreign.subjects],
+    }
     StreamConfig.from_mapping({"name": name, "num_replicas": num_replicas})
     if not foreign.subjects:
         notes.append(f"it names no subjects of its own: here it takes {name}")
@@ -104,7 +109,7 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
             continue
         _take_over(values, key, value, StreamConfig, notes)
     labels = {"jstream.layout": foreign.layout, "jstream.account": foreign.account, "jstream.name": foreign.stream}
-    values["metadata"] = {**_labels(foreign.config), **{key: value for key, value in labels.items() if value}}
+    values["metadata"] = {**_labels(foreign.config), **{key: readable(value) for key, value in labels.items() if value}}
     return StreamConfig.from_mapping(values), notes
 
 

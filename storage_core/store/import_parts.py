@@ -10,6 +10,8 @@ Format: docs/formats/import.md.
 """
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +26,16 @@ from crc32c import crc32c
 
 from storage_core.block.format import FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary, digest_of
 from storage_core.block.writer import BlockWriter
-from storage_core.errors import CorruptRecordError, DataLossError, StorageError, UnsupportedVersionError
+from storage_core.errors import (
+    CorruptRecordError,
+    DataLossError,
+    NotFoundError,
+    StorageError,
+    UnsupportedVersionError,
+)
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
+from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -94,6 +103,11 @@ class PartRecord(msgspec.Struct, frozen=True, tag="part"):
     lost: bytes  # encoded SequenceSet: those that the source had and that cannot be read
     read_count: int
     damage: tuple[dict[str, Any], ...]  # as damage_row returns them
+
+
+def readable(text: str) -> str:
+    """Return the text with what no UTF-8 can say (names of files hold any bytes) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # --- records
@@ -172,8 +186,9 @@ def _write_file(path: Path, content: bytes, env: Environment) -> None:
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:
     """Return damage as a row in DAMAGE_SCHEMA, and whether anything is left of it in what was imported."""
+    row = {key: readable(value) if isinstance(value, str) else value for key, value in damage.row().items()}
     is_note = damage.first is None and not damage.end_bytes and not damage.elsewhere
-    return {**damage.row(), "left": damage.costs or damage.served or damage.disputed or is_note}
+    return {**row, "left": damage.costs or damage.served or damage.disputed or is_note}
 
 
 # --- writing a part
@@ -229,6 +244,7 @@ class _Reading:
             if damage.costs and not damage.allowed and not self._goes_on:
                 raise DataLossError(damage.explain())
 
+        _check_seen(part, files)
         try:
             for batch in read_foreign_slice(part, COLUMNS, hear, files):
                 self._seen.append(batch.column("sequence").to_numpy())
@@ -255,6 +271,17 @@ class _Reading:
         for doubtful, removed in self._missed:
             lost = lost.union(doubtful.difference(removed))
         return lost.difference(self.present())
+
+
+def _check_seen(part: ForeignSlice, files: Files) -> None:
+    """Raise NotFoundError if the source cannot be seen from here, which would look as if all of it were lost."""
+    copies = [one.path for one in part.copies if not one.problem] if isinstance(part, UnionSlice) else []
+    for place in copies or [os.path.dirname(part.path)]:
+        if not files.is_directory(Path(place)):
+            raise NotFoundError(
+                f"{place} cannot be seen on {socket.gethostname()}: it was there when the import was planned; every "
+                "executor must see it at the same path"
+            )
 
 
 class _Blocks:

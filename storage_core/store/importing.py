@@ -66,6 +66,7 @@ from storage_core.store.import_parts import (
     damage_row,
     part_file,
     read_record,
+    readable,
     write_part,
     write_record,
 )
@@ -281,7 +282,7 @@ class _Import:
                 cluster = self._source.cluster_id(root)
             except (NotAStoreError, CorruptionError):
                 cluster = ""
-            uses.append(StoreUse(cluster, root, self._id.hex(), self._request.truncate_bad_eof))
+            uses.append(StoreUse(cluster, readable(root), self._id.hex(), self._request.truncate_bad_eof))
         return uses
 
     def _remember(self, uses: Sequence[StoreUse]) -> None:

@@ -114,7 +114,7 @@ def scan_file(
     file = files.open(Path(os.path.realpath(path)))
     try:
         end = file.size() if size_max is None else min(size_max, file.size())
-        yield from _Scan(file, kind, subject.encode(), end).windows()
+        yield from _Scan(file, kind, subject.encode("utf-8", "surrogateescape"), end).windows()
     finally:
         file.close()
 

@@ -501,6 +501,30 @@ def test_streams_that_cannot_be_read_are_told_and_the_others_imported(tmp_path: 
     assert not report["ok"]
 
 
+def test_names_and_paths_that_are_no_utf8_are_imported(tmp_path: Path) -> None:
+    place = tmp_path / "stor\udce9"
+    shutil.copytree(DATA / "stan" / "basic" / "store" / "leer", place / "caf\udce9")
+    store = Machine(1).create()
+    report = import_streams(store, open_foreign(place, "stan"), ImportRequest())
+    assert store.streams() == ["caf_E9"]
+    assert store.stream("caf_E9").info()["config"]["metadata"]["jstream.name"] == "caf\\udce9"
+    assert report["streams"][0]["messages"] == 1
+    assert "stor\\udce9" in store.events(kind="imported")[0]["reason"]
+
+
+def test_a_source_that_a_task_cannot_see_is_not_taken_for_lost(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "nats" / "consumers" / "store", tmp_path / "store")
+    store = Machine(1).create()
+
+    def unmounted(tasks: Sequence[PartTask], step: Callable[[int], None]) -> Any:
+        (tmp_path / "store").rename(tmp_path / "elsewhere")
+        yield write_part(tasks[0], store.environment)
+
+    with pytest.raises(NotFoundError, match="cannot be seen on .*every executor must see it at the same path"):
+        import_streams(store, open_foreign(tmp_path / "store"), ImportRequest(), run_parts=unmounted)
+    assert store.streams() == []
+
+
 def test_more_streams_than_one_entry_takes_come_in_several(
     tmp_path: Path, make_store: Callable[[Path, int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
