@@ -333,7 +333,9 @@ def read_union(
         for one in examined.damage:
             on_damage(one)
     sources = _sources(part, examined)
-    if len(sources) == 1:
+    if not columns and not any(map(_is_filtered, sources)):  # a count: it is known by now
+        yield from (_rows(one.row_count) for one in sources)
+    elif len(sources) == 1:
         yield from _read(sources[0], columns, files, read_slice)
     elif sources:
         yield from _merged(sources, columns, files, read_slice)
@@ -373,12 +375,20 @@ def _read(
     for batch in read_slice(source, columns, lambda _: None, files):
         count += batch.num_rows
         yield batch
-    filtered = source.time_first_ns is not None or source.time_end_ns is not None or source.subject_filters
-    if count != source.row_count and not filtered:
+    if count != source.row_count and not _is_filtered(source):
         raise DataLossError(
             f"stream {source.stream!r}: {source.path} changed while it was read: {count} of {source.row_count} "
             "messages were found again"
         )
+
+
+def _is_filtered(source: ForeignSlice) -> bool:
+    return source.time_first_ns is not None or source.time_end_ns is not None or bool(source.subject_filters)
+
+
+def _rows(count: int) -> pa.RecordBatch:
+    """Return rows without columns."""
+    return pa.RecordBatch.from_struct_array(pa.nulls(count, pa.struct([])).fill_null({}))
 
 
 def _merged(
