@@ -33,6 +33,13 @@ class Beginnings:
             )
         offsets = self._state.offsets()
         before, now = self._record.get("query"), offsets.query_id if offsets is not None else None
+        stored = self._record.get("batch", -1)
+        if offsets is not None and before == now and offsets.batch_planned < stored:
+            raise CheckpointError(
+                f"checkpoint {self._state.checkpoint} is an older copy: its newest batch is {offsets.batch_planned}, "
+                f"and batch {stored} was stored. Other messages would come under numbers of stored batches, and be left "
+                "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint"
+            )
         harmless = self._pipeline.sink.mode == UPSERT or self._pipeline.sink.kind == CONSOLE
         if before is None or before == now or new_checkpoint or harmless:
             return
@@ -45,7 +52,13 @@ class Beginnings:
     def note_query(self, query_id: str) -> None:
         """Keep whose checkpoint this is, from when the query has started."""
         if self._record.get("query") != query_id or self._record.get("pipeline") != self._pipeline.name:
-            self._record |= {"pipeline": self._pipeline.name, "query": query_id}
+            self._record |= {"pipeline": self._pipeline.name, "query": query_id, "batch": -1}
+            self._state.write(STATE, self._record)
+
+    def note_batch(self, batch: int) -> None:
+        """Keep the number of the newest batch that is done."""
+        if self._record.get("batch", -1) < batch:
+            self._record["batch"] = batch
             self._state.write(STATE, self._record)
 
     def look(self) -> None:

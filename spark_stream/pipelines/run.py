@@ -290,6 +290,7 @@ class Run:
                 continue
             self._seen = batch
             self._beginnings.look()
+            self._beginnings.note_batch(batch)
             counts = self._counts.pop(batch, None) or _observed(one)
             self.summary.add_batch(*counts)
             source = one["sources"][0]

@@ -176,6 +176,10 @@ def test_a_checkpoint_that_was_lost_is_told_before_rows_are_stored_twice(delta_e
     assert f"is gone: query {query} had it" in told and "--new-checkpoint" in told
     assert len(rows(delta_spark, etl)) == 2
     assert etl.run("--new-checkpoint")["rows_in"] == 2
+    # An older copy of the checkpoint: batch 0 has other messages then, and Delta would take it for stored.
+    for name in ("commits", "offsets"):
+        shutil.rmtree(etl.folder / "checkpoint" / name)
+    assert "is an older copy: its newest batch is -1, and batch 0 was stored" in etl.fail()
     etl.file.rename(etl.folder / "others.toml")
     code, _, err = etl.command("run", etl.folder / "others.toml")
     assert code == 1 and "is that of pipeline 'orders', and this one is 'others'" in err
