@@ -51,6 +51,8 @@ def test_every_record_of_every_undamaged_store_has_its_checksum() -> None:
         name = str(path.relative_to(DATA))
         if "damaged" in name or "encrypted" in name or not path.stat().st_size:
             continue
+        if name.startswith("nats-orders/store/n2/"):  # the node of the demo's broken cluster with bad bytes
+            continue
         block = read_block(path).data
         view = np.frombuffer(block, np.uint8)
         starts, end = walk(memoryview(block), 0, len(view))
