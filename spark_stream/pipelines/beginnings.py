@@ -37,7 +37,7 @@ class Beginnings:
         if offsets is not None and before == now and offsets.batch_planned < stored:
             raise CheckpointError(
                 f"checkpoint {self._state.checkpoint} is an older copy: its newest batch is {offsets.batch_planned}, "
-                f"and batch {stored} was stored. Other messages would come under numbers of stored batches, and be left "
+                f"and batch {stored} was stored. Other messages would come under numbers that are stored, and be left "
                 "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint"
             )
         harmless = self._pipeline.sink.mode == UPSERT or self._pipeline.sink.kind == CONSOLE
