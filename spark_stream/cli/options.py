@@ -67,7 +67,10 @@ def _foreign_advice(volumes: str) -> str:
 
     layouts = [recognise_foreign(volume.strip()) for volume in volumes.split(",")]
     found = next((layout for layout in layouts if layout is not None), None)
-    return f"; a store of another server lies there: Spark reads it with option layout={found}" if found else ""
+    if found is None:
+        return ""
+    reads = f"Spark reads it with option layout={found}, and `jstream import {found}` brings it into a store"
+    return f"; a store of another server lies there: {reads}"
 
 
 def is_attended() -> bool:
