@@ -22,6 +22,7 @@ from storage_core.store.copies import sweep_leftovers
 from storage_core.store.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
 from storage_core.store.healing import Outcome, Patient, heal
+from storage_core.store.identity import STREAMS
 from storage_core.store.membership import resume_quietly
 from storage_core.store.placement import block_directory
 from storage_core.store.rejoin import Absent
@@ -101,8 +102,20 @@ class Repair:
                     missing.append(absent)
                 elif ask or (absent.has_identity and absent.state != decision.RETIRED):
                     self._rejoin(turn, absent)
+            if ask:
+                self._stream_directories(turn)
         if ask and missing:
             self._make_anew(missing)
+
+    def _stream_directories(self, turn: Turn) -> None:
+        """Make directories of streams that were lost with all that was in them: new blocks need them, too."""
+        for one in turn.writable:
+            try:
+                self._env.files.make_directory(one.path / STREAMS)
+                rejoin.make_stream_directories(turn.state, one, self._env)
+                self._env.files.sync_directory(one.path)
+            except OSError as error:
+                logger.warning("%s: directories of streams: %s", one.path, error)
 
     def _make_anew(self, missing: Sequence[Absent]) -> None:
         """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""

@@ -341,3 +341,16 @@ def test_leftovers_of_a_killed_repair_and_settled_reports_are_swept(paths: list[
         assert store.repair()["ok"]
     assert not list(paths[0].parent.glob("*/reports/*"))
     assert not list(paths[0].glob("streams/*/*.repair"))
+
+
+def test_a_stream_whose_blocks_are_lost_everywhere_with_their_directories_takes_new_messages_after_a_repair(
+    paths: list[Path],
+) -> None:
+    for volume in paths:
+        lose_blocks(volume)
+    with Store.open(paths) as store:
+        assert not store.repair()["ok"]
+        assert store.stream("S").info()["state"]["lost_ranges"] == [[1, MESSAGES + 1]]
+        assert store.stream("S").publish("s.a", b"new").sequence == MESSAGES + 1
+        assert contents(store) == [b"new"]
+    assert [len(blocks(volume)) for volume in paths] == [1, 1, 1]
