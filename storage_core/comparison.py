@@ -228,6 +228,8 @@ class Drift:
         """Return in a few words whether the copies agree."""
         if self.agrees:
             return "the copies agree" if len(self.copies) > 1 else "the only copy is whole"
+        if all(copy.problem and not len(copy.runs) for copy in self.copies):
+            return "no copy can be read"
         whole = sum(copy.whole for copy in self.copies)
         parts = [f"{whole} of {len(self.copies)} copies {'is' if whole == 1 else 'are'} whole"]
         if unsettled := self.together.count(State.DIFFERENT):

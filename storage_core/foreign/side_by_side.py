@@ -42,7 +42,7 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
                 runs=collected.runs[at].build(),
                 first=None if known is None else known.first,
                 last=None if known is None else known.last,
-                digest=collected.digests[at].hexdigest(),
+                digest="" if problem else collected.digests[at].hexdigest(),
                 problem=problem,
             )
         )

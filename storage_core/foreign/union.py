@@ -403,4 +403,4 @@ def _merged(
     table = table.take(pa.array(np.argsort(table.column("sequence").to_numpy(), kind="stable"))).combine_chunks()
     row_count = max(1, table.num_rows * BATCH_SIZE // max(BATCH_SIZE, table.nbytes))
     for batch in table.to_batches(max_chunksize=row_count):
-        yield batch if "sequence" in columns else batch.drop_columns(["sequence"])
+        yield batch if "sequence" in columns else batch.select(list(columns))

@@ -71,6 +71,7 @@ def test_copies_agree_if_each_has_everything() -> None:
     assert not Drift("S", "nats", (whole, lacking), together).agrees
     assert Drift("S", "nats", (whole, lacking), together).verdict() == "1 of 2 copies is whole, nothing lost"
     assert not Drift("S", "nats", (whole, copy("n2", problem="gone")), together).agrees
+    assert Drift("S", "nats", (copy("n1", problem="gone"),), runs()).verdict() == "no copy can be read"
     lost = Drift(
         "S", "nats", (lacking, lacking), runs((1, 5, State.THERE), (5, 9, State.MISSING), (9, 10, State.DIFFERENT))
     )
