@@ -5,6 +5,7 @@ consumer waits for nothing.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,13 +22,15 @@ def settings(spark_settings: dict[str, str]) -> dict[str, str]:
     return {**spark_settings, "spark.sql.streaming.minBatchesToRetain": "20"}
 
 
-def copying(place: Path, settings: dict[str, str], count: int, batch_size: int, seed: int, replicas: int) -> Copying:
+def copying(
+    place: Path, settings: dict[str, str], count: int, batch_size: int, seed: int, replicas: int = 1, **more: Any
+) -> Copying:
     source = Store.create(place / "source")
     source.add_stream({"name": "IN", "subjects": ["in.>"]})
     dataset(source, "IN", count, 7)
     sink = Store.create([place / f"sink-{number}" for number in range(replicas)])
     sink.add_stream({"name": "OUT", "subjects": ["in.>"]})
-    return Copying(source, sink, place, settings, batch_size, seed)
+    return Copying(source, sink, place, settings, batch_size, seed, **more)
 
 
 def run(copy: Copying, count: int, kills: int) -> None:
@@ -38,7 +41,6 @@ def run(copy: Copying, count: int, kills: int) -> None:
             copy.forget_commits()
     copy.run_to_the_end()
     check(copy, count)
-    cases.REPORTS.append(f"exactly once, {count} messages, seed {copy.seed}: {copy.counts()}")
 
 
 def check(copy: Copying, count: int) -> None:
@@ -46,17 +48,29 @@ def check(copy: Copying, count: int) -> None:
     assert len(data) == count, copy.counts()
     expected = pa.array([str(number).encode() for number in range(count)], pa.binary())
     assert data.combine_chunks().equals(expected), "the order is another one"
-    info = copy.source.stream("IN").consumer("copy").info()
+    cases.REPORTS.append(f"exactly once, {count} messages, seed {copy.seed}: {copy.counts()}")
+    if copy.consumer is None:
+        return
+    info = copy.source.stream("IN").consumer(copy.consumer).info()
     assert (info["num_pending"], info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (0, 0, count)
 
 
 def test_each_message_is_copied_once_while_everything_fails_around_it(tmp_path: Path, settings: dict[str, str]) -> None:
-    copy = copying(tmp_path, settings, 50_000, 5_000, 20261121, 1)
+    copy = copying(tmp_path, settings, 50_000, 5_000, 20261121)
     run(copy, 50_000, 3)
     assert sum(count for what, count in copy.done.items() if what.startswith("killed")) == 3
 
 
 @pytest.mark.soak
 def test_each_message_is_copied_once_through_many_kills(tmp_path: Path, settings: dict[str, str]) -> None:
-    copy = copying(tmp_path, settings, 500_000, 10_000, 4711, 3)
+    copy = copying(tmp_path, settings, 500_000, 10_000, 4711, replicas=3)
     run(copy, 500_000, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_two_drivers_of_one_query_store_each_message_once(tmp_path: Path, settings: dict[str, str], seed: int) -> None:
+    copy = copying(tmp_path, settings, 50_000, 2_000, seed, consumer=None, commit_trouble=0.02)
+    copy.run_two_at_once(copy.dice.randrange(20_000))
+    copy.run_to_the_end()
+    check(copy, 50_000)

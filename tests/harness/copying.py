@@ -111,6 +111,7 @@ class Copying:
     settings: dict[str, str]
     batch_size: int
     seed: int
+    consumer: str | None = "copy"
     task_trouble: float = 0.15  # chance of an attempt to fail
     commit_trouble: float = 0.1  # chance of a commit to fail before its effect, and of one to fail after it
     done: Counter[str] = field(default_factory=Counter)
@@ -133,9 +134,10 @@ class Copying:
             "commit_trouble": self.commit_trouble,
             "read": {
                 "stream": "IN",
-                "consumer": "copy",
+                "startingOffsets": "earliest",
                 "maxOffsetsPerTrigger": str(self.batch_size),
                 "maxRecordsPerPartition": str(self.batch_size // 3),
+                **({"consumer": self.consumer} if self.consumer else {}),
             },
             "write": {"stream": "OUT"},
         }
@@ -170,6 +172,24 @@ class Copying:
                 self.done[f"killed after {moment}"] += 1
         finally:
             kill(process)
+
+    def run_two_at_once(self, goal: int) -> None:
+        """Run a driver, and after OUT has got `goal` messages another one on the same checkpoint, to the end of both.
+
+        Whichever is in the other's way may fail.
+        """
+        first = self.start()
+        try:
+            self._wait(first, lambda: self._stored() >= goal)
+            second = self.start()
+            try:
+                for process in (first, second):
+                    process.wait(TIMEOUT_S)
+                    self.done["driver ended well" if process.returncode == 0 else "driver failed"] += 1
+            finally:
+                kill(second)
+        finally:
+            kill(first)
 
     def run_to_the_end(self) -> None:
         """Run a driver until everything is copied."""
