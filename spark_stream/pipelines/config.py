@@ -46,7 +46,6 @@ STORE_VARIABLE = "JSTREAM_STORE"
 ENVELOPE = ("stream", "sequence", "subject", "timestamp", "headers")  # columns of the view, besides the payload's
 VERBATIM = ("transform.sql", "payload.schema")  # `${...}` means something else there, or nothing
 CONSOLE_ROWS = 20
-ROOT = "_"  # never shown: keys at the top of the file have no table before them
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

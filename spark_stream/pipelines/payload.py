@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgpack
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
@@ -36,21 +36,23 @@ class Fields:
     column: str  # the struct as a whole under this name; empty: each field is a column
 
 
-def payload_fields(spark: SparkSession, pipeline: Pipeline) -> Fields:
-    """Return the columns of the payload; raises DefinitionError for a schema that is none, or hides the envelope."""
+def payload_fields(pipeline: Pipeline) -> Fields:
+    """Return the columns of the payload, with a session there, whose parser of types it takes.
+
+    Raises DefinitionError for a schema that is none, or hides the envelope.
+    """
     payload = pipeline.payload
     if payload.format in PLAIN_COLUMNS:
         kind: DataType = StringType() if payload.format == UTF8 else BinaryType()
         body = StructType([StructField(payload.column or PLAIN_COLUMNS[payload.format], kind)])
         return Fields(body, body, "")
-    body = _parse_ddl(spark, pipeline)
+    body = _parse_ddl(pipeline)
     shown = StructType([StructField(payload.column, body)]) if payload.column else body
     _check_names(pipeline, shown)
     return Fields(body, shown, payload.column)
 
 
-def _parse_ddl(spark: SparkSession, pipeline: Pipeline) -> StructType:
-    del spark  # Spark's parser of types needs a session to be there
+def _parse_ddl(pipeline: Pipeline) -> StructType:
     try:
         found = StructType.fromDDL(pipeline.payload.schema)
     except Exception as error:  # what Spark raises differs with what is wrong

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -89,7 +91,7 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
             "'delta' needs Delta's JARs in the session: set JSTREAM_DELTA_JARS to a folder with them, or "
             '"spark.jars.packages" below [spark]',
         )
-    made = Prepared(pipeline, spark, payload_fields(spark, pipeline), load_transform(pipeline))
+    made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline))
     # Over no messages: whatever is wrong with the transformation is told before the query starts.
     rows = made.rows(made.parsed(no_messages(spark)))
     if sink.kind == JSTREAM and "data" not in rows.columns:
@@ -136,8 +138,10 @@ class Run:
                 letters = self._start_letters()
                 if letters is not None:
                     self._attend([letters], stop)
-        except (StreamingQueryException, RunFailedError) as error:
+        except (StreamingQueryException, RunFailedError, Py4JError, ConnectionError) as error:
             text = explain(self._failure or error)
+            if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
+                text = f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({text})"
             self.summary.finish(False, text)
             raise RunFailedError(text) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
@@ -214,7 +218,7 @@ class Run:
 
     def _handle_batch(self, batch: DataFrame, number: int) -> None:
         try:
-            identity = self._identity(self._state.checkpoint.as_posix(), number)
+            identity = self._identity(self._prepared.pipeline.checkpoint, number)
             with_letters = self._prepared.pipeline.dead_letters is not None
             parsed = self._prepared.parsed(batch)
             self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters)
@@ -237,7 +241,7 @@ class Run:
             raise
 
     def _identity(self, checkpoint: str, number: int) -> Identity:
-        found = read_checkpoint(PipelineState(checkpoint).checkpoint)
+        found = read_checkpoint(Path(checkpoint))
         assert found is not None, checkpoint  # Spark writes it before the first batch
         return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number)
 

@@ -8,9 +8,10 @@ still be set.
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_stream.pipelines.config import DELTA, Pipeline
@@ -54,7 +55,8 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
-        session.stop()
+        with suppress(Py4JError, ConnectionError):  # of a JVM that is gone; why it is was told
+            session.stop()
 
 
 @contextmanager

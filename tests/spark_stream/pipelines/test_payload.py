@@ -36,7 +36,7 @@ def parsed(
 ) -> tuple[list[Any], dict[int, str]]:
     """Return the good rows, and the reason of each bad one by its sequence."""
     made = pipeline(table)
-    fields = payload_fields(spark, made)
+    fields = payload_fields(made)
     rows = parse(messages(spark, payloads), made.payload, fields)
     reasons = {row["sequence"]: row["__reason"] for row in bad(rows).collect()}
     return good(rows, fields).orderBy("sequence").collect(), reasons
@@ -155,13 +155,13 @@ def test_a_schema_that_cannot_work_is_told_before_anything_is_read(
 ) -> None:
     made = pipeline(f'[payload]\nformat = "json"\nschema = "{schema}"')
     with pytest.raises(DefinitionError, match="orders.toml") as raised:
-        payload_fields(spark, made)
+        payload_fields(made)
     assert told in str(raised.value)
 
 
 def test_without_dead_letters_a_bad_message_stops_whoever_reads_it(spark: SparkSession, pipeline) -> None:
     made = pipeline('[payload]\nformat = "json"\nschema = "id STRING"')
-    fields = payload_fields(spark, made)
+    fields = payload_fields(made)
     rows = good(refuse_bad(parse(messages(spark, [b"{}", b"oops"]), made.payload, fields)), fields)
     with pytest.raises(Exception, match=r"stream ORDERS, sequence 2: payload is not JSON \(with \[dead_letters\]"):
         rows.select("sequence").collect()

@@ -1,0 +1,133 @@
+"""`jstream etl` as a command: exit codes, what it refuses before Spark starts, and how it tells of progress.
+
+Pipelines that run are in tests/spark_stream/pipelines.
+"""
+
+import json
+import os
+import pty
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_stream.cli import etl
+from spark_stream.pipelines.run import Progress
+from storage_core import Store
+
+FILE = """
+checkpoint = "checkpoint"
+[source]
+stream = "ORDERS"
+consumer = "warehouse"
+[sink]
+kind = "console"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "orders.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_quick_check_looks_at_file_and_store_and_changes_nothing(jstream, orders: Store, file: Path) -> None:
+    before = orders.index()
+    outcome = jstream("etl", "check", file, "--quick")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == "source: stream ORDERS, 4 messages\norders: good\n"
+    assert orders.index() == before and not (file.parent / "checkpoint.etl").exists()
+
+
+def test_the_store_of_a_pipeline_is_the_files_the_options_or_the_environments(
+    jstream, orders: Store, volume: Path, file: Path
+) -> None:
+    refused = jstream("etl", "check", file, "--quick", with_store=False)
+    assert refused.code == 2 and "source.store: is missing" in refused.err
+    assert jstream("etl", "check", file, "--quick", "--store", volume, with_store=False).code == 0
+    assert jstream("etl", "--store", volume, "check", file, "--quick", with_store=False).code == 0
+    file.write_text(FILE.replace("[source]", '[source]\nstore = "volume"'))
+    assert jstream("etl", "check", file, "--quick", with_store=False).code == 0
+
+
+@pytest.mark.parametrize("verb", ["run", "check", "status"])
+def test_a_file_with_a_mistake_is_wrong_usage_and_a_missing_one_a_failure(
+    jstream, orders: Store, file: Path, verb: str
+) -> None:
+    file.write_text(FILE.replace("console", "consle"))
+    outcome = jstream("etl", verb, file)
+    assert outcome.code == 2 and "did you mean console?" in outcome.err and outcome.err.count("\n") == 1
+    missing = jstream("etl", verb, file.with_name("gone.toml"))
+    assert missing.code == 1 and "gone.toml: no such file or directory" in missing.err
+
+
+def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders: Store, file: Path) -> None:
+    file.write_text(FILE.replace("ORDERS", "ODERS"))
+    outcome = jstream("etl", "run", file)
+    assert outcome.code == 2
+    assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean ORDERS?" in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: Path) -> None:
+    for words, code, told in [
+        (("--from", "0", "--to", "5"), 2, "--from '0' is not a sequence"),
+        (("--from", "soon", "--to", "5"), 2, "--from 'soon': write a duration before now"),
+        (("--from", "1"), 2, "Missing option '--to'"),
+        (("--from", "50", "--to", "60"), 1, "there are no messages in that range"),
+    ]:
+        outcome = jstream("etl", "backfill", file, *words)
+        assert outcome.code == code and told in outcome.err, outcome
+
+
+def test_metrics_that_could_not_be_written_are_told_before_anything_is_run(jstream, orders: Store, file: Path) -> None:
+    outcome = jstream("etl", "run", file, "--metrics-textfile", file.parent / "no" / "such.prom")
+    assert outcome.code == 1 and "such.prom: its folder is not there" in outcome.err
+
+
+def test_status_of_a_pipeline_that_never_ran(jstream, orders: Store, file: Path) -> None:
+    orders.stream("ORDERS").add_consumer({"name": "warehouse"})
+    found = json.loads(jstream.done("etl", "status", file, "--json"))
+    assert found == {
+        "pipeline": "orders",
+        "file": str(file),
+        "checkpoint": str(file.parent / "checkpoint"),
+        "running": None,
+        "query": None,
+        "batch_done": None,
+        "batch_open": None,
+        "streams": [
+            {
+                "stream": "ORDERS",
+                "position": None,
+                "end": 7,
+                "lag": 6,
+                "consumer": {"name": "warehouse", "ack_floor": 0, "num_pending": 4},
+            }
+        ],
+        "last_run": None,
+        "backfills": [],
+    }
+    assert "ORDERS  -           7    6  warehouse          0        4" in jstream.done("etl", "status", file)
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Progress(batch=3, rows_in=1200, rows_dead=2, rows_per_s=4000.0, lag={"ORDERS": 5000})
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stderr, os.fdopen(controller, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "120")
+        with etl._watching("orders") as watch:
+            watch(batch)
+            seen = b""
+            while b"5,000 to go" not in seen:
+                seen += screen.read(4096)
+    assert b"orders: batch 3, 1,200 messages, 2 dead, 4,000/s, 5,000 to go" in seen
+
+
+def test_progress_is_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with etl._watching("orders") as watch:
+        watch(Progress(1, 1, 0, 1.0, {}))
+    assert capfd.readouterr() == ("", "")
