@@ -6,14 +6,16 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage_core import Store
-from storage_core.foreign import open_foreign, read_foreign_slice
+from storage_core.foreign import ForeignStore, open_foreign, read_foreign_slice
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 NATS, STAN = DATA / "nats", DATA / "stan"
+COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 KEY = "fixture-key-not-secret"
 
 
@@ -84,6 +86,22 @@ def test_skip_damage_goes_on_past_what_no_option_reads(jstream, tmp_path: Path) 
     assert foo["last_seq"] == 70
     assert foo["messages"] + foo["lost"] == 70
     assert foo["lost"] > 0
+
+
+def test_replicas_are_imported_as_one_and_what_another_copy_has_is_no_damage_that_is_left(trio, tmp_path) -> None:
+    shutil.copytree(NATS / "r3-clean" / "store", tmp_path / "nodes")
+    nodes = sorted((tmp_path / "nodes").iterdir())
+    (name,) = open_foreign(nodes[0]).streams()
+    block = next(nodes[1].rglob("*.blk"))
+    block.write_bytes(block.read_bytes()[:-40])
+    outcome = trio("import", "nats", *nodes, "--json")
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    assert report["damage"]
+    assert not any(row["left"] for row in report["damage"])
+    with Store.open(trio.volume) as store:
+        found = store.stream(name).read(columns=COLUMNS).read_all().to_pylist()
+    assert found == rows_of(open_foreign(nodes[0]), name)
 
 
 def test_names_of_other_servers_are_mapped_and_told(jstream) -> None:
@@ -173,14 +191,17 @@ def copy_many(target: Path, count: int = 40) -> None:
         shutil.copytree(origin / "leer", target / f"channel-{number}")
 
 
+def rows_of(source: ForeignStore, name: str) -> list[dict[str, Any]]:
+    """Return what the reader reads of a stream."""
+    return [
+        row
+        for part in source.plan(name)
+        for batch in read_foreign_slice(part, COLUMNS, lambda _: None)
+        for row in batch.to_pylist()
+    ]
+
+
 def check_all(store: Store, place: Path) -> None:
     source = open_foreign(place, "stan")
-    columns = ("sequence", "subject", "timestamp_ns", "headers", "data")
     for name in source.streams():
-        expected = [
-            row
-            for part in source.plan(name)
-            for batch in read_foreign_slice(part, columns, lambda _: None)
-            for row in batch.to_pylist()
-        ]
-        assert store.stream(name).read(columns=columns).read_all().to_pylist() == expected
+        assert store.stream(name).read(columns=COLUMNS).read_all().to_pylist() == rows_of(source, name)
