@@ -39,6 +39,7 @@ def run(copy: Copying, count: int, kills: int) -> None:
         copy.run_until_killed(count * number // (kills + 1))
         if copy.dice.random() < 0.5:
             copy.forget_commits()
+        print(f"kill {number + 1} of {kills}: {copy.counts()}", flush=True)
     copy.run_to_the_end()
     check(copy, count)
 
