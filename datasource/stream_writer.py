@@ -94,7 +94,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             log.warning(
                 "batch %d of query %s is in the store already: this time nothing was written", batchId, identity.query
             )
-        log_appended(result)
+        else:
+            log_appended(result)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Give the blocks up for sweeping; never raises.
