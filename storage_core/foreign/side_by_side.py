@@ -14,6 +14,7 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign.store import ForeignStore, examine_foreign_slice
 from storage_core.foreign.union import Examined, StreamCopy
 from storage_core.foreign.vote import NOBODY, conflicts
+from storage_core.sequences import SequenceSet
 
 Progress = Callable[[int, int], None]  # hears (ranges done, ranges in all)
 
@@ -54,7 +55,7 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         copies=tuple(found),
         together=collected.together.build(),
         conflicts=tuple(joined(collected.conflicts)),
-        notes=tuple(_notes(store, stream, copies)),
+        notes=(*_notes(store, stream, copies), *dict.fromkeys(collected.harmless)),
     )
 
 
@@ -67,6 +68,7 @@ class _Collected:
         self.digests = [hashlib.blake2b(digest_size=16) for _ in copies]
         self.together = RunsBuilder()
         self.conflicts: list[Conflict] = []
+        self.harmless: list[str] = []  # damage that touches no message
 
     def add(self, examined: Examined, first: int, end: int) -> None:
         outcome = examined.outcome
@@ -82,6 +84,10 @@ class _Collected:
             self.digests[at].update(ballot.shown.sequences.tobytes())
             self.digests[at].update(ballot.shown.digests.tobytes())
         self.conflicts += conflicts(outcome, self._labels)
+        touched = SequenceSet.from_sequences(outcome.sequences).union(outcome.lost)
+        for each in (each for looks in examined.looks for look in looks for each in look.damage):
+            if each.first is None or not touched.clip(each.first, each.end or end):
+                self.harmless.append(f"damage that touches no message: {each.file}: {each.reason}")
 
 
 def joined(found: Sequence[Conflict]) -> list[Conflict]:

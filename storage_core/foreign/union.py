@@ -22,6 +22,7 @@ from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
 from storage_core.sequences import SequenceSet
 
 RANGE_SIZE_MAX = 32 << 20  # bytes of one copy's block files that a range takes in, beside one block at each end
+NOWHERE = -2  # instead of the last sequence of a copy that has none in a range
 SEQUENCE_END = 1 << 62  # parts without a known end reach it, no sequence does
 
 OnDamage = Callable[[ForeignDamage], None]
@@ -222,26 +223,41 @@ def _with_suspects(part: UnionSlice, look: Look, wanted: SequenceSet, digest_sli
 
 def _count(part: UnionSlice, looks: list[list[Look]]) -> tuple[Vote, tuple[Ballot, ...]]:
     shown = [join([look.digests for look in some]) for some in looks]
-    highest = [int(one.sequences[-1]) if len(one) else part.first - 1 for one in shown]
-    ballots = []
-    for at, (copy, some) in enumerate(zip(part.copies, looks, strict=True)):
-        others = max((one for other, one in enumerate(highest) if other != at), default=part.first - 1)
-        ballots.append(_ballot(copy, shown[at], [each for look in some for each in look.damage], others, part))
-    return vote(ballots, part.first, part.end), tuple(ballots)
+    damage = [[each for look in some for each in look.damage] for some in looks]
+    ends = _Ends(part, shown, damage)
+    ballots = tuple(_ballot(part, at, shown[at], damage[at], ends) for at in range(len(looks)))
+    return vote(ballots, part.first, part.end), ballots
 
 
-def _ballot(
-    copy: CopyPart, shown: Digests, damage: Sequence[ForeignDamage], others_last: int, part: UnionSlice
-) -> Ballot:
+class _Ends:
+    """How far copies go in a range: what bounds damage of which nobody knows how far it goes."""
+
+    def __init__(self, part: UnionSlice, shown: Sequence[Digests], damage: Sequence[Sequence[ForeignDamage]]) -> None:
+        self._part = part
+        self._lasts = [int(one.sequences[-1]) if len(one) else NOWHERE for one in shown]
+        self._torn = [any(each.first is not None and each.end is None for each in some) for some in damage]
+
+    def of(self, copy: int, damage: ForeignDamage) -> int:
+        """Return where the sequences end that a damage of one copy may have cost."""
+        if damage.end is not None or damage.first is None:
+            return damage.end or 0
+        others = [at for at in range(len(self._lasts)) if at != copy]
+        furthest = max((self._lasts[at] for at in others), default=NOWHERE)
+        if furthest >= damage.first:
+            return furthest + 1
+        agreeing = sum(self._lasts[at] == damage.first - 1 and not self._torn[at] for at in others)
+        # Where most copies end whole in front of it, nothing was stored there that a cluster would have acknowledged.
+        return damage.first if 2 * agreeing > len(self._lasts) else self._part.end
+
+
+def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignDamage], ends: _Ends) -> Ballot:
+    copy = part.copies[at]
     damaged: list[tuple[int, int]] = []
     gone: list[tuple[int, int]] = []
     for one in damage:
-        if one.first is None or one.served:
-            continue
-        end = part.end if one.end is None else one.end
-        if one.end is None and others_last >= one.first:
-            end = others_last + 1  # nobody knows how far it went, but other copies went on to here
-        (gone if one.gone else damaged).append((max(one.first, part.first), min(end, part.end)))
+        if one.first is not None and not one.served:
+            places = gone if one.gone else damaged
+            places.append((max(one.first, part.first), min(ends.of(at, one), part.end)))
     if copy.problem:
         damaged = [(part.first, part.end)]
     return Ballot(
