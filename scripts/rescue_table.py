@@ -93,7 +93,8 @@ The order in which directories are given changes nothing. In the last two rows n
 read fails and names the sequences, unless `failOnDataLoss=false` says to go on by the rule. Every difference, with the
 rule that settled it, is in `option("table", "damage")` and in `jstream drift`, and a read logs it. A message that is
 damaged in one copy and whole in another costs nothing; one that no copy has whole is lost, and fails a read as it does
-with one copy.
+with one copy. What a torn end may have held behind all that other copies have counts as lost too, unless more than
+half of the copies end whole in front of it: then no cluster can have acknowledged it.
 
 With `layout=stan` no copy says *removed*: a channel has no deletes, and slices that its limits dropped leave no trace.
 """
