@@ -16,11 +16,22 @@ def delta_jars() -> list[Path]:
     return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
 
 
+def use_this_python() -> None:
+    """Let Spark's workers run this Python, unless PYSPARK_PYTHON names one.
+
+    Otherwise they run the first python3 on the path: outside an activated environment that one has no jstream, and the
+    failure reads DATA_SOURCE_NOT_FOUND. It does as well where the path of this Python has a space: so it is named, and
+    its folder comes first on the path.
+    """
+    if "PYSPARK_PYTHON" not in os.environ:
+        folder, name = os.path.split(sys.executable)
+        os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
+        os.environ["PYSPARK_PYTHON"] = name
+
+
 def local_session(name: str, warehouse: Path) -> SparkSession:
     """Return a session on two cores of this machine whose tables lie in `warehouse`; the caller stops it."""
-    # Spark's workers run PYSPARK_PYTHON or the first python3 on the path: outside an activated environment that one
-    # has no jstream, and the failure reads DATA_SOURCE_NOT_FOUND.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    use_this_python()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
