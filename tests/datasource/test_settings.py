@@ -2,7 +2,8 @@
 
 import pytest
 
-from datasource.settings import ReadSettings, WriteSettings
+from datasource.limits import Limits
+from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
 
 READ = {"path": "/store", "stream": "ORDERS"}
 WRITE = {"path": "/store", "stream": "ORDERS"}
@@ -113,3 +114,85 @@ def test_streaming_write_has_a_writer_without_batches() -> None:
     assert (settings.writer_id, settings.batch_id, settings.lock_timeout_s) == ("etl", None, 5.0)
     with pytest.raises(ValueError, match="'batchId' is for batch writes only"):
         WriteSettings.parse_streaming({**WRITE, "writerId": "etl", "batchId": "7"})
+
+
+# --- streaming reads
+
+
+def test_streaming_read_defaults() -> None:
+    settings = StreamReadSettings.parse(READ)
+    assert settings == StreamReadSettings(paths=("/store",), streams=("ORDERS",))
+    assert settings.trigger_delay_max_s == 15 * 60
+    assert settings.fail_on_data_loss
+
+
+def test_streaming_read_takes_every_option() -> None:
+    settings = StreamReadSettings.parse(
+        {
+            **READ,
+            "subject": "orders.*",
+            "startingoffsets": '{"ORDERS": 5}',
+            "startingtimestamp": "2026-11-21T12:00:00Z",
+            "startingoffsetsbytimestamp": '{"ORDERS": 5}',
+            "consumer": "etl",
+            "consumertakeover": "true",
+            "maxmessagespertrigger": "1000",
+            "maxbytespertrigger": "64m",
+            "maxfilespertrigger": "3",
+            "minoffsetspertrigger": "10",
+            "maxtriggerdelay": "5m",
+            "minpartitions": "4",
+            "maxrecordsperpartition": "100",
+            "failondataloss": "false",
+            "verify": "none",
+            "locktimeout": "5s",
+        }
+    )
+    assert settings.limits == Limits(1000, 64 * 1024 * 1024, 3, 10)
+    assert (settings.consumer, settings.consumer_takeover) == ("etl", True)
+    assert settings.starting.of("ORDERS") == 5
+    assert settings.bounds().option_of("ORDERS") == "startingTimestamp"
+    assert settings.trigger_delay_max_s == 300
+    assert not settings.fail_on_data_loss
+
+
+@pytest.mark.parametrize("word", ["earliest", "Latest", " consumer "])
+def test_streaming_read_starts_by_word(word: str) -> None:
+    settings = StreamReadSettings.parse({**READ, "startingOffsets": word, "consumer": "etl"})
+    assert settings.starting.everywhere == word.strip().lower()
+
+
+LIMITS = ["maxOffsetsPerTrigger", "maxMessagesPerTrigger", "maxFilesPerTrigger", "minOffsetsPerTrigger"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "1e3", "9" * 20])
+@pytest.mark.parametrize("option", [*LIMITS, "maxBytesPerTrigger"])
+def test_limits_that_are_no_numbers_from_1_on_are_refused_by_name(option: str, text: str) -> None:
+    named = "maxOffsetsPerTrigger" if option == "maxMessagesPerTrigger" else option
+    with pytest.raises(ValueError, match=f"option '{named}': '{text}' is not a "):
+        StreamReadSettings.parse({**READ, option: text})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"stream": ""}, "option 'stream' is missing"),
+        ({"maxOffsetsPerTrigger": "5", "maxMessagesPerTrigger": "5"}, "mean the same: give one of them"),
+        ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "6 is more than option 'maxOffsetsPerTrigger', 5"),
+        ({"maxBytesPerTrigger": "5x"}, "'5x' is not a number of bytes from 1 on"),
+        ({"maxTriggerDelay": "soon"}, "option 'maxTriggerDelay': 'soon' is not a duration"),
+        ({"startingOffsets": "beginning"}, "neither 'earliest', 'latest', 'consumer' nor JSON"),
+        ({"startingOffsets": "consumer"}, "option 'consumer' is missing: 'startingOffsets' is 'consumer'"),
+        ({"consumerTakeover": "true"}, "option 'consumer' is missing: 'consumerTakeover'"),
+        ({"consumer": "e t l"}, "option 'consumer': 'e t l' is not 1 to 128 of the characters"),
+        ({"consumer": ""}, "option 'consumer': ''"),
+        ({"endingOffsets": "latest"}, "'endingOffsets' is for batch reads only; this is one of the streaming reads"),
+        ({"table": "streams"}, "'table' is for batch reads only"),
+        ({"layout": "nats"}, "'layout' is for batch reads only"),
+        ({"writerId": "x"}, "'writerId' is for batch writes and streaming writes only"),
+        ({"subject": "a..b"}, "not a subject filter"),
+    ],
+)
+def test_wrong_streaming_reads_are_refused_with_the_reason(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        StreamReadSettings.parse({**READ, **options})

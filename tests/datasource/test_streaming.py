@@ -197,8 +197,8 @@ def test_triggers_and_limits(query: Any, store: Store) -> None:
     put(store, "ORDERS_EU", 3)
     assert sum(limited.caught_up().stop().counts()) == 10  # of ORDERS_EU, which the filter leaves out, nothing
     progress = json.loads(limited.running.recentProgress[-1].json)["sources"][0]
-    assert json.loads(progress["endOffset"])["ORDERS"]["sequence"] == 71
-    assert json.loads(progress["latestOffset"])["ORDERS"]["sequence"] == 71
+    assert progress["endOffset"]["ORDERS"]["sequence"] == 71
+    assert progress["latestOffset"]["ORDERS"]["sequence"] == 71
 
 
 def test_few_messages_wait_and_streams_join_a_running_query(query: Any, store: Store) -> None:
