@@ -257,7 +257,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         "by_start_sequence": f"sequence {config['opt_start_seq']}",
         "by_start_time": f"from {config['opt_start_time']}",
     }
-    max_deliver = config["max_deliver"]
+    max_deliver, max_pending = config["max_deliver"], config["max_ack_pending"]
     facts = [
         ("created", info["created"]),
         ("begins with", begins.get(config["deliver_policy"], config["deliver_policy"])),
@@ -265,7 +265,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("ack policy", config["ack_policy"]),
         ("ack wait", format_duration(config["ack_wait"])),
         ("max deliver", "no limit" if max_deliver < 0 else max_deliver),
-        ("max ack pending", config["max_ack_pending"]),
+        ("max ack pending", "no limit" if max_pending < 0 else max_pending),
         ("on data loss", config["on_data_loss"]),
         ("description", config["description"] or None),
         *((f"metadata {key}", value) for key, value in sorted(config["metadata"].items())),

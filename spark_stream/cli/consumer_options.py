@@ -36,7 +36,9 @@ MaxDeliverOption = Annotated[
 ]
 MaxPendingOption = Annotated[
     int | None,
-    typer.Option("--max-pending", metavar="N", help="Messages that may wait for an acknowledgement. Default: 1000."),
+    typer.Option(
+        "--max-pending", metavar="N", help="Messages that may wait for an acknowledgement; -1: no limit. Default: 1000."
+    ),
 ]
 FilterOption = Annotated[
     list[str] | None,

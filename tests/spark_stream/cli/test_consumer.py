@@ -127,6 +127,19 @@ def test_names_that_are_not_there_are_answered_with_the_nearest(billing: Any) ->
 # --- ls, info, report
 
 
+def test_a_consumer_is_described_for_people(jstream: Any, orders: Store) -> None:
+    words = ("--deliver", "4", "--max-pending", "-1", "--max-deliver", 3, "--metadata", "team=sales")
+    jstream.done("consumer", "add", "ORDERS", "billing", *words)
+    jstream.done("consumer", "reset", "ORDERS", "billing", "--to", "earliest", "--execute")
+    lines = [line.strip() for line in jstream.done("consumer", "info", "ORDERS", "billing").splitlines()]
+    for fact in (
+        "begins with: sequence 4", "ack wait: 30s", "max deliver: 3", "max ack pending: no limit",
+        "on data loss: continue", "metadata team: sales", "pending: 4", "paused: no",
+    ):  # fmt: skip
+        assert fact in lines
+    assert lines[-1].split()[1] == "consumer_reset"
+
+
 def test_consumers_are_listed(billing: Any) -> None:
     billing.done("consumer", "add", "ORDERS", "audit", "--filter", "orders.paid")
     assert billing.done("consumer", "ls", "ORDERS", "--names") == "audit\nbilling\n"
