@@ -277,3 +277,39 @@ def test_conform_refuses_what_spark_would_misread() -> None:
     assert conform(good, strict).schema.equals(strict)
     with pytest.raises(TypeError, match="nulls in column 'data'"):
         conform(pa.RecordBatch.from_pydict({"data": [None]}, schema=schema), strict)
+
+
+# --- durable consumers say where a batch read starts
+
+
+def test_batch_read_starts_where_the_consumer_stands_and_does_not_move_it(
+    store: Store, driver: Any, orders: Make
+) -> None:
+    store.stream("ORDERS").append(orders(10))
+    etl = store.stream("ORDERS").add_consumer({"name": "etl"})
+    etl.ack(etl.fetch(4).column("sequence"))
+    for _ in range(2):
+        assert driver.sequences(stream="ORDERS", consumer="etl") == list(range(5, 11))
+    ended = {"startingOffsets": "consumer", "endingOffsets": '{"ORDERS": 7}'}
+    assert driver.sequences(stream="ORDERS", consumer="etl", **ended) == [5, 6]
+    assert driver.sequences(stream="ORDERS", consumer="etl", startingOffsets='{"ORDERS": 2}') == list(range(2, 11))
+    assert etl.info()["delivered"]["stream_seq"] == 4
+
+
+def test_first_batch_read_as_a_consumer_makes_it_at_the_first_message(store: Store, driver: Any, orders: Make) -> None:
+    store.stream("ORDERS").append(orders(3))
+    assert driver.sequences(stream="ORDERS", consumer="new") == [1, 2, 3]
+    assert store.stream("ORDERS").consumer("new").info()["num_pending"] == 3
+
+
+def test_batch_read_as_a_consumer_tells_what_it_has_lost(store: Store, driver: Any, orders: Make) -> None:
+    store.stream("ORDERS").append(orders(10))
+    store.stream("ORDERS").add_consumer({"name": "etl"})
+    etl = store.stream("ORDERS").consumer("etl")
+    store.stream("ORDERS").purge(up_to=6)
+    with pytest.raises(
+        DataLossError, match="consumer 'etl': .*sequences 1 to 5 were removed.*consumer reset ORDERS etl"
+    ):
+        driver.sequences(stream="ORDERS", consumer="etl")
+    assert driver.sequences(stream="ORDERS", consumer="etl", failOnDataLoss="false") == [6, 7, 8, 9, 10]
+    assert etl.info()["num_pending"] == 5
