@@ -4,12 +4,10 @@ import difflib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import pyarrow as pa
 
-from storage_core.durations import DURATION_NS_MAX
 from storage_core.errors import DataLossError, NotFoundError, ReadOnlyError, StaleIncarnationError, StoreBusyError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
@@ -25,19 +23,30 @@ from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState, pending_set
 from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
-from storage_core.metadata.reconcile import CONTINUE, Action, Decision, says_the_same
+from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe, fetching
-from storage_core.store.fetching import FETCH_SCHEMA, Wanted, command_of, decision_of, look_for, read_rows, work_out
+from storage_core.store.consumer_arguments import Sequences, check_fetch, nanoseconds, sequence_set
+from storage_core.store.fetching import (
+    FETCH_SCHEMA,
+    Rows,
+    Wanted,
+    command_of,
+    decision_of,
+    look_for,
+    read_rows,
+    unreadable_reason,
+    with_counts,
+    work_out,
+)
+from storage_core.store.reading import ReadDamage
 from storage_core.store.turn import Turn
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
-MESSAGE_COUNT_MAX = 1_000_000  # of one fetch
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
-Sequences = int | Iterable[Any] | SequenceSet  # a column of a fetched table, an array and a range as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,14 @@ class _Handed:
     sequences: SequenceSet
     look_again: bool = False  # it stands elsewhere than was looked for
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadAhead:
+    """What a consumer that fails on loss has read before it is handed out."""
+
+    sequences: SequenceSet
+    rows: Rows
 
 
 class Consumer:
@@ -116,9 +133,7 @@ class Consumer:
             return made
         before = str(consumer.next_sequence - 1)
         if made.action is Action.FAIL:
-            if not consumer.events or not says_the_same(consumer.events[-1].reason, made.reason):
-                event = Event("consumer_failed", stream.name, self.name, "", before, before, made.reason)
-                self._store.propose(turn, TellConsumer(self._incarnation, self.name, (event,)))
+            self._tell_failure(turn, made.reason)
             return made
         event = Event(
             "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
@@ -126,6 +141,15 @@ class Consumer:
         )  # fmt: skip
         self._store.propose(turn, move_of(stream, consumer, made, (event,)))
         return made
+
+    def _tell_failure(self, turn: Turn, reason: str) -> None:
+        """Write down that the consumer stays where it is; not again for the same reason."""
+        stream, consumer = self._find(turn.state)
+        if consumer.events and says_the_same(consumer.events[-1].reason, reason):
+            return
+        place = str(consumer.next_sequence - 1)
+        event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
+        self._store.propose(turn, TellConsumer(self._incarnation, self.name, (event,)))
 
     # --- messages
 
@@ -135,7 +159,7 @@ class Consumer:
         The columns are those of a read, and `delivery_count`, 1 the first time. Waits up to `timeout_s` for the first
         one; then the table is empty. Raises DataLossError if messages are lost and on_data_loss is "fail".
         """
-        _check_fetch(max_messages, timeout_s)
+        check_fetch(max_messages, timeout_s)
         pause, slept, until = PAUSE_FIRST_S, 0.0, time.monotonic() + timeout_s
         while True:
             table = self._fetch_now(max_messages)
@@ -153,27 +177,43 @@ class Consumer:
         """Return what there is now; None if that has to be asked again."""
         store = self._store
         stream, consumer = self._find(store.state())
-        wanted = None
+        wanted = ahead = None
         if not decision_of(stream, consumer).is_news:
-            if consumer.config.filter_subjects and consumer.next_sequence < stream.next_sequence:
+            now_ns = store.environment.now_ns()
+            is_open = consumer.next_sequence < stream.next_sequence and consumer.paused_until_ns <= now_ns
+            if consumer.config.filter_subjects and is_open:
                 wanted = look_for(store, stream, consumer, count_max)
-            if work_out(stream, consumer, store.environment.now_ns(), count_max, wanted).is_nothing(consumer):
+            handout = work_out(stream, consumer, now_ns, count_max, wanted)
+            if consumer.config.on_data_loss == FAIL:
+                ahead = _ReadAhead(handout.sequences, read_rows(store, stream, consumer, handout.sequences))
+                if ahead.rows.unreadable:
+                    whole = len(handout.sequences.clip(1, int(ahead.rows.unreadable.starts[0])))
+                    return self._fetch_now(whole) if whole else self._stop(stream, consumer, ahead.rows)
+                if wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
+                    self._stop(stream, consumer, Rows(ahead.rows.table, _within(wanted.damage), list(wanted.damage)))
+            if handout.is_nothing(consumer):
                 return FETCH_SCHEMA.empty_table()
-        handed = store.together(lambda turn: self._hand_out(turn, count_max, wanted))
+        handed = store.together(lambda turn: self._hand_out(turn, count_max, wanted, ahead))
         if handed.failure:
             raise DataLossError(f"consumer {self.name!r}: {handed.failure}")
         if handed.look_again:
             return None
         if not handed.sequences:
             return FETCH_SCHEMA.empty_table()
-        rows = read_rows(store, handed.stream, handed.consumer, handed.sequences)
+        rows = ahead.rows if ahead is not None else read_rows(store, handed.stream, handed.consumer, handed.sequences)
         if rows.unreadable:
             self._give_up(rows.unreadable, "; ".join(str(one) for one in rows.damage[:5]))
             if not rows.table.num_rows:
                 return None
-        return rows.table
+        return with_counts(rows.table, handed.consumer)
 
-    def _hand_out(self, turn: Turn, count_max: int, wanted: Wanted | None) -> _Handed:
+    def _stop(self, stream: StreamState, consumer: ConsumerState, rows: Rows) -> NoReturn:
+        """Hand nothing out since no copy has what comes next; raises DataLossError."""
+        reason = unreadable_reason(stream, consumer, rows.unreadable)
+        self._store.together(lambda turn: self._tell_failure(turn, reason))
+        raise DataLossError(f"consumer {self.name!r}: {reason} ({rows.damage[0]})")
+
+    def _hand_out(self, turn: Turn, count_max: int, wanted: Wanted | None, ahead: _ReadAhead | None) -> _Handed:
         nothing = SequenceSet.empty()
         made = self._reconcile(turn)
         stream, consumer = self._find(turn.state)
@@ -188,6 +228,8 @@ class Consumer:
         handout = work_out(stream, consumer, now_ns, count_max, wanted)
         if handout.is_nothing(consumer):
             return _Handed(stream, consumer, nothing)
+        if consumer.config.on_data_loss == FAIL and (ahead is None or ahead.sequences != handout.sequences):
+            return _Handed(stream, consumer, nothing, look_again=True)
         self._store.propose(turn, command_of(stream, consumer, handout, now_ns, wanted))
         return _Handed(*self._find(turn.state), handout.sequences)
 
@@ -208,20 +250,14 @@ class Consumer:
 
     def nak(self, sequences: Sequences, delay_s: float = 0) -> int:
         """Ask for these messages again, after `delay_s`; return how many of them were waited for."""
-        if (
-            isinstance(delay_s, bool)
-            or not isinstance(delay_s, (int, float))
-            or not 0 <= delay_s * 1e9 <= DURATION_NS_MAX
-        ):
-            raise ValueError(f"delay_s: {delay_s!r} is not a number of seconds, 0 or more")
-        return self._settle(NAK, sequences, int(delay_s * 1_000_000_000))
+        return self._settle(NAK, sequences, nanoseconds("delay_s", delay_s))
 
     def term(self, sequences: Sequences) -> int:
         """Say that these messages are given up and never to be handed out again; return how many were waited for."""
         return self._settle(TERM, sequences)
 
     def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
-        meant = _sequence_set(sequences)
+        meant = sequence_set(sequences)
 
         def job(turn: Turn) -> int:
             _, consumer = self._find(turn.state)
@@ -284,13 +320,10 @@ class Consumer:
 
     def pause(self, seconds: float) -> None:
         """Hand out nothing for so long, to nobody. Acknowledging goes on."""
-        if (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, (int, float))
-            or not 0 < seconds * 1e9 <= DURATION_NS_MAX
-        ):
+        span_ns = nanoseconds("seconds", seconds)
+        if not span_ns:
             raise ValueError(f"seconds: {seconds!r} is not a number of seconds above 0")
-        self._pause(self._store.environment.now_ns() + int(seconds * 1_000_000_000))
+        self._pause(self._store.environment.now_ns() + span_ns)
 
     def resume(self) -> None:
         """End a pause."""
@@ -335,48 +368,11 @@ def _start(store: "Store", stream: StreamState, config: ConsumerConfig) -> int:
 
 def where_to_go_on(stream: StreamState, consumer: ConsumerState) -> int:
     made = decision_of(stream, consumer, CONTINUE)
-    waiting = consumer.outstanding()
+    waiting = consumer.outstanding().intersection(stream.shown())
     if made.action is Action.FOLLOW or not waiting:
         return made.next_sequence
     return max(stream.first_sequence, min(made.next_sequence, int(waiting.starts[0])))
 
 
-def _check_fetch(max_messages: object, timeout_s: object) -> None:
-    if isinstance(max_messages, bool) or not isinstance(max_messages, (int, np.integer)):
-        raise ValueError(f"max_messages: {max_messages!r} is not a whole number")
-    if not 1 <= max_messages <= MESSAGE_COUNT_MAX:
-        raise ValueError(f"max_messages: {max_messages} is not 1 to {MESSAGE_COUNT_MAX}")
-    _nanoseconds("timeout_s", timeout_s)
-
-
-def _nanoseconds(name: str, seconds: object) -> int:
-    """Return seconds as nanoseconds; raises ValueError for what is no time to wait."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds * 1e9 <= DURATION_NS_MAX:  # type: ignore[operator]
-        raise ValueError(f"{name}: {seconds!r} is not a number of seconds, 0 or more")
-    return int(seconds * 1_000_000_000)  # type: ignore[operator]
-
-
-def _sequence_set(sequences: object) -> SequenceSet:
-    """Return what was given as a set; raises ValueError for what are no sequences."""
-    if isinstance(sequences, SequenceSet):
-        return sequences
-    if isinstance(sequences, (str, bytes, dict, pa.Table, pa.RecordBatch)) or sequences is None:
-        raise ValueError(f"sequences: {type(sequences).__name__} is not a sequence, a range or a list of sequences")
-    if isinstance(sequences, (pa.Array, pa.ChunkedArray)):
-        if not pa.types.is_integer(sequences.type) or sequences.null_count:
-            raise ValueError(f"sequences: a column of {sequences.type} holds no sequences")
-        sequences = sequences.to_numpy()
-    if isinstance(sequences, range) and sequences.step == 1:
-        if len(sequences) and sequences.start < 1:
-            raise ValueError(f"sequences: {sequences.start} is not a sequence; they are whole numbers from 1 on")
-        return SequenceSet.from_ranges([(sequences.start, sequences.stop)])
-    if isinstance(sequences, np.ndarray):
-        if sequences.dtype.kind not in "iu" or (len(sequences) and sequences.min() < 1):
-            raise ValueError("sequences: the array holds what is no sequence; they are whole numbers from 1 on")
-        return SequenceSet.from_sequences(sequences)
-    listed: list[Any] = list(sequences) if isinstance(sequences, Iterable) else [sequences]
-    for one in listed:
-        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 1:
-            raise ValueError(f"sequences: {one!r} is not a sequence; they are whole numbers from 1 on")
-    return SequenceSet.from_sequences(listed)
+def _within(damage: Iterable[ReadDamage]) -> SequenceSet:
+    return SequenceSet.from_ranges([(one.first, one.end) for one in damage])

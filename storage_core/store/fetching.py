@@ -5,6 +5,9 @@ stream, messages that are due again come first, then new ones, as many as may wa
 is one entry or two in one round of fsyncs, and only after that the messages are read, outside the locks: what was
 handed out is known before anybody sees it, so two processes never hand out the same message within ack_wait.
 
+A consumer that fails on loss reads them before the turn as well: what no copy has is not handed out, so it stops right
+before that, and stays there. The turn then checks that it hands out what was read.
+
 With `filter_subjects` the metadata cannot say which messages are wanted. They are looked for before the turn, which
 then checks that the consumer still stands where it stood.
 """
@@ -19,7 +22,7 @@ import pyarrow as pa
 from storage_core.metadata.commands import Deliver, Event
 from storage_core.metadata.consumer_state import ConsumerState, pending_set
 from storage_core.metadata.consumers import position_of
-from storage_core.metadata.reconcile import CONTINUE, Decision, decide, facts_of
+from storage_core.metadata.reconcile import FAIL, Decision, decide, facts_of
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -110,7 +113,7 @@ def work_out(
 def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
-    Raises DataLossError if some cannot be looked at and the consumer's policy is to fail.
+    If the consumer's policy is to fail, only those before the first that cannot be looked at.
     """
     start, end = consumer.next_sequence, stream.next_sequence
     damage: list[ReadDamage] = []
@@ -124,6 +127,9 @@ def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count
     sequences = np.concatenate(parts)[: count_max + 1] if parts else np.empty(0, np.int64)
     if len(sequences) > count_max:
         sequences, end = sequences[:count_max], int(sequences[count_max])
+    if damage and consumer.config.on_data_loss == FAIL:
+        end = min(end, max(start, min(one.first for one in damage)))
+        sequences = sequences[sequences < end]
     return Wanted(start, end, SequenceSet.from_sequences(sequences), tuple(damage))
 
 
@@ -149,8 +155,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
-    on_loss = "skip" if consumer.config.on_data_loss == CONTINUE else "raise"
-    options = ReadOptions(columns, filters, on_loss=on_loss)
+    options = ReadOptions(columns, filters, on_loss="skip")
 
     def hear(one: ReadDamage) -> None:
         if not one.served:
@@ -161,18 +166,15 @@ def _read(
 
 @dataclass(slots=True)
 class Rows:
-    """Messages that were handed out, as they were read."""
+    """Messages to be handed out, as they were read."""
 
-    table: pa.Table  # of FETCH_SCHEMA
-    unreadable: SequenceSet  # handed out, and no copy has them
+    table: pa.Table  # of READ_SCHEMA
+    unreadable: SequenceSet  # those of them that no copy has
     damage: list[ReadDamage] = field(default_factory=list)
 
 
 def read_rows(store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet) -> Rows:
-    """Return the messages that were just handed out; `consumer` is as it is after that.
-
-    Raises DataLossError if some cannot be read and the consumer's policy is to fail.
-    """
+    """Return these messages, and which of them cannot be read."""
     damage: list[ReadDamage] = []
     batches = []
     for first, end in _stretches(sequences):
@@ -182,9 +184,22 @@ def read_rows(store: "Store", stream: StreamState, consumer: ConsumerState, sequ
     table = pa.Table.from_batches(batches, READ_SCHEMA)
     lost = SequenceSet.from_ranges([(one.first, one.end) for one in damage])
     have = SequenceSet.from_sequences(table.column("sequence").to_numpy())
-    counts = pa.array(_deliveries(consumer, table.column("sequence").to_numpy()), pa.int64())
-    table = table.append_column(FETCH_SCHEMA.field("delivery_count"), counts)
     return Rows(table, sequences.difference(have).intersection(lost), damage)
+
+
+def with_counts(table: pa.Table, consumer: ConsumerState) -> pa.Table:
+    """Return messages that were handed out with delivery_count; `consumer` is as it is after that."""
+    counts = pa.array(_deliveries(consumer, table.column("sequence").to_numpy()), pa.int64())
+    return table.append_column(FETCH_SCHEMA.field("delivery_count"), counts)
+
+
+def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet) -> str:
+    """Return why a consumer that fails on loss stops before these sequences, and what somebody can do about it."""
+    return (
+        f"stream {stream.name!r}: sequences {described(sequences)} cannot be read from any copy. `jstream repair` "
+        "looks for them on every volume, and declares lost what none has; after that "
+        f"{remedy(stream.name, consumer.name)}"
+    )
 
 
 def _stretches(sequences: SequenceSet) -> Iterator[tuple[int, int]]:
@@ -217,7 +232,8 @@ def command_of(
     if made.exhausted:
         reason = f"handed out {consumer.config.max_deliver} times and never acknowledged: not handed out any more"
         events.append(Event("consumer_exhausted", *names, before=described(made.exhausted), reason=reason))
-    for one in wanted.damage if wanted is not None else ():
+    passed = [one for one in wanted.damage if one.first < made.next_sequence] if wanted is not None else []
+    for one in passed:  # what lies beyond is met again
         events.append(Event("consumer_unreadable", *names, before=f"{one.first} to {one.end - 1}", reason=str(one)))
     return Deliver(
         stream.incarnation,

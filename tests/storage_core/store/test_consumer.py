@@ -40,6 +40,13 @@ def deliveries(table: pa.Table) -> dict[int, int]:
     return dict(zip(table.column("sequence").to_pylist(), table.column("delivery_count").to_pylist(), strict=True))
 
 
+def remove_block(machine: Machine, stream: Stream, place: int) -> None:
+    """Take all copies of a block away, the one at this place of the stream's manifest."""
+    name = bytes(stream.state().blocks.rows["block_id"][place]).hex()
+    for path in [path for path, _ in machine.disk.files() if path.stem == name]:
+        machine.disk.remove(path)
+
+
 @pytest.fixture(params=[1, 3])
 def machine(request: pytest.FixtureRequest) -> Machine:
     made = Machine(7, request.param)
@@ -361,15 +368,71 @@ def test_messages_that_no_copy_has_are_told_and_passed_over_before_anybody_repai
     stream = machine.create().add_stream({**ORDERS, "block_max_msgs": 5})
     put(stream, 15)
     consumer = stream.add_consumer({"name": "reader", "filter_subjects": subjects})
-    row = stream.state().blocks.rows[1]
-    name = bytes(row["block_id"]).hex()
-    (path,) = [path for path, _ in machine.disk.files() if path.stem == name]
-    machine.disk.remove(path)
+    remove_block(machine, stream, 1)
     assert fetched(consumer, 100) == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
     events = consumer.info()["events"]
     assert events and {one["kind"] for one in events} == {"consumer_unreadable"}
     assert "6 to 10" in events[0]["before"]
     assert consumer.info()["num_ack_pending"] == 10
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+@pytest.mark.parametrize("subjects", [[], ["orders.eu"]])
+def test_with_policy_fail_a_consumer_stops_right_before_what_no_copy_has(
+    volume_count: int, subjects: list[str]
+) -> None:
+    machine = Machine(7, volume_count)
+    stream = machine.create().add_stream({**ORDERS, "block_max_msgs": 5})
+    put(stream, 15)
+    keys = {"filter_subjects": subjects, "on_data_loss": "fail", "max_deliver": 2}
+    consumer = stream.add_consumer({"name": "reader", **keys})
+    remove_block(machine, stream, 1)
+    for _ in range(3):
+        assert fetched(consumer, 100) == [1, 2, 3, 4, 5]
+        consumer.nak(range(3, 6))
+        consumer.ack([1, 2])
+        assert fetched(consumer, 100) == [3, 4, 5]
+        consumer.ack(range(3, 6))
+        for _ in range(3):
+            with pytest.raises(DataLossError, match=r"consumer 'reader': .*sequences 6 to 10 cannot be read .*repair"):
+                consumer.fetch(100, 0)
+        info = consumer.info()
+        assert (info["delivered"]["stream_seq"], info["num_ack_pending"]) == (5, 0)
+        assert [one["kind"] for one in info["events"][-1:]] == ["consumer_failed"]
+        consumer.reset(1)
+    consumer.fetch(5, 0)
+    consumer.ack(range(1, 6))
+    assert not machine.open().repair()["ok"]
+    with pytest.raises(DataLossError, match="sequences 6 to 10 are lost"):
+        consumer.fetch(100, 0)
+    consumer.reset()
+    assert fetched(consumer, 100) == [11, 12, 13, 14, 15]
+
+
+def test_what_cannot_be_looked_at_is_told_once_however_little_may_wait() -> None:
+    machine = Machine(7)
+    stream = machine.create().add_stream({**ORDERS, "block_max_msgs": 5})
+    put(stream, 15)
+    keys = {"filter_subjects": ["orders.eu"], "max_ack_pending": 2}
+    consumer = stream.add_consumer({"name": "reader", **keys})
+    remove_block(machine, stream, 1)
+    for expected in ([1, 2], [3, 4], [5, 11], [12, 13], [14, 15], []):
+        got = fetched(consumer, 100)
+        assert got == expected
+        consumer.ack(got)
+    events = consumer.info()["events"]
+    assert [(one["kind"], one["before"]) for one in events] == [("consumer_unreadable", "6 to 10")]
+
+
+def test_a_reset_passes_over_what_waited_and_is_lost(machine: Machine) -> None:
+    stream = machine.open().stream("orders")
+    put(stream, 10)
+    consumer = reader(machine)
+    fetched(consumer, 20)
+    consumer.ack([*range(1, 4), *range(11, 21)])
+    remove_block(machine, stream, 0)
+    machine.open().repair()
+    assert consumer.reset() == 21
 
 
 # --- the consumer itself
@@ -431,10 +494,14 @@ def test_a_store_opened_for_reading_shows_consumers_and_moves_none(machine: Mach
         (lambda one: one.ack("1"), "sequences: str is not a sequence"),
         (lambda one: one.ack([1, 0]), "sequences: 0 is not a sequence"),
         (lambda one: one.ack(range(0, 3)), "sequences: 0 is not a sequence"),
+        (lambda one: one.ack(range(1, 2**70)), "sequences: 1180591620717411303423 is not a sequence"),
+        (lambda one: one.ack(np.array([2**64 - 1], np.uint64)), "sequences: 18446744073709551615 is not a sequence"),
         (lambda one: one.ack([True]), "sequences: True is not a sequence"),
         (lambda one: one.ack(np.array([1.5])), "sequences: the array holds what is no sequence"),
         (lambda one: one.ack(pa.array(["1"])), "sequences: a column of string holds no sequences"),
         (lambda one: one.nak(1, delay_s=-2), "delay_s: -2 is not a number of seconds"),
+        (lambda one: one.nak(1, delay_s=10**400), "delay_s: 1000* is not a number of seconds"),
+        (lambda one: one.pause(0), "seconds: 0 is not a number of seconds above 0"),
         (lambda one: one.pause("long"), "seconds: 'long' is not a number of seconds"),
         (lambda one: one.reset(0), "sequence: 0 is not a sequence"),
     ],
