@@ -1,22 +1,29 @@
 """Merging of small blocks: the same messages under the same sequences, in fewer files; whatever happens on the way."""
 
+import contextlib
+import dataclasses
 import errno
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from harness.faults import end_at, fail_at, let_everything_happen
 from harness.life import to_table
 from harness.model import Row, seen_in_store, seen_in_stream
-from harness.processes import SECOND_NS, Machine
+from harness.processes import SECOND_NS, Machine, SimulatedClock
 from harness.simulated_disk import ProcessEnded
 
+from storage_core.block.format import BlockHeader, BlockIdentity
 from storage_core.errors import StalePlanError, StorageError
 from storage_core.metadata.state import StreamState
-from storage_core.store import contents, merging
+from storage_core.store import adopt, contents, merging
+from storage_core.store.environment import REAL
 from storage_core.store.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.placement import block_directory
 from storage_core.store.plan import ReadRequest
+from storage_core.store.replicas import replica_states
 from storage_core.store.staging import block_path
 from storage_core.store.store import Store
 
@@ -356,11 +363,28 @@ def test_a_merge_that_was_killed_leaves_an_orphan_that_is_swept() -> None:
 # --- faults
 
 
-def changing_calls(machine: Machine) -> int:
+def compact_and_maintain(store: Store) -> None:
+    store.compact()
+    store.maintain()
+
+
+def calls_of(machine: Machine, act: Callable[[Store], object]) -> int:
     machine = machine.copy()
     files = machine.files()
-    machine.open(files).compact()
+    act(machine.open(files))
     return len(files.calls)
+
+
+def meet(machine: Machine, call: int, fault: str, act: Callable[[Store], object]) -> None:
+    """Let a new process meet a fault at one of its calls."""
+    files = machine.files()
+    numbers = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+    files.judge = fail_at(call, numbers[fault]) if fault in numbers else end_at(call)
+    with contextlib.suppress(StorageError, ProcessEnded):
+        act(machine.open(files))
+    files.judge = let_everything_happen
+    if fault == "power":
+        machine.disk.lose_power()
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
@@ -370,28 +394,85 @@ def test_nothing_is_lost_whatever_call_of_a_merge_goes_wrong(volume_count: int, 
     store = filled(lived, 4, snapshot_every=2, graveyard_keep="0s")
     store.stream(NAME).remove([2])
     expected = seen_in_store(store, with_times=True)
-    numbers = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
-    for call in range(changing_calls(lived)):
+    for call in range(calls_of(lived, compact_and_maintain)):
         machine = lived.copy()
-        files = machine.files()
-        files.judge = fail_at(call, numbers[fault]) if fault in numbers else end_at(call)
-        try:
-            opened = machine.open(files)
-            opened.compact()
-            opened.maintain()
-        except (StorageError, ProcessEnded):
-            pass
-        files.judge = let_everything_happen
-        if fault == "power":
-            machine.disk.lose_power()
+        meet(machine, call, fault, compact_and_maintain)
         again = machine.open()
         assert seen_in_store(again, with_times=True) == expected, (fault, call)
         again.repair()
-        again.compact()
-        again.maintain()
+        compact_and_maintain(again)
         assert seen_in_store(again, with_times=True) == expected, (fault, call)
         assert len(state_of(again).blocks) == 1, (fault, call)
-        assert len({state_of(again).blocks.rows["holders"].tolist()[0]}) == 1
+        replicas = replica_states(again, state_of(again))
+        assert {one.state for one in replicas} == {"current"}, (fault, call)
+        assert len({one.digest for one in replicas}) == 1, (fault, call)
+
+
+@pytest.mark.parametrize("fault", ["power", "EIO"])
+def test_an_append_whose_upkeep_merges_is_there_whole_or_not_at_all(fault: str) -> None:
+    def append(store: Store) -> None:
+        store.stream(NAME).append(to_table(rows(30, 2)))
+
+    lived = Machine(1, 3)
+    store = filled(lived, FAN_IN - 1)
+    before = seen_in_store(store, with_times=True)
+    done = lived.copy()
+    append(done.open())
+    after = seen_in_store(done.open(), with_times=True)
+    assert len(state_of(done.open()).blocks) == 1
+    for call in range(calls_of(lived, append)):
+        machine = lived.copy()
+        meet(machine, call, fault, append)
+        again = machine.open()
+        again.maintain()
+        assert seen_in_store(again, with_times=True) in (before, after), (fault, call)
+
+
+# --- what others make of merged blocks
+
+
+def test_a_backup_holds_merged_blocks_and_nothing_of_the_old_ones() -> None:
+    machine = Machine(1)
+    store = filled(machine, 6)
+    store.stream(NAME).remove([4])
+    expected = seen_in_store(store, with_times=True)
+    store.backup("/disk/before")
+    store.compact()
+    assert seen_in_store(store, with_times=True) == expected
+    assert len(store.backup("/disk/after")["streams"]) == 1
+    for name, count in (("before", 6), ("after", 1)):
+        restored = Store.restore(f"/disk/{name}", f"/disk/restored-{name}", env=machine.environment())
+        assert seen_in_store(restored, with_times=True) == expected
+        assert len(state_of(restored).blocks) == count
+        assert len(restored.state().replaced) == 0
+        assert restored.verify()["ok"]
+
+
+def test_blocks_of_an_adopted_stream_are_merged_where_they_lie_and_orphans_there_are_swept(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    env, volume = dataclasses.replace(REAL, now_ns=clock), tmp_path / "volume"
+    store = Store.create(volume, env=env)
+    stream = store.add_stream({"name": NAME, "subjects": ["orders.>"]})
+    for number in range(6):
+        stream.append(to_table(rows(number * 2, 2)))
+    expected, before = seen_in_store(store), state_of(store).incarnation
+    store.maintain()
+    shutil.rmtree(volume / "meta")
+    adopt.execute(adopt.plan([volume], env), env)
+    directory = block_directory(volume, before)
+    foreign = directory / ("ab" * 16 + ".blk")
+    foreign.write_bytes(BlockHeader(BlockIdentity(store.id, before, b"\xab" * 16, bytes(16)), "none").encode())
+    adopted = Store.open(volume, env=env)
+    adopted.stream(NAME).append(to_table(rows(50, 1)))
+    orphan = staged_merge(adopted).block.summary.block_id
+    assert block_path(str(directory), orphan).exists()
+    adopted.compact()
+    assert state_of(adopted).blocks.rows["span"].tolist() == [12, 1], "what was written since is of another incarnation"
+    clock.now += 25 * 3_600 * SECOND_NS
+    adopted.maintain()
+    merged = block_path(str(directory), bytes(state_of(adopted).blocks.rows["block_id"][0]))
+    assert set(directory.iterdir()) == {merged, foreign}, "what was not adopted is left alone"
+    assert seen_in_store(adopted)[NAME].messages[:12] == expected[NAME].messages
 
 
 def test_a_merge_needs_a_majority_and_names_who_took_it() -> None:
@@ -408,4 +489,5 @@ def test_a_merge_needs_a_majority_and_names_who_took_it() -> None:
     machine.clock.now += 60 * SECOND_NS
     opened.maintain()
     assert int(state_of(opened).blocks.rows["holders"][0]) == 0b111
+    assert [one.state for one in replica_states(opened, state_of(opened))] == ["current"] * 3
     assert seen_in_store(opened) == expected
