@@ -23,16 +23,10 @@ def run(place: Path) -> None:
         **os.environ,
         "JSTREAM_STORE": str(place / "shop"),
         "PYTHONPATH": str(ROOT),
+        "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.catalogImplementation=hive pyspark-shell",
         "SPARK_CONF_DIR": str(place / "conf"),
     }
-    command = [
-        str(PROGRAM),
-        "--conf",
-        "spark.sql.catalogImplementation=hive",
-        "run",
-        "--spec",
-        "conf/spark-pipeline.yml",
-    ]
+    command = [str(PROGRAM), "run", "--spec", "conf/spark-pipeline.yml"]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "Run is COMPLETED" in done.stdout + done.stderr

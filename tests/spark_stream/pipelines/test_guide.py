@@ -71,7 +71,7 @@ def test_the_guide_does_what_it_says_down_to_the_change_feed(
 
 
 def publish_changes(place: Path, spark: SparkSession) -> None:
-    """Change a real table twice, and publish its changes after each, and once more as if that had been forgotten."""
+    """Change a real table twice, publish its changes after each, and the second once more as if killed before its end."""
     spec = importlib.util.spec_from_file_location("change_feed", place / "change_feed.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -82,16 +82,14 @@ def publish_changes(place: Path, spark: SparkSession) -> None:
     )
     with Store.open("shop") as store:
         stream = store.add_stream({"name": "CHANGES", "subjects": ["changes.*"]})
-        for change in (f"INSERT INTO delta.`{table}` VALUES (1, 10)", f"UPDATE delta.`{table}` SET n = 11"):
-            spark.sql(change)
-            for _ in range(2):
-                query = module.publish_changes(spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state"))
-                query.awaitTermination()
-            newest = max(int(one.name) for one in (place / "feed-state" / "commits").glob("[0-9]*"))
-            (place / "feed-state" / "commits" / str(newest)).unlink()
-        module.publish_changes(
-            spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state")
-        ).awaitTermination()
+        arguments = (spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state"))
+        spark.sql(f"INSERT INTO delta.`{table}` VALUES (1, 10)")
+        module.publish_changes(*arguments).awaitTermination()
+        spark.sql(f"UPDATE delta.`{table}` SET n = 11")
+        module.publish_changes(*arguments).awaitTermination()
+        for file in ("1", ".1.crc"):
+            (place / "feed-state" / "commits" / file).unlink()
+        module.publish_changes(*arguments).awaitTermination()
         found = stream.read(columns=["subject", "data"]).read_all().to_pylist()
     assert [(one["subject"], json.loads(one["data"])) for one in found] == [
         ("changes.insert", {"id": 1, "n": 10}),
