@@ -71,7 +71,7 @@ def test_the_guide_does_what_it_says_down_to_the_change_feed(
 
 
 def publish_changes(place: Path, spark: SparkSession) -> None:
-    """Change a real table twice, publish its changes after each, and the second once more as if killed before its end."""
+    """Change a real table twice, publish its changes after each, and the second ones again, as after a kill."""
     spec = importlib.util.spec_from_file_location("change_feed", place / "change_feed.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
