@@ -161,7 +161,7 @@ def _import(
     goes_on: bool = True,
     truncate_bad_eof: bool = False,
 ) -> None:
-    from storage_core.errors import DataLossError
+    from storage_core.errors import DataLossError, UnsupportedVersionError
     from storage_core.store.importing import ImportRequest, import_streams
 
     for writer in source.writers():
@@ -179,6 +179,8 @@ def _import(
                 "stopped at the first bad record: nothing of that stream was imported; the options above read past "
                 "it, and --skip-damage past everything that cannot be read"
             ) from error
+        except UnsupportedVersionError as error:
+            raise CommandFailed(_in_our_words(str(error))) from error
         finally:
             runner.close()
     if json:
@@ -246,8 +248,13 @@ def _print(found: dict[str, Any]) -> None:
         for note in one["notes"]:
             say(f"stream {one['name']}: {note}")
     for one in found["failed"]:
-        say(f"stream {one['stream']} was not imported: {one['reason']}")
+        say(f"stream {one['stream']} was not imported: {_in_our_words(one['reason'])}")
     say(_verdict(found))
+
+
+def _in_our_words(reason: str) -> str:
+    """Return what the reader says with the option of this command in the place of Spark's."""
+    return reason.replace("option encryptionKey", "--encryption-key")
 
 
 def _verdict(found: dict[str, Any]) -> str:

@@ -120,6 +120,7 @@ def test_the_key_comes_from_a_file_or_the_environment_and_is_never_shown(
     outcome = jstream("import", "nats", source)
     assert outcome.code == 1
     assert "is encrypted" in outcome.err
+    assert "--encryption-key" in outcome.err
     (tmp_path / "key").write_text(KEY + "\n")
     outcome = jstream("import", "nats", source, "--encryption-key", tmp_path / "key")
     assert outcome.code == 0
