@@ -294,7 +294,8 @@ class _Work:
         stream = self._store.state().by_incarnation(block.incarnation)
         if stream is None or block.block_id not in {bytes(row) for row in stream.blocks.rows["block_id"]}:
             raise StalePlanError(
-                f"{where} were removed while the backup was made, and are not kept any more; make it again to go on"
+                f"{where} were removed or merged while the backup was made, and their block is not kept any more; "
+                "make it again to go on"
             )
         reasons = "; ".join([*(other.reason for other in wrong), *made.unread]) or "no copy of the block is whole"
         raise DataLossError(

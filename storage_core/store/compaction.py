@@ -119,12 +119,17 @@ class Compaction:
 
     def commit(self, staged: StagedMerge) -> bool:
         """Put a block in the place of its run; return whether the run was still there. Raises what a turn raises."""
+        is_held = False
         try:
             with self._metadata.turn(self._lock_timeout_s) as turn:
+                is_held = True
                 merging.commit(turn, staged, self._env)
         except (RequirementError, StaleIncarnationError) as error:
             logger.info("a merge is given up: %s", error)
             return False
+        finally:
+            if not is_held:  # the store is busy, or has no quorum: nobody will ever name the block
+                merging.discard(staged, self._env)
         return True
 
     def note_unreadable(self, block_id: bytes, reason: str) -> None:

@@ -390,7 +390,9 @@ class Store:
         return self.compaction(COMPACTING).run(streams, progress)
 
     def compaction(self, policy: MergePolicy) -> Compaction:
-        """Return what merges blocks, for whoever carries out its tasks elsewhere."""
+        """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
+        if self.read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only")
         return Compaction(self.metadata, self._env, self._lock_timeout_s, policy)
 
     def maintain(self) -> None:

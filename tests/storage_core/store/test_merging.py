@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -16,9 +17,9 @@ from harness.processes import SECOND_NS, Machine, SimulatedClock
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.block.format import BlockHeader, BlockIdentity
-from storage_core.errors import StalePlanError, StorageError
+from storage_core.errors import ReadOnlyError, StalePlanError, StorageError, StoreBusyError
 from storage_core.metadata.state import StreamState
-from storage_core.store import adopt, contents, merging
+from storage_core.store import adopt, contents, locks, merging
 from storage_core.store.environment import REAL
 from storage_core.store.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.placement import block_directory
@@ -346,6 +347,24 @@ def test_a_merge_that_is_committed_twice_is_done_once() -> None:
     assert compaction.commit(staged)
     store.compact()
     assert seen_in_store(store) == expected
+
+
+def test_a_merge_that_cannot_be_committed_leaves_nothing() -> None:
+    machine = Machine(1, volume_count=3)
+    store = filled(machine, 5)
+    staged = staged_merge(store)
+    with machine.open().turn(), pytest.raises(StoreBusyError), in_another_process():
+        machine.open().compaction(COMPACTING).commit(staged)
+    assert [len(names) for names in files_of(machine, store)] == [5, 5, 5]
+    with pytest.raises(ReadOnlyError, match="reading only"):
+        machine.open(read_only=True).compact()
+
+
+@contextlib.contextmanager
+def in_another_process() -> Iterator[None]:
+    """Give the body mutexes of its own, as another process has them: it meets the locks of the disk."""
+    with patch.object(locks, "_mutexes", {}):
+        yield
 
 
 def test_a_merge_that_was_killed_leaves_an_orphan_that_is_swept() -> None:
