@@ -230,10 +230,8 @@ class Run:
         try:
             letters = bad(self._prepared.parsed(batch)).persist()
             try:
-                count = letters.count()
-                if count:
-                    identity = self._identity(self._state.dead_letter_checkpoint, number)
-                    write_dead_letters(letters, self._prepared.pipeline, identity)
+                identity = self._identity(self._state.dead_letter_checkpoint, number)
+                write_dead_letters(letters, self._prepared.pipeline, identity)
             finally:
                 letters.unpersist()
         except Exception as error:

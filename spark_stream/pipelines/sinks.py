@@ -4,16 +4,23 @@ Delta keeps the identity in its own log (txnAppId, txnVersion), in the same comm
 commit of the append (writerId, batchId). The console forgets.
 """
 
+import json
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from datasource.places import open_store
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, DeadLetters, Pipeline, Sink
 from spark_stream.pipelines.payload import DATA, REASON
+from storage_core.store.appends import WriterBatch
 
 TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
 TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+LOCK_TIMEOUT_S = 60.0
+COLLECTED_COUNT_MAX = 10_000  # dead letters of a batch that come to the driver; what is more is written by tasks
+COLLECTED_SIZE_MAX = 64 * 1024 * 1024  # bytes of their payloads
+RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
 HEADER_PREFIX = "Jstream-"  # of the headers that a dead letter has besides its own
 
 
@@ -128,18 +135,29 @@ def append_to_stream(
     writer.save(_paths(volumes))
 
 
-def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
-    """Append messages that could not be parsed to their own stream: as they came, with headers that say why."""
+def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -> int:
+    """Append messages that could not be parsed to their own stream: as they came, with headers that say why.
+
+    Returns how many. Few of them, as there mostly are, are appended from here: a job of Spark's would start several
+    processes for them. The identity is the same either way.
+    """
     letters = pipeline.dead_letters
     assert letters is not None, pipeline.name
-    append_to_stream(
-        dead_letters(bad, pipeline.name),
-        letters.volumes,
-        letters.stream,
-        letters.subject,
-        identity.of_dead_letters(),
-        {},
-    )
+    identity = identity.of_dead_letters()
+    measured = bad.agg(F.count(F.lit(1)), F.sum(F.length(DATA))).first()
+    assert measured is not None
+    count, size = measured[0], measured[1] or 0
+    if not count:
+        return 0
+    made = dead_letters(bad, pipeline.name)
+    if count > COLLECTED_COUNT_MAX or size > COLLECTED_SIZE_MAX:
+        append_to_stream(made, letters.volumes, letters.stream, letters.subject, identity, {})
+        return int(count)
+    if letters.subject:
+        made = made.withColumn("subject", F.lit(letters.subject))
+    with open_store(letters.volumes, LOCK_TIMEOUT_S) as store:
+        store.stream(letters.stream).append(made.toArrow(), WriterBatch(identity.app, str(identity.number)))
+    return int(count)
 
 
 def dead_letters(bad: DataFrame, name: str) -> DataFrame:
@@ -149,7 +167,7 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
         ("Stream", F.col("stream")),
         ("Sequence", F.col("sequence").cast("string")),
         ("Subject", F.col("subject")),
-        ("Timestamp", F.date_format(F.to_utc_timestamp("timestamp", F.current_timezone()), _RFC_3339)),
+        ("Timestamp", F.date_format(F.to_utc_timestamp("timestamp", F.current_timezone()), RFC_3339)),
         ("Pipeline", F.lit(name)),
     ]
     added = [
@@ -157,10 +175,8 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
         for key, value in told
     ]
     own = F.coalesce(F.col("headers"), F.array().cast(bad.schema["headers"].dataType))
-    return bad.select(F.concat(own, F.array(*added)).alias("headers"), F.col(DATA).alias("data"))
-
-
-_RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+    ordered = bad.orderBy("stream", "sequence")
+    return ordered.select(F.concat(own, F.array(*added)).alias("headers"), F.col(DATA).alias("data"))
 
 
 def check_dead_letters(letters: DeadLetters, subjects: tuple[str, ...]) -> str:
@@ -184,8 +200,6 @@ def _print(rows: DataFrame, sink: Sink, identity: Identity) -> None:
 
 
 def _paths(volumes: list[str]) -> str:
-    import json
-
     return json.dumps(volumes)
 
 
