@@ -1,6 +1,6 @@
 """index.db of a volume: which blocks it holds, and when each was last read, and how it was found.
 
-    VOLUME/index.db      docs/formats/index.md
+    VOLUME/index.db      docs/formats/index-db.md
 
 A cache. Missing, stale, ahead of the metadata or damaged, it is made again from the block files, and the counts come
 out the same; only the times of the last verification are lost with it.
