@@ -1,15 +1,20 @@
-"""What went wrong in a query, in the words of whoever noticed it first, without the stack of both languages."""
+"""What went wrong in a query, in the words of whoever noticed it first, without the stacks of both languages."""
 
 import re
+from collections.abc import Iterator
 
-_PYTHON = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)$", re.MULTILINE)
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-_CONDITION = re.compile(r"\[([A-Z][A-Z_.]+)\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+# A look-ahead, because one condition's text may hold another's.
+_CONDITION = re.compile(r"(?=\[([A-Z][A-Z0-9_.]+)\] (.*?)(?: SQLSTATE: \w+)?$)", re.MULTILINE)
+_CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.+)$", re.MULTILINE)
+_OF_PYTHON = re.compile(r"(?:\w+\.)*(\w+): (.*)")
 _WRAPPERS = (
-    "STREAM_FAILED",
-    "PYTHON_DATA_SOURCE_ERROR",
+    "FAILED_EXECUTE_UDF",
     "FOREACH_BATCH_USER_FUNCTION_ERROR",
+    "PYTHON_DATA_SOURCE_ERROR",
     "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
+    "STREAM_FAILED",
+    "TASK_WRITE_FAILED",
 )
 LENGTH_MAX = 2000
 
@@ -19,16 +24,39 @@ class RunFailedError(Exception):
 
 
 def explain(error: BaseException) -> str:
-    """Return the reason at the bottom of an error that Spark has wrapped, some of it several times."""
-    text = str(error)
+    """Return the reason at the bottom of an error that Spark has wrapped, often several times.
+
+    In this order: what the plan itself raised (`raise_error`), what Python raised, Spark's own condition, the deepest
+    cause of the JVM, the error as it is.
+    """
+    text = "\n".join(_texts(error))
     raised = _RAISED.search(text)
     if raised:
         return raised[1].strip()[:LENGTH_MAX]
-    told = [found for found in _PYTHON.findall(text) if not found[0].startswith(("Py4J", "PythonException"))]
-    if told:
-        return f"{told[-1][0]}: {told[-1][1].strip()}"[:LENGTH_MAX]
-    conditions = [found for found in _CONDITION.findall(text) if found[0] not in _WRAPPERS]
-    if conditions:
-        return f"{conditions[-1][0]}: {conditions[-1][1].strip()}"[:LENGTH_MAX]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = [*_of_tracebacks(text)]
+    if not found:
+        found = [one for one in _CONDITION.findall(text) if one[0] not in _WRAPPERS] or _CAUSED.findall(text)
+    if found:
+        return f"{found[-1][0]}: {found[-1][1].strip()}"[:LENGTH_MAX]
+    lines = [line.strip() for line in str(error).partition("JVM stacktrace:")[0].splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:3])}"[:LENGTH_MAX]
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """Yield the text of an error and of its causes; those that come from the JVM bring their stack along."""
+    seen: list[object] = []
+    now: object = error
+    while now is not None and now not in seen and len(seen) < 20:
+        seen.append(now)
+        yield str(now)
+        yield str(getattr(now, "_stackTrace", None) or "")
+        now = getattr(now, "_cause", None) or getattr(now, "__cause__", None)
+
+
+def _of_tracebacks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the error, and what it says, at the end of each Python traceback in the text."""
+    for part in text.split("Traceback (most recent call last):")[1:]:
+        ends = (line for line in part.splitlines()[1:] if line and not line[0].isspace())
+        found = _OF_PYTHON.fullmatch(next(ends, ""))
+        if found and not found[1].startswith("Py4J"):
+            yield found[1], found[2]

@@ -1,0 +1,58 @@
+"""What an error comes down to, from the texts that Spark really gives."""
+
+import pytest
+
+from spark_stream.pipelines.failures import explain
+
+
+class FromJvm(Exception):
+    """As pyspark's captured exceptions: a stack beside the text, and a cause."""
+
+    def __init__(self, text: str, stack: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace, self._cause = stack, cause
+
+
+STREAM_FAILED = "[STREAM_FAILED] Query [id = 5f, runId = 6a] terminated with exception: {} SQLSTATE: XXKST"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            FromJvm(
+                STREAM_FAILED.format("[TASK_WRITE_FAILED] Task failed while writing rows to file:/t."),
+                cause=FromJvm(
+                    "[TASK_WRITE_FAILED] Task failed while writing rows to file:/t. SQLSTATE: 58030",
+                    "org.apache.spark.SparkException: [TASK_WRITE_FAILED] ...\n\tat x.y(Z.scala:1)\n"
+                    "Caused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] stream ORDERS, "
+                    "sequence 4: payload is not JSON SQLSTATE: P0001\n\tat x.y(Z.scala:1)",
+                ),
+            ),
+            "stream ORDERS, sequence 4: payload is not JSON",
+        ),
+        (
+            FromJvm(
+                "Error from python streaming data source: Traceback (most recent call last):\n"
+                '  File "a.py", line 1, in f\n    raise X\nKeyError: 5\n\nDuring handling of the above exception, '
+                "another exception occurred:\n\nTraceback (most recent call last):\n"
+                '  File "b.py", line 2, in g\n    raise Y\n'
+                "storage_core.errors.DataLossError: sequences 1 to 5 are lost\n\n\tat org.apache.spark.X(Y.scala:1)"
+            ),
+            "DataLossError: sequences 1 to 5 are lost",
+        ),
+        (
+            FromJvm(STREAM_FAILED.format("[DELTA_SCHEMA_CHANGED] Detected a change")),
+            "DELTA_SCHEMA_CHANGED: Detected a change",
+        ),
+        (
+            FromJvm(
+                "Job aborted", "x.SparkException: Job aborted\nCaused by: java.io.IOException: No space left on device"
+            ),
+            "IOException: No space left on device",
+        ),
+        (ValueError("the columns\n  do not fit"), "ValueError: the columns do not fit"),
+    ],
+)
+def test_the_reason_is_the_one_at_the_bottom(error: Exception, told: str) -> None:
+    assert explain(error) == told
