@@ -152,7 +152,7 @@ class StreamSource:
         return self._quiet[0] is self._seen
 
     def _look(self, start: Json, limit: ReadLimit) -> Json:
-        known = self._decode(start)
+        known = {name: _carried(one) for name, one in self._decode(start).items()}
         known_stores.remember(self._store.id, self._store.paths)
         state, begin = self._settled(known)
         is_said = self._acknowledge({name: one.at.position for name, one in begin.items()})
@@ -209,7 +209,7 @@ class StreamSource:
         if end == begin.sequence:
             return begin
         at = onward(self._store.stream_state(name, state), begin.at, end)
-        return self._offset(at, begin.begin if begin.begin == begin.sequence else None)
+        return self._offset(at, begin.begin)
 
     # --- reconciliation
 
@@ -232,7 +232,7 @@ class StreamSource:
         was, now = before.at.position, at.position
         if (was.incarnation, was.next_sequence) != (now.incarnation, now.next_sequence):
             return self._begin_at(at)
-        return self._offset(at, before.begin if before.begin == before.sequence else None)
+        return self._offset(at, _carried(before).begin)
 
     def _remedy(self, streams: Mapping[str, object]) -> str:
         text = "To go on without what is gone, start the query once with option failOnDataLoss=false"
@@ -325,6 +325,14 @@ class StreamSource:
             ends = {one.name: self._offset(beginning(one, one.next_sequence)) for one in streams}
             self._reported = state, stream_offsets.encode(ends)
         return self._reported[1]
+
+
+def _carried(one: StreamOffset) -> StreamOffset:
+    """Return the end of a batch as the start of the next one, which does not begin where that batch did.
+
+    Where nothing was read the two are the same place, and it is kept: a replay asks where a query begins anew.
+    """
+    return one if one.begin in (None, one.sequence) else replace(one, begin=None)
 
 
 def _stands(state: StoreState, name: str, at: QueryPosition) -> bool:

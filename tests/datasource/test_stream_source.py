@@ -327,6 +327,21 @@ def test_wait_for_news_ends_and_costs_no_plan(query: Any, put: Any) -> None:
 # --- several streams
 
 
+def test_stream_without_news_is_not_read_again_with_the_next_batch_of_another(query: Any, put: Any) -> None:
+    made = query("ORDERS,ORDERS_EU")
+    put(5)
+    put(3, "ORDERS_EU")
+    made.run()
+    for first in (4, 6):
+        put(2, "ORDERS_EU")
+        with pytest.raises(Killed):
+            made.run(kill_in=len(made.offsets))
+        assert sorted(sum(made.run(), [])) == [("ORDERS_EU", first), ("ORDERS_EU", first + 1)]
+    put(1)
+    assert made.run() == [[("ORDERS", 6)]]
+    assert made.run() == []
+
+
 def test_streams_that_come_later_join_from_their_first_message(query: Any, put: Any, store: Store) -> None:
     put(3)
 
