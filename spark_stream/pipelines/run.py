@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -132,13 +132,13 @@ class Run:
             main = self._start_main()
             self.summary.query = str(main.id)
             self._beginnings.note_query(str(main.id))
-            letters = self._start_letters_beside(main)
+            letters = self._start_letters_beside(main, stop)
             self._attend([main] if letters is None else [main, letters], stop, watch)
             if self._needs_letter_query() and letters is None and not stop.asked.is_set():
                 letters = self._start_letters()
                 if letters is not None:
                     self._attend([letters], stop)
-        except (StreamingQueryException, RunFailedError, Py4JError, ConnectionError) as error:
+        except (PySparkException, RunFailedError, Py4JError, ConnectionError) as error:
             text = explain(self._failure or error)
             if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
                 text = f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({text})"
@@ -182,11 +182,11 @@ class Run:
             parsed = refuse_bad(parsed)
         return self._prepared.rows(parsed).observe(MADE, F.count(F.lit(1)).alias("rows"))
 
-    def _start_letters_beside(self, main: StreamingQuery) -> StreamingQuery | None:
+    def _start_letters_beside(self, main: StreamingQuery, stop: Stop) -> StreamingQuery | None:
         """Start the query for dead letters of a run that goes on, as soon as it is known where the pipeline began."""
         if not self._needs_letter_query() or self._mode != CONTINUOUS:
             return None
-        while main.isActive and not self._beginnings.known():
+        while main.isActive and not self._beginnings.known() and not stop.asked.is_set():
             time.sleep(POLL_S)
             self._beginnings.look()
         return self._start_letters() if main.isActive else None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -12,6 +12,7 @@ from spark_stream.pipelines.config import JSTREAM, DeadLetters, Pipeline, Source
 from spark_stream.pipelines.sinks import check_dead_letters
 from spark_stream.pipelines.toml import DefinitionError, nearest
 from storage_core import Store
+from storage_core.errors import NotFoundError
 
 LOCK_TIMEOUT_S = 60.0
 _LIMITS = {
@@ -79,7 +80,7 @@ def start_options(source: Source) -> dict[str, str]:
 def check_stores(pipeline: Pipeline) -> dict[str, Any]:
     """Look whether the stores have the streams that the file names; return what the source has now, for people.
 
-    Raises DefinitionError naming the key, and StorageError if a store cannot be opened.
+    Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
         names = matching(store, pipeline.source)
@@ -120,9 +121,8 @@ def _check_letters(pipeline: Pipeline, letters: DeadLetters, sources: list[str])
         )
 
 
-def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> None:
+def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:
     known = store.streams()
     near = nearest(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
-    raise DefinitionError(
-        pipeline.file, key, f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
-    )
+    told = f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
+    raise NotFoundError(f"{pipeline.file}: {key}: {told}")

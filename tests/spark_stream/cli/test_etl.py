@@ -65,7 +65,7 @@ def test_a_file_with_a_mistake_is_wrong_usage_and_a_missing_one_a_failure(
 def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders: Store, file: Path) -> None:
     file.write_text(FILE.replace("ORDERS", "ODERS"))
     outcome = jstream("etl", "run", file)
-    assert outcome.code == 2
+    assert outcome.code == 1
     assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean ORDERS?" in outcome.err
     assert outcome.out == ""
 
