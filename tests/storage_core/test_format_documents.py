@@ -100,7 +100,7 @@ def test_placements(tmp_path: Path) -> None:
 
 
 def test_index(tmp_path: Path) -> None:
-    (tmp_path / "index.db").write_bytes(worked_example("index.md"))
+    (tmp_path / "index.db").write_bytes(worked_example("index-db.md"))
     index = VolumeIndex(OS_FILES, tmp_path)
     directory = tmp_path / "streams" / b"INCARNATION-----".hex()
     directory.mkdir(parents=True)
