@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 Change = Callable[["DataFrame"], "DataFrame"]
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 class Pipeline:
