@@ -221,14 +221,21 @@ _BY_NAME = {option.name.lower(): option for option in OPTIONS}
 NAMES = {option.name for option in OPTIONS}
 
 
-def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
-    """Return the options under the names of the table, aliases resolved.
+class Given(dict[str, str]):
+    """Options by their names of the table, aliases resolved. `named`: under which name each was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: dict[str, str] = {}
+
+
+def check_options(options: Mapping[str, str], use: Use) -> Given:
+    """Return the options that are given.
 
     Raises ValueError for a name that is unknown or means nothing for `use`, and for an option that is given twice, by
     its name and by its alias.
     """
-    given: dict[str, str] = {}
-    named: dict[str, str] = {}
+    given = Given()
     for key, text in options.items():
         if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
             continue
@@ -238,8 +245,8 @@ def check_options(options: Mapping[str, str], use: Use) -> dict[str, str]:
         _check_use(option, use)
         name = option.alias or option.name
         if name in given:
-            raise ValueError(f"options {named[name]!r} and {option.name!r} mean the same: give one of them")
-        given[name], named[name] = text, option.name
+            raise ValueError(f"options {given.named[name]!r} and {option.name!r} mean the same: give one of them")
+        given[name], given.named[name] = text, option.name
     return given
 
 

@@ -15,7 +15,7 @@ from datasource.offsets import (
     parse_stream_offsets,
     parse_times,
 )
-from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, check_options
+from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, check_options
 from datasource.values import (
     parse_choice,
     parse_count,
@@ -196,7 +196,7 @@ class WriteSettings:
         return cls._taken(check_options(options, STREAM_WRITE))
 
     @classmethod
-    def _taken(cls, given: Mapping[str, str]) -> "WriteSettings":
+    def _taken(cls, given: Given) -> "WriteSettings":
         take = _Taker(given)
         return cls(
             paths=_paths(given),
@@ -212,11 +212,11 @@ class WriteSettings:
 class _Taker:
     """Reads one option after another, each with the parser of its kind."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Given) -> None:
         self._given = given
 
     def __call__(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
-        return parse(name, self._given[name]) if name in self._given else default
+        return parse(self._given.named[name], self._given[name]) if name in self._given else default
 
 
 def _paths(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -12,11 +12,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO_TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}:?\d{2})?)?", re.ASCII
 )
-_DURATION = re.compile(r"([0-9]+)\s*(ms|s|m|min|h)?")
+_DURATION = re.compile(r"([0-9]{1,30})\s*(ms|s|m|min|h)?")
 _SIZE = re.compile(r"([0-9]{1,19})\s*(b|k|kb|m|mb|g|gb)?")
 _SIZE_UNITS = {None: 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 COUNT_MAX = 2**63 - 1
+DURATION_MAX_S = 1_000_000 * 3_600  # a century; the clocks of the operating system end soon after
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -63,7 +64,10 @@ def parse_duration_s(option: str, text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     if not found:
         raise ValueError(f"option {option!r}: {text!r} is not a duration such as 60s, 500ms or 2m")
-    return int(found[1]) * _DURATION_MS[found[2]] / 1_000
+    duration_ms = int(found[1]) * _DURATION_MS[found[2]]
+    if duration_ms > DURATION_MAX_S * 1_000:
+        raise ValueError(f"option {option!r}: {text!r} is too long, the most is {DURATION_MAX_S // 3_600}h")
+    return duration_ms / 1_000
 
 
 def parse_time_ns(option: str, value: object) -> int:
