@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from storage_core.errors import DataLossError, NotFoundError, ReadOnlyError, StaleIncarnationError, StoreBusyError
+from storage_core.errors import (
+    DataLossError,
+    DiskFullError,
+    NoQuorumError,
+    NotFoundError,
+    ReadOnlyError,
+    StaleIncarnationError,
+    StoreBusyError,
+    VolumeFailedError,
+)
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     Acknowledge,
@@ -46,6 +55,7 @@ from storage_core.store.turn import Turn
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
+_NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
 
 
@@ -122,7 +132,7 @@ class Consumer:
         if decision_of(stream, consumer).is_news and not self._store.read_only:
             try:
                 self._store.together(self._reconcile)
-            except (ReadOnlyError, StoreBusyError):  # the next fetch does it, or says why not
+            except _NOT_WRITABLE:  # the next fetch does it, or says why not
                 return
 
     def _reconcile(self, turn: Turn) -> Decision:

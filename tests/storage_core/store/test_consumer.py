@@ -14,6 +14,7 @@ from harness.processes import SECOND_NS, Machine
 from storage_core.errors import (
     AlreadyExistsError,
     DataLossError,
+    NoQuorumError,
     NotFoundError,
     ReadOnlyError,
     StaleIncarnationError,
@@ -462,6 +463,20 @@ def test_the_shape_of_info(machine: Machine) -> None:
     (event,) = consumer.info()["events"]
     assert list(event) == ["time", "kind", "stream", "consumer", "volume", "before", "after", "reason"]
     assert (event["consumer"], event["before"], event["after"]) == ("reader", "0", "2")
+
+
+def test_without_a_quorum_a_consumer_with_news_is_still_shown() -> None:
+    machine = Machine(7, 3)
+    stream = machine.create().add_stream(ORDERS)
+    put(stream, 10)
+    stream.add_consumer({"name": "reader"})
+    stream.purge(up_to=5)
+    for path in [path for path, _ in machine.disk.files() if not path.is_relative_to(machine.paths[0])]:
+        machine.disk.remove(path)
+    consumer = reader(machine)
+    assert consumer.info()["num_pending"] == 6
+    with pytest.raises(NoQuorumError):
+        consumer.fetch(1, 0)
 
 
 def test_consumers_are_listed_counted_and_deleted(machine: Machine) -> None:
