@@ -50,7 +50,7 @@ def test_every_level_has_help(jstream, words: list[str]) -> None:
     [
         (["strem"], "no such command: strem; did you mean stream?"),
         (["stream", "lss"], "no such command: lss; did you mean ls?"),
-        (["consumer", "ls"], "no such command: consumer"),
+        (["consumer", "nxt"], "no such command: nxt; did you mean next?"),
         (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean --json?"),
         (["--sotre", "x", "verify"], "no such option: --sotre; did you mean --store?"),
         ([], "Missing command (help: jstream --help)"),
