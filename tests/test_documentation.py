@@ -1,40 +1,378 @@
-"""What README and guide show is run: every Python example of a page, in order, in an empty directory."""
+"""What README and guide show is run.
 
+What is in a fence says who runs it; a block that nobody runs stands in NOT_RUN, with the reason and with what is
+checked of it instead.
+
+    python      here: all of a page, in order, in one process, in a folder of its own
+    sh          here: after the page's Python, by bash, in the same folder. Each line must end with 0, or with the exit
+                code that its comment ends with
+    console     tests/spark_stream/cli/test_guide.py, which compares what is printed
+    sh, toml, py and json of etl.md and scheduling.md: tests/spark_stream/pipelines/test_guide.py
+"""
+
+import ast
+import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+
+import storage_core.errors
+from spark_stream.cli.app import app
+from spark_stream.metrics import METRICS
+from spark_stream.pipelines.config import load_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+DOCS = ROOT / "docs"
+GUIDE = sorted((DOCS / "guide").glob("*.md"))
+PAGES = [ROOT / "README.md", *GUIDE, DOCS / "scheduling.md"]
+ALL_PAGES = sorted({*PAGES, *DOCS.rglob("*.md")})
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+EXIT_CODE = re.compile(r"#.*\bexit code (\d+)$")
+OF_PIPELINES = ("etl.md", "scheduling.md")  # run by tests/spark_stream/pipelines/test_guide.py
+DATA = ROOT / "tests" / "data"
+# What the examples find in their folder: stores of other servers.
+SERVERS = {
+    **{node: DATA / "nats-orders" / "store" / node for node in ("n1", "n2", "n3")},
+    "nats-data": DATA / "nats" / "consumers" / "store",
+    "stan-data": DATA / "stan" / "basic" / "store",
+}
 
 
-def examples(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text()) if kind in kinds]
+
+
+# --- what is run ---
+
+
+def bash_of(page: Path) -> str:
+    """Return the sh blocks of a page as one script that ends at the first line with another exit code than it says."""
+    lines = ["set -u"]
+    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
+        said = EXIT_CODE.search(line)
+        wrong = f"{page.name}: {line}"
+        lines += [
+            f"echo {shlex.quote('$ ' + line)}",
+            line,
+            f"code=$?; [ $code = {said[1] if said else 0} ] ||",
+            f"    {{ echo {shlex.quote(wrong)}: exit code $code >&2; exit 1; }}",
+        ]
+    return "\n".join(lines)
+
+
+def runs_here(page: Path) -> bool:
+    return bool(blocks(page, "python")) or (page.name not in OF_PIPELINES and bool(blocks(page, "sh")))
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
-def test_python_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
-    script = tmp_path / "examples.py"
-    script.write_text("\n".join(examples(page)))
-    place = tmp_path / "empty"
+@pytest.mark.parametrize("page", [page for page in PAGES if runs_here(page)], ids=page_name)
+def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
     place.mkdir()
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    text = page.read_text()
+    for name, store in SERVERS.items():
+        if re.search(rf"\b{name}\b", text):
+            shutil.copytree(store, place / name)
+    if python := blocks(page, "python"):
+        script = tmp_path / "examples.py"
+        script.write_text("\n".join(python))
+        run([sys.executable, str(script)], place)
+    if page.name not in OF_PIPELINES and blocks(page, "sh"):
+        script = tmp_path / "examples.sh"
+        script.write_text(bash_of(page))
+        run(["bash", str(script)], place)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def run(command: list[str], place: Path) -> None:
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    environment.pop("JSTREAM_STORE", None)
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {}
+    for page in PAGES:
+        for text in blocks(page, "toml", "py"):
+            name = re.match(r"# (\S+\.(?:toml|py))\n", text)
+            assert name, (page, text)
+            files[name[1]] = text
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    pipelines = [load_pipeline(tmp_path / name, "shop") for name in files if name.endswith(".toml")]
+    assert {one.name for one in pipelines} == {"shop", "gross"}
+
+
+def test_json_of_the_pages_is_json() -> None:
+    found = [json.loads(text) for page in PAGES for text in blocks(page, "json")]
+    assert len(found) == 1
+
+
+# --- what is not run, and what is checked of it instead ---
+
+
+def is_crontab(text: str) -> None:
+    """Variables, or five fields and commands that the command line takes."""
+    for line in text.strip().splitlines():
+        if not line or re.fullmatch(r"[A-Z_]+=\S+", line):
+            continue
+        fields = re.fullmatch(r"((?:[\d*,/-]+\s+){5})(.+)", line)
+        assert fields, line
+        for command in re.split(r"\|\||>>", fields[2]):
+            if command.strip().startswith("jstream"):
+                is_command(command.strip())
+
+
+def is_command(line: str) -> None:
+    """The command line has this verb, and takes these words."""
+    words = shlex.split(line, comments=True)
+    assert words.pop(0) == "jstream", line
+    command, names = find_command(words)
+    assert not hasattr(command, "commands"), line
+    command.make_context(" ".join(names), words, obj="shop")  # obj: the store
+
+
+def is_python(text: str) -> None:
+    ast.parse(text)
+
+
+def is_shell(text: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def names_metrics(text: str) -> None:
+    """Each metric that an alert is about is one that we export."""
+    found = set(re.findall(r"\bjstream_\w+", text))
+    assert found
+    assert found <= set(METRICS), found - set(METRICS)
+
+
+def names_targets(text: str) -> None:
+    for target in re.findall(r"^make (\S+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def anything(text: str) -> None:
+    """Nothing to check without the program that it is for."""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    page: str
+    begins: str  # how the block begins
+    reason: str  # why it is not run; files that are named here are there
+    check: Callable[[str], None]
+
+
+NOT_RUN = [
+    NotRun(
+        "README.md", "make demo", "tests/spark_stream/test_demo.py runs the demo; the tests are these", names_targets
+    ),
+    NotRun("README.md", "pip install", "from a registry; tests/test_packaging.py installs the wheel", is_shell),
+    NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
+    NotRun(
+        "docs/guide/etl.md",
+        "export PYSPARK_SUBMIT_ARGS",
+        "tests/spark_stream/pipelines/test_declarative.py runs it, twice, with a folder of its own",
+        is_shell,
+    ),
+    NotRun(
+        "docs/guide/monitoring.md",
+        "jstream metrics --port",
+        "goes on until it is stopped; tests/spark_stream/cli/test_metrics.py asks it",
+        is_command,
+    ),
+    NotRun(
+        "docs/guide/monitoring.md",
+        "import logging",
+        "needs running queries; tests/spark_stream/test_monitoring.py has them",
+        is_python,
+    ),
+    NotRun(
+        "docs/guide/monitoring.md",
+        "query copying",
+        "a line of a log, which tests/spark_stream/test_monitoring.py looks for",
+        anything,
+    ),
+    NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
+    NotRun("docs/scheduling.md", "PATH=", "cron runs it", is_crontab),
+    NotRun("docs/scheduling.md", "orders = BashOperator", "Airflow is not among what the tests install", is_python),
+    NotRun(
+        "docs/scheduling.md",
+        "spark-submit",
+        "fetches Delta from Maven; tests/spark_stream/pipelines/test_killed.py submits with JARs that are here",
+        is_shell,
+    ),
+]
+
+
+def not_run(page: Path, text: str) -> list[NotRun]:
+    return [one for one in NOT_RUN if one.page == page_name(page) and text.startswith(one.begins)]
+
+
+def is_run(page: Path, kind: str) -> bool:
+    if kind in ("python", "console"):
+        return page.name != "README.md" or kind == "python"
+    if page.name in OF_PIPELINES:
+        return kind in ("sh", "toml", "py", "json")
+    return kind == "sh"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_block_is_run_or_has_a_reason_not_to_be(page: Path) -> None:
+    for kind, text in BLOCK.findall(page.read_text()):
+        if not is_run(page, kind):
+            (why,) = not_run(page, text) or pytest.fail(f"{page_name(page)}: nobody runs this block:\n{text}")
+            why.check(text)
+
+
+@pytest.mark.parametrize("one", NOT_RUN, ids=lambda one: f"{Path(one.page).stem}-{one.begins.split()[0]}")
+def test_every_reason_not_to_run_is_one_of_a_block_and_names_what_is_there(one: NotRun) -> None:
+    page = ROOT / one.page
+    assert [kind for kind, text in BLOCK.findall(page.read_text()) if one in not_run(page, text)] == [""]
+    assert all((ROOT / name).exists() for name in re.findall(r"\S+\.py", one.reason))
+
+
+# --- what is named within a line ---
+
+
+@cache
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """Return the command that `words` begin with, and its name; takes these words, and options before them, away."""
+    command = program()
+    names: list[str] = []
+    while hasattr(command, "commands") and words:
+        found = command.commands.get(words[0])
+        if found is None:
+            assert command.invoke_without_command, (names, words)
+            break
+        command = found
+        names.append(words.pop(0))
+    return command, names
+
+
+def commands_in_lines() -> Iterator[tuple[str, str]]:
+    for page in ALL_PAGES:
+        for span in re.findall(r"`(jstream [^`]+)`", BLOCK.sub("", page.read_text())):
+            yield page_name(page), span
+
+
+def test_commands_named_in_the_text_are_commands() -> None:
+    wrong = []
+    for page, span in commands_in_lines():
+        words = [word for word in span.split()[1:] if word != "..."]
+        if words[0] in ("VERB", "--help") or words[0].isupper():
+            continue
+        try:
+            command, _ = find_command(words)
+        except AssertionError:
+            wrong.append(f"{page}: {span}: no such command")
+            continue
+        options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        said = re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", span)
+        wrong += [f"{page}: {span}: {option}" for option in said if option not in options]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
     assert missing == []
 
 
+def test_make_targets_named_in_the_text_are_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for page in ALL_PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    assert named <= targets, named - targets
+
+
+# --- tables that are made, or that quote the code ---
+
+
 def test_the_option_tables_are_those_of_the_code() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "option_tables.py")]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (ROOT / "docs" / "guide" / "options.md").read_text() == made.stdout
+    assert (DOCS / "guide" / "options.md").read_text() == made.stdout
+
+
+# Messages that are Spark's or Python's own.
+NOT_OURS = (
+    "DATA_SOURCE_NOT_FOUND",
+    "Python worker failed to connect back",
+)
+# What stands for any value in a quoted message.
+EXAMPLE = r"(?<!\w)'[^']*'|/srv\S+|\b(?=\w*\d)[\w.]+\b|\bhost \w\b"
+
+
+@cache
+def texts_of_the_code() -> list[str]:
+    """Return every text in the packages, with NUL where a value is put in."""
+    found = []
+    for package in ("storage_core", "datasource", "spark_stream", "pyspark_jstream.py"):
+        files = [ROOT / package] if package.endswith(".py") else sorted((ROOT / package).rglob("*.py"))
+        for file in files:
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [one.value if isinstance(one, ast.Constant) else "\0" for one in node.values]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+def is_said(message: str) -> bool:
+    """Return whether the code has this message. `...` leaves out; quoted names and numbers stand for any value."""
+    error = re.match(r"(\w+Error)(: |$)", message)
+    if error:
+        if not issubclass(getattr(storage_core.errors, error[1], type), Exception):
+            return False
+        message = message[error.end() :]
+    for piece in message.split("..."):
+        words = [re.escape(one) for one in re.split(EXAMPLE, piece.strip(" :;,"))]
+        pattern = re.compile(".*".join(words), re.DOTALL)
+        if piece.strip(" :;,") and not any(pattern.search(text) for text in texts_of_the_code()):
+            return False
+    return True
+
+
+def test_messages_that_troubleshooting_quotes_are_said_by_the_code() -> None:
+    page = (DOCS / "guide" / "troubleshooting.md").read_text()
+    cells = [
+        line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ") and not line.startswith("| it")
+    ]
+    quoted = [span for cell in cells for span in re.findall(r"`([^`]+)`", cell)]
+    assert len(quoted) > 30
+    wrong = [span for span in quoted if not span.startswith(NOT_OURS) and not is_said(span)]
+    assert wrong == []
+    assert not is_said("no stream 'X' was ever so blue")
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md")}
+    made = {page.relative_to(tmp_path / "site").as_posix() for page in (tmp_path / "site").rglob("*.html")}
+    assert {name.replace("README.html", "index.html") for name in pages} <= made
