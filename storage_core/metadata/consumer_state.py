@@ -5,7 +5,7 @@ time. A fetch makes one row a run of sequences, an acknowledgement of a range cu
 they cost follows the number of runs, not of messages.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ PENDING_DTYPE = np.dtype(
         ("deliveries", "<i4"),  # times that they were handed out
     ]
 )
+CLOCK_STEP_NS = 1_000_000_000  # clocks go back by less than this without anybody setting them
 CONSUMER_EVENTS_KEPT = 16  # newest events of a consumer that its info shows
 
 
@@ -42,6 +43,7 @@ class ConsumerState:
     events: tuple[Event, ...] = ()  # oldest first, the newest CONSUMER_EVENTS_KEPT
     query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
     generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
+    clock_ns: int = 0  # the latest time at which messages were handed out or acknowledged; deadlines go by that clock
 
     @property
     def name(self) -> str:
@@ -50,6 +52,21 @@ class ConsumerState:
     def outstanding(self) -> SequenceSet:
         """Return the sequences that wait for their acknowledgement."""
         return pending_set(self.pending.rows)
+
+    def is_clock_behind(self, time_ns: int) -> bool:
+        """Return whether messages wait whose deadlines go by a clock that was set back since, to `time_ns`."""
+        return len(self.pending.rows) > 0 and self.clock_ns - time_ns > CLOCK_STEP_NS
+
+    def by_clock(self, time_ns: int) -> "ConsumerState":
+        """Return the consumer at this time; if the clock was set back, all deadlines move back by as much.
+
+        They are then as far away as when messages were last handed out or acknowledged.
+        """
+        if not self.is_clock_behind(time_ns):
+            return replace(self, clock_ns=max(self.clock_ns, time_ns) if len(self.pending.rows) else time_ns)
+        rows = self.pending.rows.copy()
+        rows["deadline_ns"] -= self.clock_ns - time_ns
+        return replace(self, clock_ns=time_ns, pending=Table.of(rows))
 
 
 # --- tables of pending messages
@@ -115,6 +132,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
     query_start: QueryStart = QueryStart()
     generation: int = 0
+    clock_ns: int = 0
 
 
 def consumer_record(one: ConsumerState) -> ConsumerRecord:

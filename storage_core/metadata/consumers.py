@@ -74,10 +74,10 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
     if isinstance(command, PauseConsumer):
         consumer = replace(consumer, paused_until_ns=max(0, command.until_ns))
     elif isinstance(command, Deliver):
-        consumer, count = _deliver(stream, consumer, command)
+        consumer, count = _deliver(stream, consumer.by_clock(time_ns), command)
         events = command.events
     elif isinstance(command, Acknowledge):
-        consumer, count = _acknowledge(consumer, command)
+        consumer, count = _acknowledge(consumer.by_clock(time_ns), command)
         events = command.events
     elif isinstance(command, MoveConsumer):
         consumer = _move(stream, consumer, command)

@@ -70,13 +70,15 @@ class Handout:
     next_sequence: int
     dropped: SequenceSet  # not waited for any more
     exhausted: SequenceSet  # those of them that were handed out max_deliver times
+    is_clock_behind: bool = False  # deadlines have to be set by it
 
     @property
     def sequences(self) -> SequenceSet:
         return self.again.union(self.new)
 
     def is_nothing(self, consumer: ConsumerState) -> bool:
-        return not self.again and not self.dropped and self.next_sequence == consumer.next_sequence
+        is_there = self.next_sequence == consumer.next_sequence and not self.is_clock_behind
+        return is_there and not self.again and not self.dropped
 
 
 def work_out(
@@ -107,7 +109,7 @@ def work_out(
     next_sequence = int(left.starts[0]) if left else end
     if not new and (wanted is None or left):
         next_sequence = consumer.next_sequence
-    return Handout(again, new, next_sequence, dropped, exhausted)
+    return Handout(again, new, next_sequence, dropped, exhausted, consumer.is_clock_behind(now_ns))
 
 
 def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:

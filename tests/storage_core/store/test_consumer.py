@@ -95,6 +95,23 @@ def test_what_is_not_acknowledged_in_time_comes_again_first(machine: Machine) ->
     assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"], info["num_redelivered"]) == (0, 4, 3)
 
 
+def test_a_clock_that_is_set_back_lets_nothing_wait_for_longer_than_ack_wait(machine: Machine) -> None:
+    years_ns = 4 * 365 * 86_400 * SECOND_NS
+    machine.clock.now += years_ns
+    consumer = reader(machine)
+    assert fetched(consumer, 10) == list(range(1, 11))
+    consumer.nak([9, 10], delay_s=100)
+    machine.clock.now -= years_ns
+    assert fetched(consumer, 10) == []
+    machine.disk.lose_power()
+    again = reader(machine)
+    machine.clock.now += 31 * SECOND_NS
+    assert fetched(again, 10) == list(range(1, 9))
+    again.ack(range(1, 9))
+    machine.clock.now += 70 * SECOND_NS
+    assert fetched(again, 10) == [9, 10]
+
+
 def test_nak_asks_again_at_once_or_later_and_term_never(machine: Machine) -> None:
     consumer = reader(machine)
     assert fetched(consumer, 4) == [1, 2, 3, 4]
