@@ -57,8 +57,17 @@ def next_messages(
     if info["num_ack_pending"] and not ack:
         say(f"{counted(info['num_ack_pending'], 'message')} to be acknowledged")
     if not got:
-        paused = f": consumer {name} is paused" if info["paused"] else ""
-        raise CommandFailed((f"no message within {wait}" if wait_ns else "no message now") + paused)
+        raise CommandFailed((f"no message within {wait}" if wait_ns else "no message now") + _why_none(info))
+
+
+def _why_none(info: dict[str, Any]) -> str:
+    """Return what keeps a consumer from handing out messages that are there; nothing if none are."""
+    if info["paused"]:
+        return f": consumer {info['name']} is paused"
+    limit = info["config"]["max_ack_pending"]
+    if 0 < limit <= info["num_ack_pending"] and info["num_pending"]:
+        return f": {counted(limit, 'message')} to be acknowledged, no more may wait (max ack pending)"
+    return ""
 
 
 def _fetches(consumer: "Consumer", count: int, wait_s: float) -> "Iterator[pa.Table]":

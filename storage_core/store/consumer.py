@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -198,9 +198,13 @@ class Consumer:
                 ahead = _ReadAhead(handout.sequences, read_rows(store, stream, consumer, handout.sequences))
                 if ahead.rows.unreadable:
                     whole = len(handout.sequences.clip(1, int(ahead.rows.unreadable.starts[0])))
-                    return self._fetch_now(whole) if whole else self._stop(stream, consumer, ahead.rows)
+                    return (
+                        self._fetch_now(whole)
+                        if whole
+                        else self._stop(int(ahead.rows.unreadable.starts[0]), ahead.rows.damage)
+                    )
                 if wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
-                    self._stop(stream, consumer, Rows(ahead.rows.table, _within(wanted.damage), list(wanted.damage)))
+                    self._stop(wanted.end, wanted.damage)
             if handout.is_nothing(consumer):
                 return FETCH_SCHEMA.empty_table()
         handed = store.together(lambda turn: self._hand_out(turn, count_max, wanted, ahead))
@@ -217,11 +221,15 @@ class Consumer:
                 return None
         return with_counts(rows.table, handed.consumer)
 
-    def _stop(self, stream: StreamState, consumer: ConsumerState, rows: Rows) -> NoReturn:
-        """Hand nothing out since no copy has what comes next; raises DataLossError."""
-        reason = unreadable_reason(stream, consumer, rows.unreadable)
-        self._store.together(lambda turn: self._tell_failure(turn, reason))
-        raise DataLossError(f"consumer {self.name!r}: {reason} ({rows.damage[0]})")
+    def _stop(self, sequence: int, damage: Sequence[ReadDamage]) -> NoReturn:
+        """Hand nothing out since no copy has this sequence, which comes next; raises DataLossError."""
+
+        def job(turn: Turn) -> str:
+            reason = unreadable_reason(*self._find(turn.state), sequence)
+            self._tell_failure(turn, reason)
+            return reason
+
+        raise DataLossError(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
 
     def _hand_out(self, turn: Turn, count_max: int, wanted: Wanted | None, ahead: _ReadAhead | None) -> _Handed:
         nothing = SequenceSet.empty()
@@ -382,7 +390,3 @@ def where_to_go_on(stream: StreamState, consumer: ConsumerState) -> int:
     if made.action is Action.FOLLOW or not waiting:
         return made.next_sequence
     return max(stream.first_sequence, min(made.next_sequence, int(waiting.starts[0])))
-
-
-def _within(damage: Iterable[ReadDamage]) -> SequenceSet:
-    return SequenceSet.from_ranges([(one.first, one.end) for one in damage])

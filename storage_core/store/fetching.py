@@ -195,11 +195,11 @@ def with_counts(table: pa.Table, consumer: ConsumerState) -> pa.Table:
     return table.append_column(FETCH_SCHEMA.field("delivery_count"), counts)
 
 
-def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet) -> str:
-    """Return why a consumer that fails on loss stops before these sequences, and what somebody can do about it."""
+def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequence: int) -> str:
+    """Return why a consumer that fails on loss stops before this sequence, and what somebody can do about it."""
     return (
-        f"stream {stream.name!r}: sequences {described(sequences)} cannot be read from any copy. `jstream repair` "
-        "looks for them on every volume, and declares lost what none has; after that "
+        f"stream {stream.name!r}: sequence {sequence}, which comes next, cannot be read from any copy. "
+        "`jstream repair` looks for it on every volume, and declares lost what none has; after that "
         f"{remedy(stream.name, consumer.name)}"
     )
 

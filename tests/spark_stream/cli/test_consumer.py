@@ -213,6 +213,13 @@ def test_next_takes_messages_that_lie_far_apart(billing: Any, orders: Store) -> 
         assert json.loads(line) == stream.get(json.loads(line)["seq"]).to_json()
 
 
+def test_next_says_that_no_more_messages_may_wait(jstream: Any, orders: Store) -> None:
+    orders.stream("ORDERS").add_consumer({"name": "slow", "max_ack_pending": 1}).fetch(1, 0)
+    outcome = jstream("consumer", "next", "ORDERS", "slow", "--wait", "0")
+    why = "no message now: 1 message to be acknowledged, no more may wait (max ack pending)"
+    assert (outcome.code, outcome.err) == (1, f"error: {why}\n")
+
+
 @pytest.mark.parametrize("words", [["--count", "0"], ["--wait", "5"], ["--wait", "soon"]])
 def test_next_with_a_value_that_is_not_taken_is_wrong_usage(billing: Any, words: list[str]) -> None:
     assert billing("consumer", "next", "ORDERS", "billing", *words).code == 2
