@@ -24,7 +24,7 @@ def paths(tmp_path: Path) -> list[Path]:
     """Return the three volumes of a store with a stream, some snapshots, and a log behind them."""
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
     store = Store.create(paths, snapshot_every=8)
-    stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+    stream = store.add_stream({"name": "S", "subjects": ["s.>"], "block_max_msgs": 1})  # full ones: nothing merges them
     for number in range(MESSAGES):
         stream.publish("s.a", b"message %d " % number * 40)
     return paths
