@@ -161,5 +161,13 @@ def _blocks(messages: Path, key: ServerKey | None, files: Files) -> tuple[BlockF
                 "reads it, with option encryptionKey"
             )
         if suffix == BLOCK_SUFFIX:
-            blocks.append(BlockFile(int(stem), str(path), files.file_size(Path(os.path.realpath(path)))))
+            blocks.append(BlockFile(int(stem), str(path), _size(path, files)))
     return tuple(sorted(blocks, key=lambda block: block.block_index))
+
+
+def _size(path: Path, files: Files) -> int:
+    """Return the size of a block; 0 for what cannot be read as one, which is told when its messages are read."""
+    try:
+        return files.file_size(Path(os.path.realpath(path)))
+    except OSError:
+        return 0

@@ -62,6 +62,9 @@ def _shown(
     except FileNotFoundError:
         _tell([replace(_whole_block(part, removed, "the file is gone"), gone=True)], on_damage)
         return
+    except OSError as error:
+        _tell([_whole_block(part, removed, f"the file cannot be read: {error.strerror or error}")], on_damage)
+        return
     except (CorruptionError, UnsupportedVersionError) as error:
         _tell([_whole_block(part, removed, str(error))], on_damage)
         return

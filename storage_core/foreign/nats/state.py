@@ -84,7 +84,7 @@ def _load_index(stream: StreamDirectory, files: Files) -> StreamIndex | None:
     path = Path(stream.messages_path) / INDEX_FILE
     try:
         return decode_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), stream.name, str(path), stream.seed)
-    except (FileNotFoundError, CorruptionError, UnsupportedVersionError):
+    except (OSError, CorruptionError, UnsupportedVersionError):
         return None  # it is a cache: the blocks tell as well
 
 
@@ -134,7 +134,7 @@ def _load_old_index(block: BlockFile, files: Files) -> OldBlockIndex | None:
     path = Path(block.path).with_suffix(OLD_INDEX_SUFFIX)
     try:
         return decode_old_block_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), str(path))
-    except (FileNotFoundError, CorruptionError):
+    except (OSError, CorruptionError):
         return None
 
 

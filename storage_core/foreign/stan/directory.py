@@ -45,7 +45,6 @@ class ChannelDirectory:
     path: str
     name: str
     slices: tuple[SliceFile, ...] = ()  # by number
-    problem: StorageError | None = None  # why it cannot be read
 
     @property
     def account(self) -> str:
@@ -155,12 +154,16 @@ def _load(place: Path, names: list[str], files: Files) -> ChannelDirectory:
     matches = [match for name in names if (match := _SLICE.fullmatch(name))]
     numbers = sorted({(int(match[1]), match[1]) for match in matches})
     present = set(names)
-    try:
-        slices = []
-        for number, text in numbers:
-            path = place / f"msgs.{text}.dat"
-            size = files.file_size(Path(os.path.realpath(path))) if path.name in present else 0
-            slices.append(SliceFile(number, str(path), size))
-    except OSError as error:
-        return ChannelDirectory(str(place), place.name, problem=CorruptionError(f"{place}: {error}"))
+    slices = []
+    for number, text in numbers:
+        path = place / f"msgs.{text}.dat"
+        slices.append(SliceFile(number, str(path), _size(path, files) if path.name in present else 0))
     return ChannelDirectory(str(place), place.name, tuple(slices))
+
+
+def _size(path: Path, files: Files) -> int:
+    """Return the size of a slice; 0 for what cannot be read as one, which counts as missing."""
+    try:
+        return files.file_size(Path(os.path.realpath(path)))
+    except OSError:
+        return 0

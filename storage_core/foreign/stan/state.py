@@ -79,10 +79,8 @@ class _Summary:
 def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelState:
     """Return what the channel holds. Reads whole slices only where damage leaves no other way.
 
-    Raises the channel's problem, UnsupportedVersionError if it is encrypted.
+    Raises UnsupportedVersionError if it is encrypted.
     """
-    if channel.problem is not None:
-        raise channel.problem
     for file in {channel.slices[0], channel.slices[-1]} if channel.slices else ():
         _refuse_encrypted(channel, file, files)
     looks: list[_Look] = []

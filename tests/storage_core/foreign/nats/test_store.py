@@ -1,13 +1,16 @@
 """Bad input: what is no store, no stream, not readable, or asked wrongly, and what the error says."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_core.errors import CorruptionError, NotAStoreError, NotFoundError
-from storage_core.foreign import LAYOUTS, open_foreign, read_foreign_slice, recognise_foreign
+from storage_core.errors import CorruptionError, DataLossError, NotAStoreError, NotFoundError
+from storage_core.files import OsFile, OsFiles
+from storage_core.foreign import LAYOUTS, ForeignDamage, open_foreign, read_foreign_slice, recognise_foreign
 from storage_core.foreign.nats import directory
 
 
@@ -226,12 +229,35 @@ def test_links_are_followed_once(shop: Path, tmp_path: Path) -> None:
     assert len(store.plan("PAYMENTS")) == 1
 
 
-def test_a_directory_in_place_of_a_block_is_an_error_of_its_stream_alone(shop: Path) -> None:
-    (stream_path(shop, "PAYMENTS") / "msgs" / "2.blk").mkdir()
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_file_in_place_of_a_block_costs_that_block_alone(make: Callable[[Path], None], shop: Path) -> None:
+    make(stream_path(shop, "PAYMENTS") / "msgs" / "2.blk")
+    make(stream_path(shop, "PAYMENTS") / "msgs" / "index.db")
     store = open_foreign(shop, account="$G")
-    assert len(store.plan("ORDERS")) == 1
-    with pytest.raises(CorruptionError, match="not a regular file"):
-        store.plan("PAYMENTS")
+    told: list[ForeignDamage] = []
+    parts = store.plan("PAYMENTS")
+    batches = [batch for part in parts for batch in read_foreign_slice(part, ["sequence"], told.append)]
+    assert [row["sequence"] for batch in batches for row in batch.to_pylist()] == [1]
+    assert [(Path(one.file).name, one.costs) for one in told] == [("2.blk", True)]
+    with pytest.raises(DataLossError, match="messages from sequence 2 on are lost"):
+        list(read_foreign_slice(parts[-1], ["sequence"]))
+
+
+def test_disk_that_cannot_read_a_block_loses_that_block_alone(records: Any, make_stream: Callable[..., Path]) -> None:
+    blocks = {number: records("ORDERS", number).message(number, "orders", b"x") for number in (1, 2, 3)}
+    parts = open_foreign(make_stream("ORDERS", blocks)).plan("ORDERS")
+
+    class FailingFiles(OsFiles):
+        def open(self, path: Path, writable: bool = False) -> OsFile:
+            if path.name == "2.blk":
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return super().open(path, writable)
+
+    told: list[ForeignDamage] = []
+    batches = [batch for part in parts for batch in read_foreign_slice(part, ["sequence"], told.append, FailingFiles())]
+    assert [row["sequence"] for batch in batches for row in batch.to_pylist()] == [1, 3]
+    assert [(one.first, one.end) for one in told] == [(2, 3)]
+    assert told[0].reason == "the file cannot be read: Input/output error"
 
 
 def test_many_streams_are_found(make_stream: Callable[..., Path]) -> None:

@@ -1,6 +1,5 @@
 """Finding channels, and telling what is none."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,15 +70,6 @@ def test_what_is_no_directory_is_refused_by_name(case: Callable[[str], Any], tmp
 def test_archived_and_other_files_beside_slices_are_not_looked_at(writer: Any, make_channel: Any, read: Any) -> None:
     store = make_channel(msgs_1_dat=writer.slice(1, 4), msgs_2_dat_bak=b"junk", subs123456=b"junk", msgs_x_dat=b"junk")
     assert len(read(store)) == 3
-
-
-def test_slice_that_is_no_regular_file_is_refused_by_name(writer: Any, make_channel: Any) -> None:
-    store = make_channel(msgs_1_dat=writer.slice(1, 4))
-    os.mkfifo(store / "foo" / "msgs.2.dat")
-    opened = open_foreign(store, "stan")
-    assert opened.streams() == ["foo"]
-    with pytest.raises(CorruptionError, match=r"foo: .*msgs\.2\.dat"):
-        opened.plan("foo")
 
 
 def test_unknown_channels_and_the_only_one_of_two_copies_are_refused_by_name(

@@ -34,6 +34,19 @@ def test_slice_that_is_gone_is_lost_by_name(writer: Any, read: Read, make_channe
     assert sequences(read(store, first=11)) == list(range(11, 16))
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_in_place_of_a_slice_costs_that_slice_alone(
+    make: Callable[[Path], None], writer: Any, read: Read, make_channel: Any
+) -> None:
+    store = make_channel(msgs_1_dat=writer.slice(1, 6), msgs_3_dat=writer.slice(11, 16))
+    make(store / "foo" / "msgs.2.dat")
+    with pytest.raises(DataLossError, match="5 messages of the sequences 6 to 10 are lost"):
+        read(store)
+    told: list[ForeignDamage] = []
+    assert sequences(read(store, on_damage=told.append)) == [*range(1, 6), *range(11, 16)]
+    assert [(one.first, one.end) for one in told] == [(6, 11)]
+
+
 def test_first_slices_may_be_gone_and_numbers_have_gaps(writer: Any, read: Read, make_channel: Any) -> None:
     store = make_channel(msgs_7_dat=writer.slice(100, 105), msgs_12_dat=writer.slice(105, 107))
     assert sequences(read(store)) == list(range(100, 107))
