@@ -1,0 +1,141 @@
+"""The data source through a Spark Connect server: server and client are processes, as they are for users."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from storage_core import Store
+
+pytestmark = pytest.mark.spark
+PATIENCE_S = 300.0
+
+# What a user's program does with a session of the server; prints what it found, a JSON document.
+CLIENT = """
+import json, sys, time
+from pyspark.sql import SparkSession
+from pyspark_jstream import Store, acknowledge, register
+
+remote, store, place = sys.argv[1:]
+spark = SparkSession.builder.remote(remote).getOrCreate()
+register(spark)
+acknowledge(spark)
+found = {"session": type(spark).__module__}
+
+def reader(how, **options):
+    return how.format("jstream").options(**{"stream": "ORDERS", **options}).load(store)
+
+orders = [("orders.new", "bicycle"), ("orders.paid", "lamp"), ("orders.new", "bell")]
+rows = spark.createDataFrame(orders, "subject string, data string").coalesce(1)
+rows.write.format("jstream").option("stream", "ORDERS").mode("append").save(store)
+found["read"] = [(row.sequence, bytes(row.data).decode()) for row in reader(spark.read, subject="orders.new").collect()]
+
+def copy():
+    messages = reader(spark.readStream, consumer="copying").selectExpr("'copy.order' AS subject", "data")
+    query = messages.writeStream.format("jstream").option("stream", "COPY")
+    query = query.option("checkpointLocation", f"{place}/copy")
+    query.trigger(availableNow=True).start(store).awaitTermination()
+
+copy()
+copy()
+
+def store_once(batch, number):
+    rows = batch.selectExpr("'each.order' AS subject", "data")
+    options = {"stream": "EACH", "writerId": "each", "batchId": str(number)}
+    for again in range(2):
+        rows.write.format("jstream").options(**options).mode("append").save(store)
+
+query = reader(spark.readStream, consumer="each").writeStream.foreachBatch(store_once)
+query = query.option("checkpointLocation", f"{place}/each").trigger(processingTime="1 hour").start()
+deadline = time.monotonic() + 200
+with Store.open(store) as opened:
+    stream = opened.stream("ORDERS")
+    while time.monotonic() < deadline and query.isActive:
+        if "each" in stream.consumers() and stream.consumer("each").info()["ack_floor"]["stream_seq"] == 3:
+            found["acknowledged while the query waits"] = query.isActive
+            break
+        time.sleep(0.1)
+found["failure"] = str(query.exception() or "")
+query.stop()
+
+try:
+    reader(spark.read, stream="ORDRES").collect()
+except Exception as error:
+    found["told"] = "did you mean 'ORDERS'" in str(error)
+print("FOUND", json.dumps(found))
+spark.stop()  # without it the thread that listens for `acknowledge` keeps the process for two minutes
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A Spark Connect server; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.local.dir": str(tmp_path / "local"),
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    service = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    log = tmp_path / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [submit, "--master", "local[2]", *words, *service],
+            cwd=tmp_path, env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_until_it_listens(port, process, log)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+
+
+def wait_until_it_listens(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_source_and_sink_work_through_a_spark_connect_server(server: str, tmp_path: Path) -> None:
+    store = tmp_path / "shop"
+    with Store.create(store) as made:
+        for name in ("ORDERS", "COPY", "EACH"):
+            made.add_stream({"name": name, "subjects": [f"{'orders' if name == 'ORDERS' else name.lower()}.>"]})
+    command = [sys.executable, "-c", CLIENT, server, str(store), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    found = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert found, done.stderr[-3000:] + (tmp_path / "server.log").read_text()[-3000:]
+    assert json.loads(found[0]) == {
+        "session": "pyspark.sql.connect.session",
+        "read": [[1, "bicycle"], [3, "bell"]],
+        "acknowledged while the query waits": True,
+        "failure": "",
+        "told": True,
+    }
+    with Store.open(store, read_only=True) as kept:
+        for name in ("COPY", "EACH"):
+            table = kept.stream(name).read(columns=["data"]).read_all()
+            assert table.column("data").to_pylist() == [b"bicycle", b"lamp", b"bell"], name
+        info = kept.stream("ORDERS").consumer("copying").info()
+        assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (3, 0)
