@@ -270,8 +270,9 @@ class CopiesStore(ABC, Generic[P, E]):
 
 def empty_paths(paths: Sequence[str | os.PathLike[str]], found: Sequence[str]) -> list[str]:
     """Return the given paths below which nothing was found."""
-    tops = {os.path.realpath(path): str(path) for path in paths}
-    return [real for real in tops if not any(Path(one).is_relative_to(real) for one in found)]
+    tops = dict.fromkeys(os.path.realpath(path) for path in paths)
+    places = [Path(place) for one in found for place in (one, os.path.realpath(one))]  # links may lead out of a path
+    return [real for real in tops if not any(place.is_relative_to(real) for place in places)]
 
 
 def _labels(given: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[str]:

@@ -64,8 +64,8 @@ def find_streams(
             what = "is a file; give the directory of its stream or store" if root.exists() else "does not exist"
             raise NotAStoreError(f"{path} {what}")
         found_places = _stream_paths(root, files, DEPTH_MAX, DIRECTORY_COUNT_MAX)
-        here = {str(place): _load(place, encryption_key, files) for place in found_places}
-        found.update(here)
+        here = {os.path.realpath(place): _load(place, encryption_key, files) for place in found_places}
+        found = {**here, **found}  # one that links lead to twice is one
         if not here:
             empty.append(path)
     if not found:

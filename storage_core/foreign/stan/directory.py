@@ -85,7 +85,7 @@ def find_channels(paths: Sequence[str | os.PathLike[str]], files: Files = OS_FIL
         found = False
         for place, names in directories(top, files, _is_above_channels):
             if _is_channel(names):
-                channels[str(place)] = _load(place, names, files)
+                channels.setdefault(os.path.realpath(place), _load(place, names, files))  # links may lead to it twice
                 roots.add(str(place.parent))
             elif SERVER_FILE in names or CLIENTS_FILE in names:
                 roots.add(str(place))

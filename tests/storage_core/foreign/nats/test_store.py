@@ -229,6 +229,19 @@ def test_links_are_followed_once(shop: Path, tmp_path: Path) -> None:
     assert len(store.plan("PAYMENTS")) == 1
 
 
+def test_a_stream_that_links_and_paths_lead_to_twice_is_one_copy(
+    shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = shop / "jetstream"
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "node").symlink_to(node, target_is_directory=True)
+    for paths in ([shop, node], [node, shop], [links, node], [links / "node", shop, shop]):
+        store = open_foreign(paths, account="$G")
+        assert [len(store.copies(name)) for name in store.streams()] == [1, 1]
+        assert not caplog.records
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
 def test_what_is_no_file_in_place_of_a_block_costs_that_block_alone(make: Callable[[Path], None], shop: Path) -> None:
     make(stream_path(shop, "PAYMENTS") / "msgs" / "2.blk")

@@ -125,3 +125,11 @@ def test_many_channels_are_listed_without_reading_them(writer: Any, tmp_path: Pa
         channel.mkdir()
         (channel / "subs.dat").write_bytes(writer.version)
     assert len(find_channels([tmp_path]).channels) == 500
+
+
+def test_channel_that_links_and_paths_lead_to_twice_is_one_copy(writer: Any, make_channel: Any) -> None:
+    store = make_channel(msgs_1_dat=writer.slice(1, 4))
+    (store / "deeper").mkdir()
+    (store / "deeper" / "again").symlink_to(store / "foo", target_is_directory=True)
+    for paths in ([store, store / "foo"], [store / "foo", store, store / "deeper"]):
+        assert [len(open_foreign(paths, "stan").copies(name)) for name in open_foreign(paths, "stan").streams()] == [1]
