@@ -34,6 +34,8 @@ def set_environment() -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = name
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # A JVM of a test ends before the code that its second compiler makes would pay for the making.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
 def set_hypothesis_profile() -> None:
