@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_stream.demo.page import page
 from spark_stream.demo.report import Batch, Report
+from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import Pipeline, load_pipeline
 from spark_stream.pipelines.run import Progress, Run, Stop, prepare
 from spark_stream.pipelines.state import PipelineState
@@ -147,6 +148,7 @@ class Job:
                 self.lose_disks()
 
         with state.lock("the demo"):
+            Beginnings(state, pipeline).check(new_checkpoint=False)
             summary = Run(prepare(pipeline, self.spark), state, pipeline.trigger.mode).execute(Stop(), watch)
         return summary.to_json()
 

@@ -5,8 +5,6 @@ blocks on the volumes. It sends back plain values. A task that fails for a reaso
 back as well, for to try it again would end the same way.
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,11 +27,13 @@ def session() -> "Iterator[SparkSession]":
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from spark_stream.session import use_this_python
+
     there = SparkSession.getActiveSession()
     if there is not None:
         yield there
         return
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    use_this_python()
     builder = SparkSession.builder.appName("jstream import").config("spark.ui.showConsoleProgress", "false")
     try:
         made = builder.getOrCreate()

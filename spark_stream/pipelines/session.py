@@ -6,7 +6,6 @@ still be set.
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_stream.pipelines.config import DELTA, Pipeline
-from spark_stream.session import delta_jars
+from spark_stream.session import delta_jars, use_this_python
 
 CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python that it starts
@@ -78,12 +77,7 @@ def _settings_in(session: SparkSession, settings: Mapping[str, str]) -> Iterator
 
 def local_settings(pipeline: Pipeline) -> dict[str, str]:
     """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
-    # Spark's workers run PYSPARK_PYTHON or the first python3 on the path: outside an activated environment that one
-    # has no jstream. By its bare name and the path, because Spark finds no data source where the path has a space.
-    if "PYSPARK_PYTHON" not in os.environ:
-        folder, name = os.path.split(sys.executable)
-        os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", "")])
-        os.environ["PYSPARK_PYTHON"] = name
+    use_this_python()
     settings = dict(_DEFAULTS)
     jars = delta_jars()
     if jars and pipeline.sink.kind == DELTA:
