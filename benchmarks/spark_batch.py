@@ -22,6 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.ceiling import DiscardSink, MemorySource
+from spark_stream.session import use_this_python
 from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +98,7 @@ def main(messages: int, rounds: int) -> int:
 
 def start_session(place: Path, with_delta: bool = True, more_jars: Sequence[Path] = ()) -> tuple[SparkSession, bool]:
     """Return a session of two cores, and whether it has Delta: from JSTREAM_DELTA_JARS, else from Maven Central."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    use_this_python()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     others = {"spark.jars": ",".join(map(str, more_jars))} if more_jars else {}
