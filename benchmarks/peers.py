@@ -63,8 +63,12 @@ class Peers:
         orders(self.spark, run.messages).write.parquet(str(run.place / "rows"))
         self.rows = self.spark.read.parquet(str(run.place / "rows"))
         self.make_stream(self.store, "ORDERS")
-        for kind in self.kinds:
-            self.write(kind, "ORDERS")
+        self.write("jstream", "ORDERS")
+        if run.delta:  # for reading: all columns that a read of ours has
+            whole = self.load(self.spark.read, "jstream")
+            whole.write.format("delta").save(str(run.place / "delta-ORDERS"))
+        if address:
+            self.write("kafka", "ORDERS")
 
     def make_stream(self, place: str, name: str) -> None:
         with Store.open(place) as store:
