@@ -8,7 +8,6 @@ left out where its JARs were not fetched (scripts/kafka_jars.py).
 A micro-batch is timed by Spark's own `triggerExecution`, the median of many small ones after the first.
 """
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -22,12 +21,12 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from benchmarks import kafka
 from benchmarks.spark_batch import (
-    ROUNDS,
     Ratio,
     Run,
     jstream_write,
     orders,
     report,
+    run_from_command_line,
     start_session,
 )
 from storage_core import Store
@@ -188,13 +187,5 @@ def main(messages: int, rounds: int) -> int:
     return 0
 
 
-def run_from_command_line() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many to write and read ({MESSAGES})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    return main(given.messages, given.rounds)
-
-
 if __name__ == "__main__":
-    sys.exit(run_from_command_line())
+    sys.exit(run_from_command_line("peers", __doc__, main, MESSAGES, "how many to write and read"))

@@ -4,14 +4,22 @@ All volumes are directories of one disk, so that three replicas write three time
 what the project's figure is about; processor time says how much of it is work, and how much is waiting for the disk.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from benchmarks.spark_batch import MESSAGES, ROUNDS, Ratio, Run, jstream_write, orders, report, start_session
+from benchmarks.spark_batch import (
+    MESSAGES,
+    Ratio,
+    Run,
+    jstream_write,
+    orders,
+    report,
+    run_from_command_line,
+    start_session,
+)
 from storage_core import Store
 
 REPLICAS = (1, 3, 5)
@@ -56,13 +64,5 @@ def append(run: Run, name: str, place: str, stream: str, counted: bool, frame: D
         store.maintain()
 
 
-def run_from_command_line() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replicas", description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many to append ({MESSAGES})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    return main(given.messages, given.rounds)
-
-
 if __name__ == "__main__":
-    sys.exit(run_from_command_line())
+    sys.exit(run_from_command_line("replicas", __doc__, main, MESSAGES, "how many to append"))

@@ -7,7 +7,6 @@ as everybody is told to do. All run once in each round, in turns; the pull consu
 time is scaled to all of them.
 """
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -22,10 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spark_batch import Ratio, Run, cpu_seconds, report, start_session
+from benchmarks.spark_batch import Ratio, Run, cpu_seconds, report, run_from_command_line, start_session
 
 MESSAGES = 1_000_000
-ROUNDS = 3
 PULLED = 100_000  # messages that the pull consumer gets in a round
 WINDOW = 5_000  # messages that are published before an acknowledgement is waited for
 FETCH = 500  # messages of one pull request
@@ -156,13 +154,5 @@ def compare(run: Run, address: str, number: int) -> None:
         run.cpu_seconds.setdefault("pull consumer", []).append((cpu_seconds() - cpu_start) * scale)
 
 
-def run_from_command_line() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rescue", description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many are in the stream ({MESSAGES})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
-    given = parser.parse_args()
-    return main(given.messages, given.rounds)
-
-
 if __name__ == "__main__":
-    sys.exit(run_from_command_line())
+    sys.exit(run_from_command_line("rescue", __doc__, main, MESSAGES, "how many are in the stream"))

@@ -242,13 +242,16 @@ def report(run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str
     print(f"\nwritten to {results}")
 
 
-def run_from_command_line() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_batch", description=__doc__)
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many to write and read ({MESSAGES})")
+def run_from_command_line(
+    part: str, text: str | None, work: Callable[[int, int], int], messages: int, about: str
+) -> int:
+    """Run `work(messages, rounds)` of one part with what the command line says; returns an exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{part}", description=text)
+    parser.add_argument("--messages", type=int, default=messages, help=f"{about} ({messages})")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"counted rounds after one of warm-up ({ROUNDS})")
     given = parser.parse_args()
-    return main(given.messages, given.rounds)
+    return work(given.messages, given.rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(run_from_command_line())
+    sys.exit(run_from_command_line("spark_batch", __doc__, main, MESSAGES, "how many to write and read"))

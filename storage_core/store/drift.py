@@ -105,10 +105,7 @@ def tell(turn: Turn, drifts: Sequence[Drift], env: Environment) -> None:
             )
             reports.leave(env, others, left)
         event = one.event()
-        last = next(
-            (e for e in reversed(turn.state.events) if (e.stream, e.volume) == (event.stream, event.volume)), None
-        )
-        if last is None or (last.kind, last.reason) != (event.kind, event.reason):
+        if not _is_told(turn.state, event):
             events.append(event)
     if events:
         turn.propose(RecordEvents(tuple(events)))
