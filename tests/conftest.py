@@ -7,7 +7,7 @@ Tests that kill a driver, or need another master, start a process of their own w
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,3 +132,13 @@ def spark(delta_spark: "SparkSession") -> "SparkSession":
     session = delta_spark.newSession()
     session.conf.unset(SESSION_CATALOG)
     return session
+
+
+@pytest.fixture
+def make_active() -> Callable[["SparkSession"], None]:
+    """Makes a session the one that commands find, in the JVM and in PySpark, which keeps a note of its own."""
+
+    def make(session: "SparkSession") -> None:
+        session.createDataFrame([], "nothing INT")
+
+    return make

@@ -127,7 +127,7 @@ def etl(tmp_path: Path) -> Iterator[Etl]:
 
 
 @pytest.fixture
-def delta_etl(etl: Etl, delta_spark: SparkSession) -> Etl:
+def delta_etl(etl: Etl, delta_spark: SparkSession, make_active: Callable[[SparkSession], None]) -> Etl:
     """The same, with the session that knows Delta as the one that commands find."""
-    delta_spark._jvm.SparkSession.setActiveSession(delta_spark._jsparkSession)  # type: ignore[union-attr]
+    make_active(delta_spark)
     return etl

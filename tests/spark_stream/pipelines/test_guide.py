@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,13 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta_spark: SparkSession) -> Path:
-    delta_spark._jvm.SparkSession.setActiveSession(delta_spark._jsparkSession)  # type: ignore[union-attr]
+def place(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    delta_spark: SparkSession,
+    make_active: Callable[[SparkSession], None],
+) -> Path:
+    make_active(delta_spark)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JSTREAM_ETL", raising=False)
     return tmp_path

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ CONSOLE = 'kind = "console"\n'
 
 
 @pytest.fixture
-def active(etl: Any, spark: SparkSession) -> Any:
-    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+def active(etl: Any, spark: SparkSession, make_active: Callable[[SparkSession], None]) -> Any:
+    make_active(spark)
     return etl
 
 
