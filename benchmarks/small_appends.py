@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import Store
-from storage_core.store.plan import ReadRequest
+from storage_core.store.reading.plan import ReadRequest
 
 APPENDS, EACH = 10_000, 10
 PAYLOAD_SIZE = 100  # bytes

@@ -27,7 +27,7 @@ from datasource import known_stores, places, stream_offsets
 from datasource.settings import LOCK_TIMEOUT_S
 from datasource.stream_offsets import Offsets
 from storage_core.errors import NotAStoreError
-from storage_core.store.query import QueryReader
+from storage_core.store.consumers.query import QueryReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
-from storage_core.store.pending import Pending
+from storage_core.store.reading.pending import Pending
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from pyspark.sql.datasource import InputPartition
 
-from storage_core.store.slices import BlockSlices
+from storage_core.store.reading.slices import BlockSlices
 
 PACK_SIZE = 16 * 1024 * 1024  # bytes of block files that share a partition: some 30 ms of reading
 

@@ -25,11 +25,11 @@ from datasource.values import nearest
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
-from storage_core.store.plan import ReadRequest
-from storage_core.store.query import QueryReader
-from storage_core.store.query_position import Start
-from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
-from storage_core.store.slices import BlockSlice, BlockSlices
+from storage_core.store.consumers.query import QueryReader
+from storage_core.store.consumers.query_position import Start
+from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
+from storage_core.store.reading.slices import BlockSlice, BlockSlices
 
 log = logging.getLogger("jstream")
 

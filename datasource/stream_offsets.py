@@ -30,7 +30,7 @@ from storage_core.errors import UnsupportedVersionError
 from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT, Position, Runs
 from storage_core.sequences import SequenceSet
-from storage_core.store.query_position import LOST_RANGES_KEPT, QueryPosition
+from storage_core.store.consumers.query_position import LOST_RANGES_KEPT, QueryPosition
 
 VERSION = 1
 KEYS = ("history", "incarnation", "lost", "sequence", "store", "version")

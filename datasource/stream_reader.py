@@ -11,7 +11,7 @@ from datasource.reader import rows_of
 from datasource.settings import StreamReadSettings
 from datasource.stream_offsets import Json
 from datasource.stream_source import StreamSource
-from storage_core.store.reading import ReadOptions
+from storage_core.store.reading.reading import ReadOptions
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -33,9 +33,9 @@ from storage_core.errors import (
 )
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.pending import Pending
-from storage_core.store.query import QueryReader
-from storage_core.store.query_position import QueryPosition, Start, beginning, onward
+from storage_core.store.consumers.query import QueryReader
+from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
+from storage_core.store.reading.pending import Pending
 
 log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval

@@ -37,8 +37,8 @@ from datasource.writer import (
 from storage_core import Store
 from storage_core.errors import FencedError, RequirementError, StorageError
 from storage_core.metadata.state import StreamState
-from storage_core.store.appends import Appended, WriterBatch
-from storage_core.store.staging import StagedBlock, Transaction
+from storage_core.store.writing.appends import Appended, WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Transaction
 
 log = logging.getLogger("jstream")
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"

@@ -14,7 +14,7 @@ from datasource.settings import ReadSettings
 from datasource.values import parse_time_ns
 from storage_core import Store
 from storage_core.metadata.consumer_state import pending_within
-from storage_core.store.lag import consumer_report
+from storage_core.store.consumers.lag import consumer_report
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -22,8 +22,8 @@ from datasource.settings import WriteSettings
 from datasource.values import nearest
 from storage_core import Store
 from storage_core.errors import InvalidMessageError, NotFoundError
-from storage_core.store.appends import CommitResult, WriterBatch
-from storage_core.store.staging import StagedBlock, Stager, Transaction, WriteTarget
+from storage_core.store.writing.appends import CommitResult, WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Stager, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
 
 log = logging.getLogger("jstream")

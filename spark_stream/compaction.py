@@ -9,9 +9,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from storage_core.store.compaction import Attempt, attempt
-from storage_core.store.merging import COMPACTING, MergeTask
 from storage_core.store.store import Store
+from storage_core.store.upkeep.compaction import Attempt, attempt
+from storage_core.store.upkeep.merging import COMPACTING, MergeTask
 
 TASKS_PER_CORE = 4  # in one job: so much is written before the first of it is committed
 

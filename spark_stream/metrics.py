@@ -24,8 +24,8 @@ except ModuleNotFoundError as error:
 
 from storage_core import Store
 from storage_core.errors import StorageError
-from storage_core.store.lag import consumer_report
-from storage_core.store.replicas import STATES
+from storage_core.store.consumers.lag import consumer_report
+from storage_core.store.replicas.replicas import STATES
 
 log = logging.getLogger("jstream")
 PORT = 9464  # of exporters of applications; Source: the port allocations of the Prometheus wiki

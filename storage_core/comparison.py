@@ -1,8 +1,8 @@
 """Drift: what each copy of one stream holds, sequence by sequence, held against the others. Values only.
 
-Own stores (`store/side_by_side.py`) and foreign ones (`foreign/side_by_side.py`) fill them in; tables, JSON and
-pictures are made of them. A sequence is in exactly one state in each copy, or in none of them where the stream has no
-message:
+Own stores (`store/replicas/side_by_side.py`) and foreign ones (`foreign/side_by_side.py`) fill them in; tables, JSON
+and pictures are made of them. A sequence is in exactly one state in each copy, or in none of them where the stream has
+no message:
 
     there      the message, with the content that a read serves
     missing    not there; another copy has it, or had to

@@ -107,9 +107,9 @@ def _check_words(
 
 
 def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str, Any]:
-    from storage_core.store.backup import describe, open_backup
+    from storage_core.store.backups.backup import describe, open_backup
+    from storage_core.store.backups.restore import restore_store
     from storage_core.store.environment import REAL
-    from storage_core.store.restore import restore_store
 
     found = describe(open_backup(directory, REAL))
     told = f"{counted(len(found['streams']), 'stream')} in {counted(found['blocks'], 'block')}"
@@ -123,7 +123,7 @@ def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str,
 def _restore_streams(
     directory: str, names: dict[str, str], volumes: str, force: bool, take_over: bool
 ) -> dict[str, Any]:
-    from storage_core.store.backup import open_backup, selected
+    from storage_core.store.backups.backup import open_backup, selected
     from storage_core.store.environment import REAL
 
     messages = sum(one.message_count for one in selected(open_backup(directory, REAL), list(names)))

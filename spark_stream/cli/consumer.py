@@ -116,7 +116,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Show how far each consumer is behind its stream: in messages not acknowledged, and since when they wait."""
-    from storage_core.store.lag import consumer_report
+    from storage_core.store.consumers.lag import consumer_report
 
     with open_store(store) as opened:
         found = consumer_report(opened, None if stream is None else [stream])

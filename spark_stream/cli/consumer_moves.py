@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
-    from storage_core.store.consumer import Consumer
+    from storage_core.store.consumers.consumer import Consumer
     from storage_core.store.stream import Stream
 
 FETCH_COUNT_MAX = 1000  # messages that are printed before they are acknowledged; an interruption repeats at most these
@@ -148,9 +148,9 @@ def reset(
 
 def _plan(opened: "Store", stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
     """Return what a reset would do, in the shape of `consumer reset --json`. Raises CommandFailed for no such place."""
-    from storage_core.store.consumer import where_to_go_on
-    from storage_core.store.fetching import decision_of
-    from storage_core.store.lag import wanted
+    from storage_core.store.consumers.consumer import where_to_go_on
+    from storage_core.store.consumers.fetching import decision_of
+    from storage_core.store.consumers.lag import wanted
 
     state, before, info = stream.state(), consumer.state(), consumer.info()
     end = state.next_sequence

@@ -51,7 +51,7 @@ def own(
         if streams or picture or json:
             raise WrongUsage(f"put the options behind the verb: jstream drift {context.invoked_subcommand} ...")
         return
-    from storage_core.store.side_by_side import compare
+    from storage_core.store.replicas.side_by_side import compare
 
     check_picture(picture)
     with open_store(resolve_store(context, store)) as opened:

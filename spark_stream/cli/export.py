@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
-    from storage_core.store.plan import ReadPlan
+    from storage_core.store.reading.plan import ReadPlan
 
 PARQUET, JSONL = "parquet", "jsonl"
 FORMATS = (PARQUET, JSONL)

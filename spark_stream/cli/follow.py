@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
-    from storage_core.store.plan import ReadPlan
+    from storage_core.store.reading.plan import ReadPlan
     from storage_core.store.stream import Stream
 
 POLL_INTERVAL_S = 0.2

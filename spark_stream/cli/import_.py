@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from storage_core.foreign import ForeignStore
-    from storage_core.store.import_parts import PartRecord, PartTask
+    from storage_core.store.imports.parts import PartRecord, PartTask
 
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
@@ -162,7 +162,7 @@ def _import(
     truncate_bad_eof: bool = False,
 ) -> None:
     from storage_core.errors import DataLossError, UnsupportedVersionError
-    from storage_core.store.importing import ImportRequest, import_streams
+    from storage_core.store.imports.importing import ImportRequest, import_streams
 
     for writer in source.writers():
         say(f"warning: {writer.describe()}")
@@ -222,7 +222,7 @@ class _Runner:
 
 
 def _here(tasks: "Sequence[PartTask]", step: Callable[[int], None]) -> "Iterator[PartRecord]":
-    from storage_core.store.import_parts import write_part
+    from storage_core.store.imports.parts import write_part
 
     for task in tasks:
         yield write_part(task, on_slice=lambda: step(1))

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage_core import Store
-    from storage_core.store.plan import ReadPlan
+    from storage_core.store.reading.plan import ReadPlan
 
 
 def plan_messages(
     store: "Store", stream: str, first: int | None, subject: str | None, end: int | None = None
 ) -> "ReadPlan":
     """Return a plan over sequences `[first, end)` of the stream as it is now; its one range says whose and how far."""
-    from storage_core.store.plan import ReadRequest
+    from storage_core.store.reading.plan import ReadRequest
     from storage_core.store.stream import check_filters
 
     return store.plan(ReadRequest((stream,), {stream: (first, end)}, subject_filters=check_filters(subject)))
@@ -36,7 +36,7 @@ def read_messages(
     Raises DataLossError at what no copy has; with `skip_damage`, `tell` hears of it and the rest is read. It also hears
     of bad copies that others stood in for.
     """
-    from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
+    from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
     from storage_core.store.stream import check_filters
 
     on_loss = "skip" if skip_damage else "raise"

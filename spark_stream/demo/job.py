@@ -26,8 +26,8 @@ from spark_stream.session import delta_jars, local_session
 from storage_core import Store
 from storage_core.foreign import open_foreign
 from storage_core.foreign.side_by_side import compare as compare_foreign
-from storage_core.store.importing import ImportRequest, import_streams
-from storage_core.store.side_by_side import compare
+from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.replicas.side_by_side import compare
 
 STREAM, LETTERS, CONSUMER = "ORDERS", "ORDERS_DEAD", "warehouse"
 NODES = ("n1", "n2", "n3")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from storage_core.errors import StorageError
-from storage_core.store.import_parts import PartRecord, PartTask, write_part
+from storage_core.store.imports.parts import PartRecord, PartTask, write_part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

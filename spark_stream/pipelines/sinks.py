@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from datasource.places import open_store
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, DeadLetters, Pipeline, Sink
 from spark_stream.pipelines.payload import DATA, REASON
-from storage_core.store.appends import WriterBatch
+from storage_core.store.writing.appends import WriterBatch
 
 TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
 TXN_VERSION = "spark.databricks.delta.write.txnVersion"

@@ -10,8 +10,8 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.quorum import majority
-from storage_core.store.replicas import Replica, Survey, worst
-from storage_core.store.volumes import Volume
+from storage_core.store.replicas.replicas import Replica, Survey, worst
+from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -185,7 +185,7 @@ def _last_shown(stream: StreamState) -> int:
 
 
 def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
-    from storage_core.store import contents
+    from storage_core.store.reading import contents
 
     if not stream.floor <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME

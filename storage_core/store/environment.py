@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from storage_core.files import OS_FILES, Files
-from storage_core.store import identity
+from storage_core.store.volume import identity
 
 T = TypeVar("T")
 THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one

@@ -18,38 +18,33 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store import (
-    appends,
-    backup,
-    creation,
-    deleted,
-    describe,
-    drift,
-    membership,
-    orphans,
-    ownership,
-    placement,
-    verification,
-)
-from storage_core.store.appends import CommitResult, WriterBatch
-from storage_core.store.compaction import Compaction
-from storage_core.store.duplicates import MsgIdWindow
-from storage_core.store.ensemble import Metadata
+from storage_core.store import describe
+from storage_core.store.backups import backup
+from storage_core.store.consumers import ownership
+from storage_core.store.ensemble import membership
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.groups import CommitGroups
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.groups import CommitGroups
-from storage_core.store.index import VolumeIndex
-from storage_core.store.merging import COMPACTING, MAINTAINING, MergePolicy
-from storage_core.store.plan import ReadPlan, ReadRequest, plan_stream
-from storage_core.store.repair import Repair
-from storage_core.store.replicas import Survey
-from storage_core.store.scrub import Scrub
-from storage_core.store.slices import BlockSlices
-from storage_core.store.staging import StagedBlock, Transaction
+from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
+from storage_core.store.reading.slices import BlockSlices
+from storage_core.store.replicas import drift, verification
+from storage_core.store.replicas.repair import Repair
+from storage_core.store.replicas.replicas import Survey
+from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.stream import Stream
-from storage_core.store.turn import Turn
-from storage_core.store.upkeep import Upkeep
-from storage_core.store.view import View
-from storage_core.store.volumes import Volume
+from storage_core.store.upkeep import deleted, orphans
+from storage_core.store.upkeep.compaction import Compaction
+from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
+from storage_core.store.upkeep.upkeep import Upkeep
+from storage_core.store.volume import creation, placement
+from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing import appends
+from storage_core.store.writing.appends import CommitResult, WriterBatch
+from storage_core.store.writing.duplicates import MsgIdWindow
+from storage_core.store.writing.staging import StagedBlock, Transaction
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -478,7 +473,7 @@ class Store:
 
         Raises what restore.restore does; then nothing was made.
         """
-        from storage_core.store.restore import restore  # which makes stores
+        from storage_core.store.backups.restore import restore  # which makes stores
 
         return restore(directory, volumes, progress=progress, env=env)
 
@@ -493,7 +488,7 @@ class Store:
 
         Returns what was restored. Raises what restored_streams.restore_streams does; then the store is as before.
         """
-        from storage_core.store.restored_streams import restore_streams  # which works on stores
+        from storage_core.store.backups.restored_streams import restore_streams  # which works on stores
 
         return restore_streams(self, directory, streams, as_names, progress)
 

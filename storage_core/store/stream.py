@@ -16,14 +16,16 @@ from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA, read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.store import contents, describe, removal
-from storage_core.store.appends import WriterBatch
-from storage_core.store.consumer import Consumer
-from storage_core.store.messages import check_write_schema
-from storage_core.store.plan import ReadRequest
-from storage_core.store.reading import ReadDamage, ReadOptions, read_slices
-from storage_core.store.removal import Removal
-from storage_core.store.staging import Stager, Transaction
+from storage_core.store import describe
+from storage_core.store.consumers.consumer import Consumer
+from storage_core.store.reading import contents
+from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
+from storage_core.store.writing import removal
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.messages import check_write_schema
+from storage_core.store.writing.removal import Removal
+from storage_core.store.writing.staging import Stager, Transaction
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store

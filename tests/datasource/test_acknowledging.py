@@ -19,7 +19,7 @@ from datasource import acknowledging, known_stores, stream_offsets
 from datasource.acknowledging import Acknowledger
 from datasource.stream_offsets import StreamOffset
 from storage_core import Store
-from storage_core.store.query import QueryReader
+from storage_core.store.consumers.query import QueryReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

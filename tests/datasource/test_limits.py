@@ -18,7 +18,7 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.pending import Pending
+from storage_core.store.reading.pending import Pending
 
 
 def pending(name: str, spans: list[int], first: int = 1, size: int = 10, removed: range = range(0)) -> Pending:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from datasource.partitions import PACK_SIZE, SlicePartition, pack, pack_blocks
 from storage_core.sequences import SequenceSet
-from storage_core.store.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
+from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from datasource.stream_offsets import StreamOffset, decode, encode
 from storage_core.errors import UnsupportedVersionError
 from storage_core.metadata.reconcile import Position
 from storage_core.sequences import SequenceSet
-from storage_core.store.query_position import QueryPosition
+from storage_core.store.consumers.query_position import QueryPosition
 
 GOLDEN = (
     '{"ORDERS": {"begin": 7, "history": [["0123456789abcdef", 1], ["fedcba9876543210", 900]], '

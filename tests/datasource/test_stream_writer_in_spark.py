@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 
 from pyspark_jstream import DefaultSource, register
 from storage_core import Store
-from storage_core.store.appends import WriterBatch
-from storage_core.store.staging import Stager
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import Stager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,11 +16,11 @@ from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 from storage_core.store.environment import REAL, one_after_another
-from storage_core.store.identity import FILE_NAME, VolumeIdentity
-from storage_core.store.placement import block_directory
-from storage_core.store.plan import ReadRequest, plan_stream
-from storage_core.store.slices import BlockSlices
-from storage_core.store.volumes import Volume
+from storage_core.store.reading.plan import ReadRequest, plan_stream
+from storage_core.store.reading.slices import BlockSlices
+from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.volumes import Volume
 
 STORE_ID = b"STORE-ID--------"
 INCARNATION = b"INCARNATION-----"

@@ -17,7 +17,7 @@ from harness.scenes import shown_before
 from harness.simulated_disk import NOTHING_KEPT, PAGE_SIZE, SimulatedDirectory, SimulatedDisk
 
 from storage_core.errors import StorageError
-from storage_core.store.replicas import replica_states
+from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 KINDS = ("identity", "segment", "snapshot", "block", "journal", "index")

@@ -13,10 +13,10 @@ from harness.model import Content, ModelStore, ModelStream, Row
 from harness.processes import VOLUME
 
 from storage_core.schema import HEADERS_TYPE
-from storage_core.store.appends import WriterBatch
 from storage_core.store.environment import Environment
-from storage_core.store.staging import StagedBlock, Stager, Transaction
 from storage_core.store.store import Store
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 
 ORDERS = {"name": "orders", "subjects": ["orders.>"], "block_max_msgs": 2, "duplicate_window": "1h"}
 NOTES = {"name": "notes", "block_max_msgs": 2}

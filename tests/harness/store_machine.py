@@ -24,10 +24,10 @@ from storage_core.errors import (
     StorageError,
     TransactionAbortedError,
 )
-from storage_core.store.appends import WriterBatch
-from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Transaction
 
 NAMES = ("a", "b")
 MAX_SIZE = 64  # bytes of a message

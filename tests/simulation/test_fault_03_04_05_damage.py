@@ -18,8 +18,8 @@ from harness.simulated_disk import PAGE_SIZE
 
 from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
 from storage_core.raft import log_format, snapshot_format
-from storage_core.store import identity
 from storage_core.store.stream import Stream
+from storage_core.store.volume import identity
 
 STEP = 16  # of the life: two streams, removed messages, snapshots, a writer's batch
 METADATA = ("identity", "segment", "snapshot")

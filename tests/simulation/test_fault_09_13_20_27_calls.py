@@ -16,8 +16,8 @@ from harness.scenes import moments, play, scene_starts, seen_after, shown_before
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 from storage_core.errors import StorageError, StoreBusyError
-from storage_core.store import locks
 from storage_core.store.store import Store
+from storage_core.store.volume import locks
 
 VOLUMES = 3
 STRIDE = 25

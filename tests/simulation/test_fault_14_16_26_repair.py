@@ -16,7 +16,7 @@ from harness.scenes import machine_before, shown_before
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 from storage_core.errors import StorageError
-from storage_core.store.replicas import replica_states
+from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 STEP = 16

@@ -1,8 +1,8 @@
 """The protocol of turns on three volumes, of which one may fail, as a model: processes, turns, faults.
 
-docs/locks-and-stability.md says the rules in words, storage_core/store/decision.py and turn.py carry them out, this
-model says them a third time, without files and threads, so that every order of steps and faults within a budget can be
-tried.
+docs/locks-and-stability.md says the rules in words, decision.py and turn.py of storage_core/store/ensemble carry them
+out, this model says them a third time, without files and threads, so that every order of steps and faults within a
+budget can be tried.
 
     Volume    records, commit record, blocks, lock: ensemble_volume.py.
     Process   locks, reads everything, decides (ensemble_rules.py). Then rounds: the next begins when every call of the

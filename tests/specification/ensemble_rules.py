@@ -1,6 +1,7 @@
 """The rules of the ensemble, and what a holder decides by them from everything that it can read.
 
-`decide` is the second version of storage_core/store/decision.py: slow, obvious, about numbers instead of files.
+`decide` is the second version of the decision.py in storage_core/store/ensemble: slow, obvious, about numbers instead
+of files.
 """
 
 from collections.abc import Mapping

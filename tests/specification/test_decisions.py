@@ -27,11 +27,11 @@ from storage_core.metadata.config import StoreSettings
 from storage_core.raft import log_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import PAGE_SIZE, SegmentHeader
-from storage_core.store import decision as real
-from storage_core.store.decision import Contended, Found
-from storage_core.store.identity import VolumeIdentity
-from storage_core.store.log import Evidence as RealEvidence
-from storage_core.store.log import VolumeLog
+from storage_core.store.ensemble import decision as real
+from storage_core.store.ensemble.decision import Contended, Found
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.log import Evidence as RealEvidence
+from storage_core.store.volume.log import VolumeLog
 
 IDS = [bytes([65 + number]) * 16 for number in range(N)]
 INSTANCE = b"I" * 16

@@ -1,8 +1,8 @@
 """The protocol of turns on one volume, as a model small enough to be exhausted.
 
-docs/locks-and-stability.md says the rules in words, storage_core/store/turn.py carries them out, this file says them a
-third time, without files and threads, so that every order of steps, kills, failed fsyncs and power losses within a
-budget can be tried: breadth first, so the first trace to a violation is a shortest one.
+docs/locks-and-stability.md says the rules in words, turn.py in storage_core/store/ensemble carries them out, this file
+says them a third time, without files and threads, so that every order of steps, kills, failed fsyncs and power losses
+within a budget can be tried: breadth first, so the first trace to a violation is a shortest one.
 
     Volume    segments with entries, votes, seals and commit records, each durable or not: modelled_volume.py.
     Process   one step is one call at the file interface. A turn locks, reads, and works through a list of steps.

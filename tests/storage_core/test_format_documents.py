@@ -16,11 +16,11 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
-from storage_core.store import identity as volume_file
-from storage_core.store import placements
-from storage_core.store.identity import VolumeIdentity, decode_identity
-from storage_core.store.index import VolumeIndex
-from storage_core.store.placements import PlacementJournal
+from storage_core.store.volume import identity as volume_file
+from storage_core.store.volume import placements
+from storage_core.store.volume.identity import VolumeIdentity, decode_identity
+from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.volume.placements import PlacementJournal
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16

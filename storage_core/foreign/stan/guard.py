@@ -3,7 +3,7 @@
 The option cuts off what may be the end of a longer damage, so the server refuses it at two starts after each other,
 and so does an import: after one that used it, the next one has to do without, or be the same import, resumed. The
 server keeps that in a file of the store. A source is never written here, so the importing store remembers it, by
-cluster id and real path (storage_core/store/importing.py).
+cluster id and real path (storage_core/store/imports/importing.py).
 
 Source: nats-streaming-server, stores/filestore.go (`NewFileStore`).
 """

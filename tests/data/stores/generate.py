@@ -22,10 +22,10 @@ import pyarrow as pa
 from storage_core.metadata.commands import AddStream, Envelope, encode_envelope
 from storage_core.metadata.config import StreamConfig
 from storage_core.raft.entry import Vote, make_entry
-from storage_core.store.appends import WriterBatch
 from storage_core.store.environment import Environment
-from storage_core.store.staging import Stager
 from storage_core.store.store import Store
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import Stager
 
 HERE = Path(__file__).parent
 START_NS = 1_795_262_400_000_000_000  # 2026-11-21T12:00:00Z

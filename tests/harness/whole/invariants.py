@@ -22,13 +22,13 @@ from harness.whole.expectation import Violation
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.store.decision import ROLLED_BACK
-from storage_core.store.identity import VolumeIdentity, read_identity
-from storage_core.store.log import DIRECTORY, Evidence, VolumeLog
-from storage_core.store.placement import block_directory, holders
-from storage_core.store.replicas import replica_states
-from storage_core.store.staging import block_path
+from storage_core.store.ensemble.decision import ROLLED_BACK
+from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
+from storage_core.store.volume.identity import VolumeIdentity, read_identity
+from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
+from storage_core.store.volume.placement import block_directory, holders
+from storage_core.store.writing.staging import block_path
 
 if TYPE_CHECKING:
     from harness.whole.world import World

@@ -17,9 +17,9 @@ from storage_core.errors import (
     StorageError,
     TransactionAbortedError,
 )
-from storage_core.store.appends import WriterBatch
-from storage_core.store.staging import StagedBlock, Transaction
 from storage_core.store.store import Store
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Transaction
 
 if TYPE_CHECKING:
     from harness.whole.world import World

@@ -27,8 +27,8 @@ from harness.whole.plan import Plan, chosen
 from harness.whole.volumes import Volumes
 
 from storage_core.errors import CorruptionError, StorageError
-from storage_core.store import locks
 from storage_core.store.store import Store
+from storage_core.store.volume import locks
 
 ATTEMPTS = 3  # to settle what is not known, after which only a mended store will do
 

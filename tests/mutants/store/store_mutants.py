@@ -20,13 +20,17 @@ from storage_core.metadata.commands import encode_envelope
 from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft.entry import CommitRecord, make_entry
 from storage_core.sequences import SequenceSet
-from storage_core.store import decision, ensemble, healing, log, orphans, staging, turn
-from storage_core.store.copies import LiveBlock, Made
-from storage_core.store.decision import Decision, Finding, Found
-from storage_core.store.log import VolumeLog
-from storage_core.store.mirrored_file import MirroredFile
-from storage_core.store.replicas import Survey
-from storage_core.store.turn import Turn
+from storage_core.store.ensemble import decision, ensemble, turn
+from storage_core.store.ensemble.decision import Decision, Finding, Found
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.replicas import healing
+from storage_core.store.replicas.copies import LiveBlock, Made
+from storage_core.store.replicas.replicas import Survey
+from storage_core.store.upkeep import orphans
+from storage_core.store.volume import log
+from storage_core.store.volume.log import VolumeLog
+from storage_core.store.writing import staging
+from storage_core.store.writing.mirrored_file import MirroredFile
 
 Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
 
@@ -268,7 +272,7 @@ def stores_a_batch_that_came_again() -> list[Replacement]:
 
 
 def forgets_duplicates_among_messages_of_earlier_appends() -> list[Replacement]:
-    from storage_core.store.duplicates import MsgIdWindow
+    from storage_core.store.writing.duplicates import MsgIdWindow
 
     return [(MsgIdWindow, "hashes", lambda self, *arguments: np.empty((0, 2), np.uint64))]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from storage_core import Store
-from storage_core.store import backup_format
-from storage_core.store.backup import backup
-from storage_core.store.identity import decode_identity
+from storage_core.store.backups import backup_format
+from storage_core.store.backups.backup import backup
+from storage_core.store.volume.identity import decode_identity
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "cli"
 

@@ -9,7 +9,7 @@ from spark_stream.cli.block_survey import survey
 from spark_stream.cli.publish import message_batch
 from storage_core.block.format import FRAME_HEADER_SIZE, HEADER_SIZE, TRAILER_SIZE
 from storage_core.files import OS_FILES
-from storage_core.store.plan import ReadRequest
+from storage_core.store.reading.plan import ReadRequest
 
 ROWS = 70_000  # more than one frame takes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.store.plan import ReadRequest
+from storage_core.store.reading.plan import ReadRequest
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "cli"
 CASES = {

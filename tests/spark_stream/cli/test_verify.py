@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage_core import Store
-from storage_core.store.plan import ReadRequest
+from storage_core.store.reading.plan import ReadRequest
 
 
 def block_of(store: Store, sequence: int) -> Path:

@@ -15,8 +15,8 @@ from spark_stream.importing import job
 from storage_core import Store
 from storage_core.errors import DataLossError
 from storage_core.foreign import open_foreign, read_foreign_slice
-from storage_core.store import importing
-from storage_core.store.importing import ImportRequest, import_streams
+from storage_core.store.imports import importing
+from storage_core.store.imports.importing import ImportRequest, import_streams
 
 pytestmark = pytest.mark.spark
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -19,9 +19,9 @@ from storage_core.files import OS_FILES
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord
 from storage_core.store.environment import Environment
-from storage_core.store.identity import decode_identity
-from storage_core.store.index import VolumeIndex
 from storage_core.store.store import Store
+from storage_core.store.volume.identity import decode_identity
+from storage_core.store.volume.index import VolumeIndex
 
 QUICK = Environment(sleep=lambda _: None)
 Answer = Any  # hashable

@@ -17,10 +17,10 @@ from storage_core.errors import FencedError, RequirementError, StoreBusyError, T
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append
 from storage_core.metadata.state import ABORTED
-from storage_core.store.appends import WriterBatch
 from storage_core.store.environment import Environment
-from storage_core.store.placements import PlacementJournal
 from storage_core.store.store import Store
+from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.writing.appends import WriterBatch
 
 STORES = Path(__file__).resolve().parents[2] / "data" / "stores"
 NAMES = ["v1-fresh", "v1-lived", "v1-interrupted"]

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from storage_core.errors import AlreadyExistsError, RequirementError, TransactionAbortedError
-from storage_core.store.appends import WriterBatch
-from storage_core.store.staging import StagedBlock, Stager, Transaction
 from storage_core.store.store import Store
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from storage_core.errors import (
 )
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import ForgetTransactions
-from storage_core.store.appends import WriterBatch
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
+from storage_core.store.writing.appends import WriterBatch
 
 ROWS = [Row("orders", b"one"), Row("orders", b"two")]
 

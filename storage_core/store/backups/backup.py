@@ -1,0 +1,369 @@
+"""Backups: all of a store, or some of its streams, as of one index, in a directory of numbered files.
+
+    1  the mark of an unfinished backup, durable
+    2  each block: put together from whichever copies are whole, fsynced, named, and read again from the disk
+    3  the manifest, durable: the state as of one index, and which file is which block
+    4  the mark is taken away; only now is there a backup
+
+What is in it is settled by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
+the volumes for graveyard_keep. No lock of the store is held. An interrupted backup is gone on with by making it again:
+it is then one of that time, and blocks that are there and whole are not copied again.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storage_core.block.format import HEADER_SIZE as BLOCK_HEADER_SIZE
+from storage_core.block.format import decode_header
+from storage_core.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    NotAStoreError,
+    NotFoundError,
+    RequirementError,
+    StalePlanError,
+    StorageError,
+)
+from storage_core.metadata.manifest import GRAVE_DTYPE, Table
+from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, StreamState, encode_state
+from storage_core.store.backups import backup_format as layout
+from storage_core.store.backups.backup_format import Backup, Manifest, NumberedBlock
+from storage_core.store.describe import rfc3339
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import copies
+from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.volume import identity, locks, placement
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+Progress = Callable[[int, int], None]
+PathLike = str | os.PathLike[str]
+
+
+def backup(
+    store: "Store", directory: PathLike, streams: Sequence[str] | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Back up the store, or these streams, into a directory that is missing, empty or holds an unfinished backup.
+
+    `progress` hears (blocks done, blocks in all). Returns what is in it. Raises NotFoundError (no such stream),
+    AlreadyExistsError (something else is there, or a finished backup), DataLossError (a block of which no copy is
+    whole: `repair` says what is lost), StalePlanError (it took longer than removed messages are kept), DiskFullError.
+    """
+    path, env = absolute(directory), store.environment
+    for volume in store.volumes():
+        check_apart(path, volume.path)
+    view = store.view()
+    state = _selected(store, view.state, streams)
+    _check_empty_or_unfinished(path, state.store_id, env)
+    with translated(path):
+        _make_directory(path, env)
+        with locks.hold(env.files, [path], 1, 0.0):
+            _check_empty_or_unfinished(path, state.store_id, env)  # another process may have been faster
+            with translated(f"{path}: the backup is unfinished, make it again to go on with it"):
+                numbers, copied = _Work(store, path, state).fill(progress)
+                made_ns, host, encoded = env.now_ns(), socket.gethostname(), encode_state(state)
+                made = _finish(Manifest(made_ns, view.index, host, streams is None, numbers, encoded), path, env)
+    return {**describe(made), "copied": copied}
+
+
+def describe(found: Backup) -> dict[str, Any]:
+    """Return what there is to know about a backup, for JSON."""
+    manifest, state = found.manifest, found.state
+    streams = [
+        {
+            "name": one.name,
+            "incarnation": one.incarnation.hex(),
+            "messages": one.message_count,
+            "bytes": one.data_size,
+            "first_seq": one.first_sequence if one.message_count else 0,
+            "last_seq": one.next_sequence - 1,
+            "blocks": len(one.blocks),
+            "num_replicas": one.config.num_replicas,
+        }
+        for one in sorted(state.streams.values(), key=lambda one: one.name)
+    ]
+    sizes = [int(one.blocks.rows["file_size"].sum()) for one in state.streams.values()]
+    return {
+        "directory": str(found.directory),
+        "store_id": state.store_id.hex(),
+        "time": rfc3339(manifest.made_ns),
+        "index": manifest.index,
+        "whole_store": manifest.is_whole,
+        "blocks": len(found.numbers),
+        "file_size": sum(sizes),
+        "streams": streams,
+    }
+
+
+def absolute(directory: PathLike) -> Path:
+    """Return where a backup is. Raises ValueError for no name at all."""
+    text = os.fspath(directory)
+    if not text or "\0" in text:
+        raise ValueError(f"directory of a backup: {text!r} is no path")
+    return Path(os.path.realpath(os.path.expanduser(text)))
+
+
+def check_apart(directory: Path, volume: Path) -> None:
+    """Raise ValueError if a backup and a volume lie one in the other: what takes one away would take both."""
+    root = Path(os.path.realpath(volume))
+    if directory == root or root in directory.parents or directory in root.parents:
+        raise ValueError(f"a backup in {directory} and a volume in {root}: one must not lie in the other")
+
+
+def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) -> StoreState:
+    """Return the state with these streams, and without what only the volumes of the store mean something to."""
+    chosen = state.streams
+    if names is not None:
+        if not names:
+            raise ValueError("streams: none is named; None means all of them")
+        chosen = {name.casefold(): store.stream_state(name, state) for name in names}
+    graves, transactions = Table.empty(GRAVE_DTYPE), Table.empty(TRANSACTION_DTYPE)
+    found = replace(
+        state, streams=chosen, graveyard=graves, replaced=graves, transactions=transactions, volume_change=None
+    )
+    size = len(encode_state(found))
+    if size > layout.STATE_SIZE_MAX:
+        raise RequirementError(
+            f"{store.label}: the metadata has {size} bytes, a backup takes {layout.STATE_SIZE_MAX}; name some streams"
+        )
+    return found
+
+
+# --- the directory
+
+
+def _check_empty_or_unfinished(path: Path, store_id: bytes, env: Environment) -> None:
+    """Raise AlreadyExistsError unless the directory is free for a backup of this store, or has been begun by one."""
+    if not env.files.is_directory(path):
+        return
+    names = set(env.files.list_directory(path)) - {locks.FILE_NAME}
+    if layout.UNFINISHED not in names:
+        if layout.MANIFEST in names:
+            raise AlreadyExistsError(f"{path} holds a backup already; a new one needs a directory of its own")
+        if names:
+            raise AlreadyExistsError(f"{path} is not empty and holds no backup: {', '.join(sorted(names)[:5])}")
+        return
+    begun = layout.decode_unfinished(_read(path / layout.UNFINISHED, 4096, env))
+    if begun is None and names != {layout.UNFINISHED}:
+        raise AlreadyExistsError(f"{path / layout.UNFINISHED} is damaged: remove {path}, or give another directory")
+    if begun not in (None, store_id):
+        assert begun is not None
+        raise AlreadyExistsError(f"{path} holds an unfinished backup of another store, {begun.hex()}")
+    strange = sorted(one for one in names if _is_strange(one))
+    if strange:
+        raise AlreadyExistsError(f"{path} holds an unfinished backup, and what is none of it: {', '.join(strange[:5])}")
+
+
+def _is_strange(name: str) -> bool:
+    stem, _, suffix = name.rpartition(".")
+    number = layout.block_number(f"{stem}.blk" if suffix == copies.REPAIR_SUFFIX[1:] else name)
+    return number is None and name not in (layout.UNFINISHED, layout.MANIFEST)
+
+
+def _make_directory(path: Path, env: Environment) -> None:
+    if env.files.is_directory(path):
+        return
+    if not env.files.is_directory(path.parent):
+        raise ValueError(f"directory of a backup: {path} cannot be made, {path.parent} is not a directory")
+    try:
+        env.files.make_directory(path)
+    except FileExistsError as error:
+        raise AlreadyExistsError(f"{path} exists and is not a directory") from error
+    env.files.sync_directory(path.parent)
+
+
+def _read(path: Path, size_max: int, env: Environment) -> bytes:
+    """Return what is in a file, at most one byte more than `size_max`."""
+    file = env.files.open(path)
+    try:
+        return file.read_at(0, size_max + 1)
+    finally:
+        file.close()
+
+
+def write_file(path: Path, content: bytes, env: Environment) -> None:
+    """Make a file, or one of that name anew, and make it durable, name and all."""
+    try:
+        file = env.files.create(path)
+    except FileExistsError:
+        env.files.unlink(path)
+        file = env.files.create(path)
+    try:
+        file.write_at(0, content)
+        file.sync()
+    finally:
+        file.close()
+    env.files.sync_directory(path.parent)
+
+
+# --- filling it
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A block, the stream it is of, and the volumes that may have it, best first."""
+
+    stream: StreamState
+    block: LiveBlock
+    sources: tuple[Path, ...]
+
+
+class _Work:
+    """Blocks being copied into a directory that is locked."""
+
+    def __init__(self, store: "Store", path: Path, state: StoreState) -> None:
+        self._store, self._path, self._state, self._env = store, path, state, store.environment
+
+    def fill(self, progress: Progress | None) -> tuple[bytes, int]:
+        """Copy what is not there yet; return the numbers of all blocks, and how many were copied."""
+        self._begin()
+        there = self._found_before()
+        planned = list(self._plan())
+        rows = np.zeros(len(planned), layout.NUMBER_DTYPE)
+        copied, taken, number = 0, set(there.values()), 0
+        for at, one in enumerate(planned):
+            if progress is not None:
+                progress(at, len(planned))
+            block_id, found = one.block.block_id, there.get(one.block.block_id)
+            if found is None:
+                number = next(free for free in range(number + 1, layout.NUMBER_MAX + 1) if free not in taken)
+            block = layout.numbered(one.block, self._path, number if found is None else found)
+            rows[at] = (block_id, block.number)
+            if found is None or copies.look(block, self._path, one.stream, self._env):
+                self._copy(block, one)
+                copied += 1
+        if progress is not None:
+            progress(len(planned), len(planned))
+        return rows.tobytes(), copied
+
+    def _begin(self) -> None:
+        """Make the mark durable. One that is there is not written again: without it nobody would know what this is."""
+        path, encoded = self._path / layout.UNFINISHED, layout.encode_unfinished(self._state.store_id)
+        if path.name not in self._env.files.list_directory(self._path):
+            write_file(path, encoded, self._env)
+            return
+        file = self._env.files.open(path, writable=True)
+        try:
+            file.write_at(0, encoded)
+            file.truncate(len(encoded))
+            file.sync()
+        finally:
+            file.close()
+        self._env.files.sync_directory(self._path)
+
+    def _plan(self) -> Iterator[_Planned]:
+        volumes = self._store.volumes()
+        for key in sorted(self._state.streams):
+            stream = self._state.streams[key]
+            roots = placement.read_directories(self._state, stream, volumes)
+            for block in copies.live_blocks(self._state, stream):
+                first = [path for volume_id, path in roots if volume_id in block.held_by]
+                rest = [path for volume_id, path in roots if volume_id not in block.held_by]
+                yield _Planned(stream, block, (*first, *rest))
+
+    def _found_before(self) -> dict[bytes, int]:
+        """Return the blocks of this backup that an earlier attempt named; what else it left is taken away."""
+        wanted = {bytes(one) for stream in self._state.streams.values() for one in stream.blocks.rows["block_id"]}
+        found: dict[bytes, int] = {}
+        for name in sorted(self._env.files.list_directory(self._path)):
+            number, path = layout.block_number(name), self._path / name
+            block_id = _block_id(path, self._env) if number is not None else None
+            if number is not None and block_id in wanted and block_id not in found:
+                assert block_id is not None
+                found[block_id] = number
+            elif name not in (locks.FILE_NAME, layout.UNFINISHED):
+                self._env.files.unlink(path)
+        return found
+
+    def _copy(self, block: NumberedBlock, one: _Planned) -> None:
+        """Put a block together in the backup, durably, and read it again from the disk."""
+        made = copies.copy_block(block, one.sources, self._path, self._env)
+        wrong = copies.look(block, self._path, one.stream, self._env, afresh=True) if made.written else []
+        if made.written and not wrong:
+            return
+        if made.written:
+            self._env.files.unlink(block.path_on(self._path))
+        where = f"stream {block.stream!r}: sequences {block.first} to {block.end - 1}"
+        stream = self._store.state().by_incarnation(block.incarnation)
+        if stream is None or block.block_id not in {bytes(row) for row in stream.blocks.rows["block_id"]}:
+            raise StalePlanError(
+                f"{where} were removed or merged while the backup was made, and their block is not kept any more; "
+                "make it again to go on"
+            )
+        reasons = "; ".join([*(other.reason for other in wrong), *made.unread]) or "no copy of the block is whole"
+        raise DataLossError(
+            f"{where} cannot be backed up: {reasons} (block {block.block_id.hex()}); `jstream repair` mends what "
+            "can be mended and says what is lost, then make the backup again to go on with it"
+        )
+
+
+def _block_id(path: Path, env: Environment) -> bytes | None:
+    """Return which block a file says that it is."""
+    try:
+        return decode_header(_read(path, BLOCK_HEADER_SIZE, env)[:BLOCK_HEADER_SIZE], str(path)).identity.block_id
+    except (StorageError, OSError):
+        return None
+
+
+def _finish(manifest: Manifest, path: Path, env: Environment) -> Backup:
+    """Write the manifest and read it again; with the mark taken away there is a backup."""
+    write_file(path / layout.MANIFEST, layout.encode_manifest(manifest), env)
+    env.files.drop_cache(path / layout.MANIFEST)
+    made = read_manifest(path, env)
+    env.files.unlink(path / layout.UNFINISHED)
+    env.files.sync_directory(path)
+    env.files.unlink(path / locks.FILE_NAME)  # whoever waits for it finds a backup that is finished
+    return made
+
+
+# --- looking at one
+
+
+def read_manifest(directory: Path, env: Environment) -> Backup:
+    """Return what a directory's manifest says. Raises NotAStoreError, CorruptionError, UnsupportedVersionError."""
+    path = directory / layout.MANIFEST
+    file = env.files.open(path)
+    try:
+        size = layout.payload_size(file.read_at(0, layout.HEADER_SIZE), path)
+        encoded = file.read_at(0, layout.HEADER_SIZE + size + 1)
+    finally:
+        file.close()
+    return layout.understood(layout.decode_manifest(encoded, path), path)
+
+
+def open_backup(directory: PathLike, env: Environment) -> Backup:
+    """Return the finished backup in a directory; its files are not looked at.
+
+    Raises NotAStoreError (no backup, or an unfinished one), CorruptionError, UnsupportedVersionError.
+    """
+    path = absolute(directory)
+    with translated(path):
+        if not env.files.is_directory(path):
+            raise NotAStoreError(f"{path} does not exist or is not a directory")
+        names = env.files.list_directory(path)
+        if layout.UNFINISHED in names:
+            raise NotAStoreError(f"{path} holds an unfinished backup; make it again to go on with it")
+        if layout.MANIFEST not in names:
+            what = "is a volume of a store" if identity.FILE_NAME in names else f"has no {layout.MANIFEST}"
+            raise NotAStoreError(f"{path} holds no backup: it {what}")
+        return read_manifest(path, env)
+
+
+def selected(found: Backup, names: Sequence[str]) -> list[StreamState]:
+    """Return these streams of a backup. Raises NotFoundError for one that is not in it."""
+    chosen = []
+    for name in names:
+        stream = found.state.stream(name)
+        if stream is None:
+            there = ", ".join(sorted(one.name for one in found.state.streams.values())[:10]) or "none"
+            raise NotFoundError(f"no stream {name!r} in the backup {found.directory}; there is {there}")
+        chosen.append(stream)
+    return chosen

@@ -1,0 +1,214 @@
+"""A backup on disk: the manifest, the numbered files, and the marks of what is not finished.
+
+    BACKUP/jstream.backup        the manifest, written last: without it there is no backup
+    BACKUP/00000001.blk ...      blocks, byte for byte; the manifest says which is which
+    BACKUP/jstream.unfinished    a backup that is being made, or was interrupted
+    VOLUME/jstream.restoring     a volume that is being restored, or was interrupted
+
+Codecs alone; backup.py and restore.py do the work. Source: docs/formats/backup.md.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.metadata.state import StoreState, StreamState, decode_state
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
+from storage_core.store.replicas.copies import LiveBlock, live_blocks
+from storage_core.store.volume.identity import PAGE_SIZE, VolumeIdentity, decode_identity
+
+MANIFEST, UNFINISHED = "jstream.backup", "jstream.unfinished"
+MAGIC, UNFINISHED_MAGIC, RESTORING_MAGIC = b"JSTRMBKP", b"JSTRMBKU", b"JSTRMRST"
+FORMAT_VERSION = 1
+PROLOGUE = Struct("<8sI")  # magic, version; its CRC follows, in every version
+HEADER = Struct("<8sIIQ16s")  # ... size and digest of the payload
+_CRC = Struct("<I")
+HEADER_SIZE = HEADER.size + _CRC.size
+DIGEST_SIZE = 16
+PAYLOAD_SIZE_MAX = 2 * ENTRY_SIZE_MAX  # bytes; a state must fit the one entry that a restored log begins with
+STATE_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes; room for the rest of that entry
+NUMBER_DTYPE = np.dtype([("block_id", "V16"), ("number", "<u4")])
+NUMBER_MAX = 99_999_999
+VOLUME_COUNT_MAX = 16  # identities in a mark; a store has five volumes at most
+assert HEADER_SIZE == 44
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a backup is of, and where in it each block lies."""
+
+    made_ns: int
+    index: int  # of the metadata log: everything up to it is in the backup, nothing after it
+    host: str
+    is_whole: bool  # of all streams of the store, not of some
+    numbers: bytes  # NUMBER_DTYPE, in the order of the state's streams and blocks
+    state: bytes  # as encode_state wrote it, without graves
+
+
+_DECODER = msgspec.msgpack.Decoder(Manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedBlock(LiveBlock):
+    """A block that has a number in a backup, and its own name everywhere else."""
+
+    directory: Path  # of the backup
+    number: int
+
+    def path_on(self, volume: Path) -> Path:
+        """Return where a volume has it, or the backup."""
+        if volume == self.directory:
+            return volume / block_name(self.number)
+        return LiveBlock.path_on(self, volume)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A backup as its manifest has it; whether its files are whole is another question."""
+
+    directory: Path
+    manifest: Manifest
+    state: StoreState
+    numbers: dict[bytes, int]  # by block id
+
+    def blocks(self, stream: StreamState) -> list[NumberedBlock]:
+        found = live_blocks(self.state, stream)
+        return [numbered(one, self.directory, self.numbers[one.block_id]) for one in found]
+
+
+def numbered(block: LiveBlock, directory: Path, number: int) -> NumberedBlock:
+    """Return a block with its number in a backup."""
+    values: dict[str, Any] = {part.name: getattr(block, part.name) for part in fields(LiveBlock)}
+    return NumberedBlock(**values, directory=directory, number=number)
+
+
+def block_name(number: int) -> str:
+    assert 1 <= number <= NUMBER_MAX, number
+    return f"{number:08}.blk"
+
+
+def block_number(name: str) -> int | None:
+    """Return the number that a file is named by, None if it is no block's name."""
+    stem, dot, suffix = name.partition(".")
+    if dot + suffix != ".blk" or len(stem) != 8 or not stem.isascii() or not stem.isdigit() or not int(stem):
+        return None
+    return int(stem)
+
+
+# --- the manifest
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    payload = msgspec.msgpack.encode(manifest)
+    prologue = PROLOGUE.pack(MAGIC, FORMAT_VERSION)
+    header = HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(prologue), len(payload), _digest(payload))
+    return header + _CRC.pack(crc32c(header)) + payload
+
+
+def payload_size(header: bytes, path: Path) -> int:
+    """Return how many bytes follow the header of a manifest, whose every bit is looked at.
+
+    Raises NotAStoreError, CorruptionError or UnsupportedVersionError, naming the file.
+    """
+    if header[: len(MAGIC)] != MAGIC:
+        raise NotAStoreError(f"{path} is no manifest of a backup: it begins with {header[:8]!r}")
+    if len(header) < HEADER_SIZE:
+        raise CorruptionError(f"{path} was cut to {len(header)} bytes")
+    _, version, prologue_crc, size, _ = HEADER.unpack_from(header)
+    if prologue_crc != crc32c(header[: PROLOGUE.size]):
+        raise CorruptionError(f"{path}: offset_bytes 12: bad checksum over magic and version")
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
+    if _CRC.unpack_from(header, HEADER.size)[0] != crc32c(header[: HEADER.size]):
+        raise CorruptionError(f"{path}: offset_bytes {HEADER.size}: bad checksum over the header")
+    if size > PAYLOAD_SIZE_MAX:
+        raise CorruptionError(f"{path} declares {size} bytes, at most {PAYLOAD_SIZE_MAX} are allowed")
+    return int(size)
+
+
+def decode_manifest(encoded: bytes, path: Path) -> Manifest:
+    """Return the manifest in a whole file.
+
+    Raises NotAStoreError, CorruptionError or UnsupportedVersionError, naming the file.
+    """
+    size, payload = payload_size(encoded[:HEADER_SIZE], path), encoded[HEADER_SIZE:]
+    if len(payload) != size:
+        raise CorruptionError(f"{path}: {len(payload)} bytes of payload, {size} expected")
+    if _digest(payload) != HEADER.unpack_from(encoded)[4]:
+        raise CorruptionError(
+            f"{path}: offset_bytes {HEADER_SIZE}: the payload has another digest than the header says"
+        )
+    try:
+        return _DECODER.decode(payload)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"{path}: the payload is no manifest: {error}") from error
+
+
+def understood(manifest: Manifest, path: Path) -> Backup:
+    """Return the backup that a manifest describes. Raises CorruptionError if its parts contradict each other."""
+    state = decode_state(manifest.state)
+    if len(manifest.numbers) % NUMBER_DTYPE.itemsize:
+        raise CorruptionError(f"{path}: {len(manifest.numbers)} bytes of numbers")
+    rows = np.frombuffer(manifest.numbers, NUMBER_DTYPE)
+    numbers = dict(zip(rows["block_id"].tolist(), rows["number"].tolist(), strict=True))
+    live = {bytes(one) for stream in state.streams.values() for one in stream.blocks.rows["block_id"]}
+    named = set(numbers.values())
+    if set(numbers) != live or not len(named) == len(rows) == len(numbers):
+        raise CorruptionError(f"{path}: {len(rows)} numbers for {len(live)} blocks, or one of them twice")
+    if named and not (1 <= min(named) and max(named) <= NUMBER_MAX):
+        raise CorruptionError(f"{path}: a file cannot have number {min(named)} or {max(named)}")
+    return Backup(path.parent, manifest, state, numbers)
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=DIGEST_SIZE).digest()
+
+
+# --- the marks
+
+_UNFINISHED = Struct("<8sI16s")  # magic, version, store id; the CRC follows
+_RESTORING = Struct("<8sII")  # magic, version, count; identities of a page each; the CRC at the end
+
+
+def encode_unfinished(store_id: bytes) -> bytes:
+    fields_ = _UNFINISHED.pack(UNFINISHED_MAGIC, FORMAT_VERSION, store_id)
+    return fields_ + _CRC.pack(crc32c(fields_))
+
+
+def decode_unfinished(encoded: bytes) -> bytes | None:
+    """Return the id of the store whose backup was begun; None if the mark was cut off or is damaged."""
+    if len(encoded) != _UNFINISHED.size + _CRC.size or crc32c(encoded[:-4]) != _CRC.unpack(encoded[-4:])[0]:
+        return None
+    magic, version, store_id = _UNFINISHED.unpack_from(encoded)
+    return bytes(store_id) if (magic, version) == (UNFINISHED_MAGIC, FORMAT_VERSION) else None
+
+
+def encode_restoring(identities: Sequence[VolumeIdentity]) -> bytes:
+    """Return the mark of a volume that is being restored, whose own identity comes first."""
+    pages = b"".join(one.encode() for one in identities)
+    encoded = _RESTORING.pack(RESTORING_MAGIC, FORMAT_VERSION, len(identities)) + pages
+    return encoded + _CRC.pack(crc32c(encoded))
+
+
+RESTORING_SIZE_MAX = _RESTORING.size + VOLUME_COUNT_MAX * PAGE_SIZE + _CRC.size
+
+
+def decode_restoring(encoded: bytes, path: Path) -> tuple[VolumeIdentity, ...] | None:
+    """Return the identities in a mark, that of its volume first; None if it was cut off or is damaged."""
+    if len(encoded) < _RESTORING.size + _CRC.size or crc32c(encoded[:-4]) != _CRC.unpack(encoded[-4:])[0]:
+        return None
+    magic, version, count = _RESTORING.unpack_from(encoded)
+    pages = encoded[_RESTORING.size : -4]
+    if (magic, version, count * PAGE_SIZE) != (RESTORING_MAGIC, FORMAT_VERSION, len(pages)) or not count:
+        return None
+    try:
+        return tuple(decode_identity(pages[at : at + PAGE_SIZE], path) for at in range(0, len(pages), PAGE_SIZE))
+    except StorageError:
+        return None

@@ -1,0 +1,383 @@
+"""Restoring: a store made of a backup, on new volumes, as many as are given.
+
+It is the same store: same id, incarnations, sequences, histories, removed and lost messages, and writers with what they
+have stored. Its volumes are new, and its log begins with the whole state. Everything is checked before anything is
+made, and everything is durable before the first volume gets its identity:
+
+    1  a mark on each volume, with the identities of all; directories; blocks; the log
+    2  the identity of each volume
+    3  the marks are taken away
+
+Whoever restores onto the same directories again clears what was left by an attempt that ended in 1, and finishes one
+that ended in 2 or 3. Source: docs/formats/backup.md, sections 4 and 5.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
+from storage_core.metadata.commands import Event, Voter
+from storage_core.metadata.manifest import GRAVE_DTYPE, Table
+from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, StreamState
+from storage_core.store.backups import backup_format as layout
+from storage_core.store.backups.backup import (
+    PathLike,
+    Progress,
+    check_apart,
+    describe,
+    open_backup,
+    selected,
+    write_file,
+)
+from storage_core.store.backups.backup_format import Backup
+from storage_core.store.describe import rfc3339
+from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.replicas import copies
+from storage_core.store.store import LOCK_TIMEOUT_S, Paths, Store, resolve_paths
+from storage_core.store.volume import creation, identity, locks
+from storage_core.store.volume.identity import STREAMS, VolumeIdentity
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.volumes import Volume, recorded_paths
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A store that was restored, and what there is to say about that."""
+
+    store: Store
+    report: dict[str, Any]
+
+
+def restore(
+    directory: PathLike,
+    volumes: Paths,
+    streams: Sequence[str] | None = None,
+    as_names: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    env: Environment = REAL,
+) -> Store:
+    """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty.
+
+    With `streams`, `volumes` are those of a store that there is, and these streams are restored into it, under the
+    names that `as_names` gives them. `progress` hears (blocks done, blocks in all). Raises NotAStoreError (no backup),
+    CorruptionError (a damaged one), UnsupportedVersionError, NotFoundError (a stream that is not in it),
+    AlreadyExistsError (a volume that is not empty, a name that is taken), DiskFullError and its like; then everything
+    is as it was before.
+    """
+    from storage_core.store.backups.restored_streams import restore_streams
+
+    if streams is None:
+        if as_names:
+            raise ValueError("as_names: a store is restored with its streams' own names; name the streams as well")
+        return restore_store(directory, volumes, progress, env).store
+    found = open_backup(directory, env)  # before the store is opened: what is wrong with it is said first
+    selected(found, streams)
+    store = Store.open(volumes, env=env)
+    restore_streams(store, directory, streams, as_names, progress)
+    return store
+
+
+def restore_store(
+    directory: PathLike, volumes: Paths, progress: Progress | None = None, env: Environment = REAL
+) -> Restored:
+    """Make a store of a backup, as `restore` says."""
+    paths = [Path(os.path.realpath(path)) for path in resolve_paths(volumes)]
+    found = open_backup(directory, env)
+    creation.check_count(paths)
+    for path in paths:
+        check_apart(found.directory, path)
+    finished = _finish_or_clear(paths, found, env)
+    if finished is None:
+        made = _make(paths, found, progress, env)
+    else:
+        made = finished
+    store = Store(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
+    try:
+        with store.turn():  # whose upkeep writes the journals of placements
+            pass
+    except StorageError as error:
+        logger.warning("%s: restored, but not written yet: %s", store.label, error)
+    return Restored(store, _report(found, store, finished is not None))
+
+
+def _report(found: Backup, store: Store, finished: bool) -> dict[str, Any]:
+    state = store.state()
+    streams = []
+    for one in describe(found)["streams"]:
+        now = state.stream(one["name"])
+        replicas = now.config.num_replicas if now is not None else 0
+        streams.append({**one, "num_replicas": replicas, "num_replicas_before": one["num_replicas"]})
+    volumes = [{"name": one.name, "path": str(one.path)} for one in store.volumes()]
+    return {**describe(found), "streams": streams, "volumes": volumes, "finished": finished}
+
+
+# --- checking
+
+
+class Progressing:
+    """Counts pieces of work that several threads do."""
+
+    def __init__(self, report: Progress | None, total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
+        self._mutex = threading.Lock()
+        self.is_stopped = False  # nobody waits for the work any more
+
+    def step(self) -> None:
+        with self._mutex:
+            self._done += 1
+            if self._report is not None:
+                self._report(self._done, self._total)
+
+
+def check_files(found: Backup, streams: Sequence[StreamState], progress: Progressing, env: Environment) -> None:
+    """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad."""
+    for stream in streams:
+        for block in found.blocks(stream):
+            wrong = copies.look(block, found.directory, stream, env)
+            progress.step()
+            if wrong:
+                first, file = wrong[0], block.path_on(found.directory)
+                raise CorruptionError(
+                    f"{file}: offset_bytes {first.offset_bytes}: {first.reason}; the backup is damaged (stream "
+                    f"{stream.name!r}, sequences {block.first} to {block.end - 1}), nothing was restored"
+                )
+
+
+# --- what an earlier attempt left
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """What is on a volume to be."""
+
+    path: Path
+    is_marked: bool
+    marked: tuple[VolumeIdentity, ...]  # as the mark says, its own first; empty if it cannot be read
+    identity: VolumeIdentity | None
+
+
+def _finish_or_clear(paths: Sequence[Path], found: Backup, env: Environment) -> list[Volume] | None:
+    """Finish what was restored onto these directories but for their identities; else make sure that they are empty.
+
+    Raises AlreadyExistsError.
+    """
+    with translated(", ".join(map(str, paths))):
+        there = [_look(path, env) for path in paths]
+        marked = [one for one in there if one.is_marked]
+        if not marked:
+            for path in paths:
+                if env.files.is_directory(path):
+                    creation.check_empty(path, env)
+            return None
+        attempt = next((one.marked for one in marked if one.marked), ())
+        if any(one.identity is not None and one.identity in attempt for one in there):
+            return _finish(there, attempt, env)
+        for one in there:
+            if not one.is_marked and env.files.is_directory(one.path):
+                creation.check_empty(one.path, env)
+        with locks.hold(env.files, [one.path for one in marked], len(marked), 0.0):
+            for one in marked:
+                if _look(one.path, env).identity is not None:
+                    raise AlreadyExistsError(f"{one.path} holds a jstream store already")
+                creation.empty(one.path, env)
+        return None
+
+
+def _look(path: Path, env: Environment) -> _There:
+    if not env.files.is_directory(path):
+        return _There(path, False, (), None)
+    is_marked = identity.RESTORING in env.files.list_directory(path)
+    marked: tuple[VolumeIdentity, ...] | None = None
+    if is_marked:
+        file = env.files.open(path / identity.RESTORING)
+        try:
+            marked = layout.decode_restoring(file.read_at(0, layout.RESTORING_SIZE_MAX + 1), path)
+        finally:
+            file.close()
+    try:
+        own: VolumeIdentity | None = identity.read_identity(env.files, path)
+    except (NotAStoreError, CorruptionError):  # torn: it is known from the mark
+        own = None
+    return _There(path, is_marked, marked or (), own)
+
+
+def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Environment) -> list[Volume]:
+    """Write the identities that are missing, of volumes of which everything else is durable, and remove the marks."""
+    volumes = []
+    for one in there:
+        own = one.identity or (one.marked[0] if one.marked else None)
+        if own is None or own not in attempt:
+            raise AlreadyExistsError(f"{one.path} is none of the volumes that an unfinished restore was made on")
+        volumes.append(Volume(own.volume_id, one.path, own))
+    if {one.volume_id for one in volumes} != {one.volume_id for one in attempt}:
+        raise AlreadyExistsError(
+            f"{there[0].path}: a restore onto {len(attempt)} volumes is unfinished; name all of them to finish it"
+        )
+    with locks.hold(env.files, _by_id(volumes), len(volumes), 0.0):
+        for volume, before in zip(volumes, there, strict=True):
+            if before.identity is None and identity.FILE_NAME in env.files.list_directory(volume.path):
+                env.files.unlink(volume.path / identity.FILE_NAME)
+            if before.identity is None:
+                creation.write_identity(volume, env)
+            else:
+                _sync_identity(volume, env)
+        _remove_marks(volumes, env)
+    return volumes
+
+
+def _sync_identity(volume: Volume, env: Environment) -> None:
+    """Make durable what a killed process may have written to the page cache only."""
+    file = env.files.open(volume.path / identity.FILE_NAME, writable=True)
+    try:
+        file.sync()
+    finally:
+        file.close()
+    env.files.sync_directory(volume.path)
+    env.files.sync_directory(volume.path.parent)
+
+
+def _remove_marks(volumes: Sequence[Volume], env: Environment) -> None:
+    for one in volumes:
+        try:
+            env.files.unlink(one.path / identity.RESTORING)
+        except FileNotFoundError:
+            continue
+        env.files.sync_directory(one.path)
+
+
+def _by_id(volumes: Sequence[Volume]) -> list[Path]:
+    return [one.path for one in sorted(volumes, key=lambda one: one.volume_id)]
+
+
+# --- making
+
+
+def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: Environment) -> list[Volume]:
+    """Check the backup, then make the volumes of it."""
+    made_ns, store_id = env.now_ns(), found.state.store_id
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns) for _ in paths]
+    volumes = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
+    state = _state_on(volumes, found, env)
+    streams = list(found.state.streams.values())
+    copy_count = sum(len(one.blocks) * len(one.placement) for one in state.streams.values())
+    counter = Progressing(progress, len(found.numbers) + copy_count)
+    check_files(found, streams, counter, env)
+    content = _Content(found, state, counter, env)
+    creation.fill(volumes, creation.first_entry_of(state, env), env, content.write)
+    try:
+        _remove_marks(volumes, env)
+    except OSError as error:
+        logger.warning("%s: the mark of the restore is left there, and means nothing: %s", error.filename, error)
+    return volumes
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is on the volumes besides their logs and identities."""
+
+    found: Backup
+    state: StoreState  # as restored
+    progress: Progressing
+    env: Environment
+
+    def write(self, volumes: Sequence[Volume]) -> None:
+        """Write it all, durably. Raises OSError, CorruptionError."""
+        identities = [one.identity for one in volumes if one.identity is not None]
+        for one in volumes:
+            others = [other for other in identities if other != one.identity]
+            assert one.identity is not None
+            write_file(one.path / identity.RESTORING, layout.encode_restoring([one.identity, *others]), self.env)
+        calls: list[Callable[[], None]] = [partial(self._write_one, one) for one in volumes]
+        try:
+            outcomes = self.env.parallel(calls)
+        except BaseException:
+            self.progress.is_stopped = True
+            raise
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _write_one(self, volume: Volume) -> None:
+        files = self.env.files
+        files.make_directory(volume.path / STREAMS)
+        for stream in self.state.streams.values():
+            if volume.volume_id in stream.placement:
+                for incarnation in stream.incarnations:
+                    files.make_directory(block_directory(volume.path, incarnation))
+        files.sync_directory(volume.path / STREAMS)
+        files.sync_directory(volume.path)
+        for stream in self.state.streams.values():
+            if volume.volume_id not in stream.placement:
+                continue
+            for block in self.found.blocks(stream):
+                if self.progress.is_stopped:
+                    return
+                made = copies.copy_block(block, [self.found.directory], volume.path, self.env)
+                wrong = copies.look(block, volume.path, stream, self.env) if made.written else []
+                if wrong or not made.written:
+                    reason = "; ".join([*(one.reason for one in wrong), *made.unread]) or "it is not whole any more"
+                    raise CorruptionError(f"{block.path_on(self.found.directory)} was changed meanwhile: {reason}")
+                self.progress.step()
+
+
+def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> StoreState:
+    """Return the state of a backup as that of a store on these volumes."""
+    places, now_ns = recorded_paths(volumes), env.now_ns()
+    voters = tuple(
+        Voter(one.volume_id, one.identity.instance_id, places[one.volume_id])
+        for one in volumes
+        if one.identity is not None
+    )
+    manifest, state = found.manifest, found.state
+    reason = f"from {found.directory}, made at {rfc3339(manifest.made_ns)} at index {manifest.index}"
+    event = Event("restored", after=f"{len(state.streams)} streams", reason=reason, time_ns=now_ns)
+    old, kept = [one.volume_id for one in state.voters], dict.fromkeys((one.volume_id for one in volumes), 0)
+    streams = {}
+    for key, stream in state.streams.items():
+        placement = _placement(stream, old, kept)
+        rows = stream.blocks.rows.copy()
+        rows["holders"] = (1 << len(placement)) - 1
+        for volume_id in placement:
+            kept[volume_id] += int(rows["file_size"].sum())
+        config = msgspec.structs.replace(stream.config, num_replicas=len(placement))
+        streams[key] = replace(stream, config=config, placement=placement, blocks=Table.of(rows))
+    return replace(
+        state,
+        voters=voters,
+        lock_domain=env.lock_domain(),
+        host=socket.gethostname(),
+        streams=streams,
+        graveyard=Table.empty(GRAVE_DTYPE),
+        replaced=Table.empty(GRAVE_DTYPE),
+        transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
+        transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
+        volume_change=None,
+        events=(*state.events, event)[-EVENT_COUNT_MAX:],
+    )
+
+
+def _placement(stream: StreamState, old: Sequence[bytes], kept: Mapping[bytes, int]) -> tuple[bytes, ...]:
+    """Return the volumes for a stream: those that stand where its old ones stood, then those that keep the least.
+
+    `kept`: bytes by new volume, in their order.
+    """
+    new = list(kept)
+    wanted = min(stream.config.num_replicas, len(new))
+    wanted -= 1 - wanted % 2
+    same = [new[old.index(one) % len(new)] for one in stream.placement if one in old]
+    rest = sorted(new, key=lambda one: kept[one])
+    chosen = list(dict.fromkeys([*same, *rest]))[:wanted]
+    return tuple(one for one in new if one in chosen)

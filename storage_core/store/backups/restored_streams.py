@@ -1,0 +1,370 @@
+"""Restoring streams of a backup into a store that there is, beside what it has.
+
+A restored stream is a new incarnation, also under its old name: the old one may be in its grave still, and blocks carry
+who they were written for. So its blocks are written anew; sequences, holes, times, headers and msg_ids stay what they
+were, and what was removed is in the blocks still, and not shown, as it was. Two entries frame the work:
+
+    prepare_streams    the new directories are graves in time to come: what a killed restore leaves in them goes then
+    restore_streams    the streams are there, with everything; before it nobody sees anything of them
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from storage_core.block.damage import FrameDamage
+from storage_core.block.format import BlockExpectation, BlockIdentity, BlockSummary
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.block.writer import BlockWriter
+from storage_core.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    NoQuorumError,
+    OutcomeUnknownError,
+    RequirementError,
+)
+from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams
+from storage_core.metadata.config import NAME_PATTERN
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.schema import FRAME_SCHEMA
+from storage_core.sequences import SequenceSet
+from storage_core.store.backups import backup_format
+from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected
+from storage_core.store.backups.backup_format import Backup, NumberedBlock
+from storage_core.store.backups.restore import Progressing, check_files
+from storage_core.store.describe import rfc3339
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import copies
+from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.store import Store
+from storage_core.store.volume import placement
+from storage_core.store.volume.placement import BlockDirectory
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing import appends
+from storage_core.store.writing.mirrored_file import MirroredFile, remove
+from storage_core.store.writing.staging import block_path
+
+logger = logging.getLogger(__name__)
+PREPARED_NS = 7 * 24 * 3_600 * 1_000_000_000  # for so long a restore may take; what it left is unlinked after it
+_COLUMNS = ("sequence", *FRAME_SCHEMA.names)
+
+
+def restore_streams(
+    store: Store,
+    directory: PathLike,
+    streams: Sequence[str] | None = None,
+    as_names: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Restore streams of a backup, None for all, into the store: all of them, or none.
+
+    `as_names`: what to call them, by the name in the backup. `progress` hears (blocks done, blocks in all). Returns
+    what was restored. Raises NotFoundError, AlreadyExistsError, ValueError (a name), CorruptionError (the backup is
+    damaged), NoQuorumError, DiskFullError, OutcomeUnknownError; unless it is the last, the store is as before.
+    """
+    env, found = store.environment, open_backup(directory, store.environment)
+    chosen = selected(found, sorted(one.name for one in found.state.streams.values()) if streams is None else streams)
+    names = _names(chosen, as_names or {})
+    _check_free(store.state(), names)
+    counter = Progressing(progress, 2 * sum(len(one.blocks) for one in chosen))
+    check_files(found, chosen, counter, env)
+    with translated(store.label):
+        with store.turn() as turn:
+            targets = _prepare(store, turn, chosen, names, env)
+            volumes = turn.volumes
+        writings = [
+            _Writing(found, stream, target, placement.write_directories(turn.state, target, volumes), env)
+            for stream, target in zip(chosen, targets, strict=True)
+        ]
+        try:
+            for one in writings:
+                one.write(turn.state.store_id, counter)
+            with store.turn() as turn:
+                made = [one.finished(turn) for one in writings]
+                store.propose(turn, _command(found, made))
+        except OutcomeUnknownError:
+            raise  # the streams may be there: their blocks stay
+        except (Exception, KeyboardInterrupt):
+            for one in writings:
+                one.discard()
+            raise
+    return _report(store, found, chosen, names)
+
+
+def _names(chosen: Sequence[StreamState], as_names: Mapping[str, str]) -> list[str]:
+    """Return what each stream is to be called. Raises ValueError."""
+    strange = sorted(set(as_names) - {one.name for one in chosen})
+    if strange:
+        raise ValueError(f"as_names: {strange[0]!r} is not among the streams that are restored")
+    names = [as_names.get(one.name, one.name) for one in chosen]
+    for name in names:
+        if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"as_names: {name!r} is no name of a stream; taken are 1 to 128 of A-Z a-z 0-9 _ -")
+    if len({name.casefold() for name in names}) < len(names):
+        raise ValueError(f"as_names: two streams cannot have one name: {', '.join(names)}")
+    return names
+
+
+def _check_free(state: StoreState, names: Sequence[str]) -> None:
+    for name in names:
+        there = state.streams.get(name.casefold())
+        if there is not None:
+            raise AlreadyExistsError(
+                f"stream {there.name!r} exists: restore it under another name (--as), or delete this one first"
+            )
+
+
+def _prepare(
+    store: Store, turn: Turn, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
+) -> list[StreamState]:
+    """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
+    _check_free(turn.state, names)
+    incarnations = tuple(env.new_id() for _ in chosen)
+    store.propose(turn, PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
+    voter_count = sum(not one.learner for one in turn.state.voters)
+    targets = []
+    for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):
+        count = min(stream.config.num_replicas, voter_count)
+        count -= 1 - count % 2
+        placed = placement.choose(turn.state, turn.writable, count)
+        appends.make_directories(turn, incarnation, placed, env)
+        targets.append(
+            replace(
+                stream,
+                config=msgspec.structs.replace(stream.config, name=name, num_replicas=count),
+                incarnation=incarnation,
+                placement=placed,
+                histories=(),
+                origins=(),
+                writers=stream.writers if name == stream.name else {},  # nobody has written to a copy
+            )
+        )
+    return targets
+
+
+def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
+    reason = f"from {found.directory}, made at {rfc3339(found.manifest.made_ns)} at index {found.manifest.index}"
+    events = tuple(
+        Event("restored", one.name, after=f"{one.message_count} messages", reason=reason) for one in made
+    )  # fmt: skip
+    command = RestoreStreams(tuple(encode_stream(one) for one in made), events)
+    size = sum(len(one) for one in command.streams)
+    if size > backup_format.STATE_SIZE_MAX:
+        raise RequirementError(
+            f"the streams have {size} bytes of metadata, one entry takes {backup_format.STATE_SIZE_MAX}; restore some"
+        )
+    return command
+
+
+def _report(store: Store, found: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
+    state = store.state()
+    streams = []
+    for before, name in zip(chosen, names, strict=True):
+        one = state.stream(name)
+        if one is None:  # deleted again since
+            continue
+        streams.append(
+            {
+                "name": one.name,
+                "restored_from": before.name,
+                "incarnation": one.incarnation.hex(),
+                "messages": one.message_count,
+                "bytes": one.data_size,
+                "first_seq": one.first_sequence if one.message_count else 0,
+                "last_seq": one.next_sequence - 1,
+                "blocks": len(one.blocks),
+                "num_replicas": one.config.num_replicas,
+                "num_replicas_before": before.config.num_replicas,
+            }
+        )
+    return {
+        "directory": str(found.directory),
+        "store_id": state.store_id.hex(),
+        "time": rfc3339(found.manifest.made_ns),
+        "index": found.manifest.index,
+        "streams": streams,
+    }
+
+
+# --- blocks under a new identity
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A block of the stream to be."""
+
+    block: LiveBlock
+    row: np.ndarray  # one of BLOCK_DTYPE, without holders
+    holders: tuple[bytes, ...]  # volumes that have it, fsynced
+    paths: tuple[Path, ...]
+
+
+class _Writing:
+    """One stream being written anew."""
+
+    def __init__(
+        self, found: Backup, stream: StreamState, target: StreamState, directories: Sequence[BlockDirectory],
+        env: Environment,
+    ) -> None:  # fmt: skip
+        self._found, self._stream, self._target, self._env = found, stream, target, env
+        self._directories = list(directories)
+        self._written: list[_Written] = []
+
+    def write(self, store_id: bytes, progress: Progressing) -> None:
+        """Write every block, and make it durable. Raises OSError if too few volumes take one."""
+        transaction = self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8)
+        rows = self._stream.blocks.rows
+        for block, row in zip(self._found.blocks(self._stream), rows, strict=True):
+            identity = BlockIdentity(store_id, self._target.incarnation, self._env.new_id(), transaction)
+            written = self._rewrite(block, identity, row)
+            if written is not None:
+                self._written.append(written)
+            progress.step()
+        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in self._directories]
+        for directory, outcome in zip(list(self._directories), self._env.parallel(calls), strict=True):
+            if isinstance(outcome, OSError):
+                logger.warning("%s: %s", directory.path, outcome)
+                self._directories.remove(directory)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    def _rewrite(self, block: NumberedBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
+        """Write one block, without frames of which nothing is left; None if nothing is left at all."""
+        places = [(one.volume_id, block_path(one.path, identity.block_id)) for one in self._directories]
+        source = self._env.files.open(block.path_on(self._found.directory))
+        try:
+            reader = BlockReader.open(source, block.expected)
+            mirrored = MirroredFile(places, placement.quorum(self._target), self._env)
+            try:
+                writer = BlockWriter(mirrored, identity, reader.codec)
+                hashed, hashes = _msg_ids(reader)
+                for batch in reader.read(self._request(block)):
+                    relative = batch.column("sequence").to_numpy() - block.first
+                    frame = pa.RecordBatch.from_arrays(
+                        [batch.column(name) for name in FRAME_SCHEMA.names], schema=FRAME_SCHEMA
+                    )
+                    writer.write(frame, _hashes_of(relative, hashed, hashes), relative)
+                if not writer.row_count:
+                    mirrored.discard()
+                    return None
+                summary = writer.finish()
+            except BaseException:
+                mirrored.discard()
+                raise
+            mirrored.close()
+        finally:
+            source.close()
+        return self._as_written(block, summary, identity, row, mirrored)
+
+    def _request(self, block: NumberedBlock) -> FrameRequest:
+        removed, floor = self._stream.removed, self._stream.floor
+
+        def hear(damage: FrameDamage) -> None:
+            shown = SequenceSet.from_ranges([(max(damage.first, floor), max(damage.end, floor))])
+            if damage.row_count and shown.difference(removed):
+                raise CorruptionError(f"{damage.file} was changed meanwhile: {damage.reason}")
+
+        return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)
+
+    def _as_written(
+        self, block: NumberedBlock, summary: BlockSummary, identity: BlockIdentity, row: np.ndarray, file: MirroredFile
+    ) -> _Written:
+        """Return the block as the manifest will have it: where and when it was, with what is in it now."""
+        made = row.copy()
+        made["block_id"], made["digest"] = np.void(summary.block_id), np.void(summary.digest)
+        for name in ("span", "row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count"):
+            made[name] = getattr(summary, name)
+        expected = BlockExpectation(
+            identity.store_id, identity.incarnation, summary.block_id, summary.digest, summary.file_size
+        )
+        live = LiveBlock(
+            stream=self._target.name,
+            incarnation=identity.incarnation,
+            written_as=identity.incarnation,
+            first=block.first,
+            end=block.first + summary.span,
+            row_count=summary.row_count,
+            data_size=summary.data_size,
+            held_by=file.holders,
+            expected=expected,
+        )
+        return _Written(live, made, file.holders, file.paths)
+
+    def finished(self, turn: Turn) -> StreamState:
+        """Return the stream with all its blocks, each read again on every volume that counts for it.
+
+        Raises NoQuorumError if there are fewer of these than a majority of the placement.
+        """
+        target, synced = self._target, {one.volume_id: one.instance_id for one in self._directories}
+        usable = [
+            one
+            for one in turn.writable
+            if placement.is_recorded(turn.state, one)
+            and one.identity is not None
+            and synced.get(one.volume_id) == one.identity.instance_id
+        ]
+        looks = self._env.parallel([partial(self._good, one) for one in usable])
+        good: dict[bytes, set[bytes]] = {}
+        for volume, outcome in zip(usable, looks, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            good[volume.volume_id] = outcome
+        rows = np.array([one.row for one in self._written], target.blocks.rows.dtype)
+        for at, one in enumerate(self._written):
+            holders = [volume_id for volume_id, blocks in good.items() if one.block.block_id in blocks]
+            if len(holders) < placement.quorum(target):
+                raise NoQuorumError(
+                    f"stream {target.name!r}: block {one.block.block_id.hex()} is whole on {len(holders)} of "
+                    f"{len(target.placement)} volumes, {placement.quorum(target)} are needed; nothing was restored"
+                )
+            rows[at]["holders"] = placement.holders_mask(target, holders)
+        return replace(target, blocks=Table.of(rows))
+
+    def _good(self, volume: Volume) -> set[bytes]:
+        """Return the blocks that a volume has whole, to the last bit."""
+        return {
+            one.block.block_id
+            for one in self._written
+            if volume.volume_id in one.holders and not copies.look(one.block, volume.path, self._target, self._env)
+        }
+
+    def discard(self) -> None:
+        """Take everything back: no entry names it."""
+        for one in self._written:
+            for path in one.paths:
+                remove(path, self._env)
+        for directory in self._directories:
+            try:
+                self._env.files.remove_directory(Path(directory.path))
+            except OSError as error:
+                logger.info("%s: %s", directory.path, os.strerror(error.errno or 0))
+
+
+def _msg_ids(reader: BlockReader) -> tuple[np.ndarray, np.ndarray]:
+    """Return the relative sequences of the messages that have a msg_id, ascending, and its hashes, (n, 2) uint64."""
+    parts = list(reader.message_ids())
+    if not parts:
+        return np.empty(0, np.int64), np.empty((0, 2), np.uint64)
+    return np.concatenate([one.sequences for one in parts]), np.concatenate([one.hashes for one in parts])
+
+
+def _hashes_of(relative: np.ndarray, hashed: np.ndarray, hashes: np.ndarray) -> np.ndarray | None:
+    """Return the hashes of these rows, zeros for rows without a msg_id; None if no message of the block has one."""
+    if not len(hashed):
+        return None
+    at = np.minimum(np.searchsorted(hashed, relative), len(hashed) - 1)
+    found = hashes[at]
+    found[hashed[at] != relative] = 0
+    return found

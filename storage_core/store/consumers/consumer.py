@@ -1,0 +1,394 @@
+"""Consumer: the face of a durable consumer towards Python. It names one consumer of one incarnation of a stream."""
+
+import difflib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+
+from storage_core.errors import (
+    DataLossError,
+    DiskFullError,
+    NoQuorumError,
+    NotFoundError,
+    ReadOnlyError,
+    StaleIncarnationError,
+    StoreBusyError,
+    VolumeFailedError,
+)
+from storage_core.metadata import machine
+from storage_core.metadata.commands import (
+    Acknowledge,
+    AddConsumer,
+    DeleteConsumer,
+    Event,
+    MoveConsumer,
+    PauseConsumer,
+    TellConsumer,
+)
+from storage_core.metadata.config import check_name
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import ConsumerState, pending_set
+from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
+from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, Decision, says_the_same
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store import describe
+from storage_core.store.consumers import fetching
+from storage_core.store.consumers.arguments import Sequences, check_fetch, nanoseconds, sequence_set
+from storage_core.store.consumers.fetching import (
+    FETCH_SCHEMA,
+    Rows,
+    Wanted,
+    command_of,
+    decision_of,
+    look_for,
+    read_rows,
+    unreadable_reason,
+    with_counts,
+    work_out,
+)
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.reading import contents
+from storage_core.store.reading.reading import ReadDamage
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+_NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """What a turn of a fetch came to."""
+
+    stream: StreamState
+    consumer: ConsumerState  # after it
+    sequences: SequenceSet
+    look_again: bool = False  # it stands elsewhere than was looked for
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadAhead:
+    """What a consumer that fails on loss has read before it is handed out."""
+
+    sequences: SequenceSet
+    rows: Rows
+
+
+class Consumer:
+    """A durable reader of a stream: what it was handed, and what it acknowledged, survives it. From `Stream.consumer`.
+
+    Several processes may fetch from one consumer: they share the messages, and none is handed out twice within
+    ack_wait.
+    """
+
+    def __init__(self, store: "Store", incarnation: bytes, stream_name: str, name: str) -> None:
+        self._store, self._incarnation, self.stream_name, self.name = store, incarnation, stream_name, name
+
+    @classmethod
+    def add(cls, store: "Store", stream: StreamState, config: ConsumerConfig) -> "Consumer":
+        """Make a consumer of the stream; raises AlreadyExistsError, ValueError for a start beyond the end."""
+        start = _start(store, stream, config)
+        store.together(lambda turn: store.propose(turn, AddConsumer(stream.incarnation, config, start)))
+        return cls(store, stream.incarnation, stream.name, config.name)
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.name!r} of stream {self.stream_name!r} of {self._store!r})"
+
+    def _repr_html_(self) -> str:
+        return describe.consumer_html(self.info())
+
+    def _find(self, state: StoreState) -> tuple[StreamState, ConsumerState]:
+        """Return the stream and the consumer; raises StaleIncarnationError, NotFoundError naming the nearest name."""
+        stream = state.by_incarnation(self._incarnation)
+        if stream is None:
+            raise StaleIncarnationError(f"stream {self.stream_name!r} was deleted, or deleted and made again")
+        check_name(self.name, "name of a consumer")
+        found = stream.consumers.get(self.name.casefold())
+        if found is None or found.name != self.name:
+            names = sorted(one.name for one in stream.consumers.values())
+            near = difflib.get_close_matches(self.name, names, 1)
+            near = near or [one for one in names if one.casefold() == self.name.casefold()]
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(names[:10]) or 'none'}"
+            raise NotFoundError(f"no consumer {self.name!r} of stream {self.stream_name!r}{hint}")
+        return stream, found
+
+    def state(self) -> ConsumerState:
+        """Return the consumer's committed state."""
+        return self._find(self._store.state())[1]
+
+    @property
+    def config(self) -> ConsumerConfig:
+        return self.state().config
+
+    # --- reconciliation
+
+    def look(self) -> None:
+        """Reconcile the position with the stream, as every open does; a store that cannot be written is left alone."""
+        stream, consumer = self._find(self._store.state())
+        if decision_of(stream, consumer).is_news and not self._store.read_only:
+            try:
+                self._store.together(self._reconcile)
+            except _NOT_WRITABLE:  # the next fetch does it, or says why not
+                return
+
+    def _reconcile(self, turn: Turn) -> Decision:
+        """Write down what the rule decides, and return it; what was told before is not told again."""
+        stream, consumer = self._find(turn.state)
+        made = decision_of(stream, consumer)
+        if not made.is_news:
+            return made
+        before = str(consumer.next_sequence - 1)
+        if made.action is Action.FAIL:
+            self._tell_failure(turn, made.reason)
+            return made
+        event = Event(
+            "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
+            f"{made.action.value}: {made.reason}",
+        )  # fmt: skip
+        self._store.propose(turn, move_of(stream, consumer, made, (event,)))
+        return made
+
+    def _tell_failure(self, turn: Turn, reason: str) -> None:
+        """Write down that the consumer stays where it is; not again for the same reason."""
+        stream, consumer = self._find(turn.state)
+        if consumer.events and says_the_same(consumer.events[-1].reason, reason):
+            return
+        place = str(consumer.next_sequence - 1)
+        event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
+        self._store.propose(turn, TellConsumer(self._incarnation, self.name, (event,)))
+
+    # --- messages
+
+    def fetch(self, max_messages: int = 1, timeout_s: float = 5.0) -> pa.Table:
+        """Return at most `max_messages`: those that are due again, then new ones, in the order of their sequences.
+
+        The columns are those of a read, and `delivery_count`, 1 the first time. Waits up to `timeout_s` for the first
+        one; then the table is empty. Raises DataLossError if messages are lost and on_data_loss is "fail".
+        """
+        check_fetch(max_messages, timeout_s)
+        pause, slept, until = PAUSE_FIRST_S, 0.0, time.monotonic() + timeout_s
+        while True:
+            table = self._fetch_now(max_messages)
+            if table is not None and table.num_rows:
+                return table
+            if table is None:  # something has moved; look again at once
+                continue
+            if slept >= timeout_s or time.monotonic() >= until:
+                return table
+            pause = min(pause, max(0.0, timeout_s - slept), PAUSE_MAX_S)
+            self._store.environment.sleep(pause)
+            slept, pause = slept + pause, pause * 2
+
+    def _fetch_now(self, count_max: int) -> pa.Table | None:
+        """Return what there is now; None if that has to be asked again."""
+        store = self._store
+        stream, consumer = self._find(store.state())
+        wanted = ahead = None
+        if not decision_of(stream, consumer).is_news:
+            now_ns = store.environment.now_ns()
+            is_open = consumer.next_sequence < stream.next_sequence and consumer.paused_until_ns <= now_ns
+            if consumer.config.filter_subjects and is_open:
+                wanted = look_for(store, stream, consumer, count_max)
+            handout = work_out(stream, consumer, now_ns, count_max, wanted)
+            if consumer.config.on_data_loss == FAIL:
+                ahead = _ReadAhead(handout.sequences, read_rows(store, stream, consumer, handout.sequences))
+                if ahead.rows.unreadable:
+                    whole = len(handout.sequences.clip(1, int(ahead.rows.unreadable.starts[0])))
+                    return (
+                        self._fetch_now(whole)
+                        if whole
+                        else self._stop(int(ahead.rows.unreadable.starts[0]), ahead.rows.damage)
+                    )
+                if wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
+                    self._stop(wanted.end, wanted.damage)
+            if handout.is_nothing(consumer):
+                return FETCH_SCHEMA.empty_table()
+        handed = store.together(lambda turn: self._hand_out(turn, count_max, wanted, ahead))
+        if handed.failure:
+            raise DataLossError(f"consumer {self.name!r}: {handed.failure}")
+        if handed.look_again:
+            return None
+        if not handed.sequences:
+            return FETCH_SCHEMA.empty_table()
+        rows = ahead.rows if ahead is not None else read_rows(store, handed.stream, handed.consumer, handed.sequences)
+        if rows.unreadable:
+            self._give_up(rows.unreadable, "; ".join(str(one) for one in rows.damage[:5]))
+            if not rows.table.num_rows:
+                return None
+        return with_counts(rows.table, handed.consumer)
+
+    def _stop(self, sequence: int, damage: Sequence[ReadDamage]) -> NoReturn:
+        """Hand nothing out since no copy has this sequence, which comes next; raises DataLossError."""
+
+        def job(turn: Turn) -> str:
+            reason = unreadable_reason(*self._find(turn.state), sequence)
+            self._tell_failure(turn, reason)
+            return reason
+
+        raise DataLossError(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
+
+    def _hand_out(self, turn: Turn, count_max: int, wanted: Wanted | None, ahead: _ReadAhead | None) -> _Handed:
+        nothing = SequenceSet.empty()
+        made = self._reconcile(turn)
+        stream, consumer = self._find(turn.state)
+        if made.action is Action.FAIL:
+            return _Handed(stream, consumer, nothing, failure=made.reason)
+        if consumer.config.filter_subjects and (wanted is None or wanted.start != consumer.next_sequence):
+            is_open = consumer.next_sequence < stream.next_sequence
+            if is_open and (made.is_news or wanted is not None):
+                return _Handed(stream, consumer, nothing, look_again=True)
+            wanted = Wanted(consumer.next_sequence, consumer.next_sequence, nothing)
+        now_ns = self._store.environment.now_ns()
+        handout = work_out(stream, consumer, now_ns, count_max, wanted)
+        if handout.is_nothing(consumer):
+            return _Handed(stream, consumer, nothing)
+        if consumer.config.on_data_loss == FAIL and (ahead is None or ahead.sequences != handout.sequences):
+            return _Handed(stream, consumer, nothing, look_again=True)
+        self._store.propose(turn, command_of(stream, consumer, handout, now_ns, wanted))
+        return _Handed(*self._find(turn.state), handout.sequences)
+
+    def _give_up(self, unreadable: SequenceSet, reason: str) -> None:
+        """Wait no more for messages that no copy has, and say so."""
+        before = fetching.described(unreadable)
+        event = Event("consumer_unreadable", self.stream_name, self.name, before=before, reason=reason)
+        command = Acknowledge(self._incarnation, self.name, TERM, unreadable.encode(), events=(event,))
+        self._store.together(lambda turn: self._store.propose(turn, command))
+
+    def ack(self, sequences: Sequences) -> int:
+        """Say that these messages are done, durably; return how many of them were waited for.
+
+        Takes a sequence, a range, a column of a fetched table, or any iterable. With ack_policy "all" everything below
+        the highest one is done as well.
+        """
+        return self._settle(ACK, sequences)
+
+    def nak(self, sequences: Sequences, delay_s: float = 0) -> int:
+        """Ask for these messages again, after `delay_s`; return how many of them were waited for."""
+        return self._settle(NAK, sequences, nanoseconds("delay_s", delay_s))
+
+    def term(self, sequences: Sequences) -> int:
+        """Say that these messages are given up and never to be handed out again; return how many were waited for."""
+        return self._settle(TERM, sequences)
+
+    def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
+        meant = sequence_set(sequences)
+
+        def job(turn: Turn) -> int:
+            _, consumer = self._find(turn.state)
+            waiting = acknowledged(consumer, kind, meant).intersection(consumer.outstanding())
+            if not waiting:
+                return 0
+            deadline_ns = self._store.environment.now_ns() + delay_ns if kind == NAK else 0
+            command = Acknowledge(self._incarnation, self.name, kind, waiting.encode(), deadline_ns)
+            result = self._store.propose(turn, command)
+            assert isinstance(result, machine.ConsumerDone)
+            return result.message_count
+
+        return self._store.together(job)
+
+    # --- the consumer itself
+
+    def info(self) -> dict[str, Any]:
+        """Return configuration, state and events with the keys of the NATS JetStream API."""
+        stream, consumer = self._find(self._store.state())
+        waiting = consumer.outstanding().intersection(stream.shown())
+        delivered = consumer.next_sequence - 1
+        rows = consumer.pending.rows
+        again = pending_set(rows[rows["deliveries"] > 1]).intersection(stream.shown())
+        paused_ns = consumer.paused_until_ns - self._store.environment.now_ns()
+        found = {
+            "stream_name": stream.name,
+            "name": consumer.name,
+            "created": describe.rfc3339(consumer.created_ns),
+            "config": consumer.config.to_json(),
+            "delivered": {"stream_seq": delivered},
+            "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
+            "num_ack_pending": len(waiting),
+            "num_redelivered": len(again),
+            "num_pending": fetching.count_wanted(self._store, stream, consumer),
+            "paused": paused_ns > 0,
+            "pause_remaining": max(0, paused_ns),
+            "incarnation": consumer.incarnation.hex(),
+            "events": [describe.event_json(one) for one in consumer.events],
+        }
+        return describe.Info(found, describe.consumer_html)
+
+    def reset(self, sequence: int | None = None) -> int:
+        """Go on from `sequence`, or from the first message that is there and was not acknowledged; return which it is.
+
+        Whatever waited for its acknowledgement is forgotten, and what is lost counts as told.
+        """
+        if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1):
+            raise ValueError(f"sequence: {sequence!r} is not a sequence; they are whole numbers from 1 on")
+
+        def job(turn: Turn) -> int:
+            stream, consumer = self._find(turn.state)
+            to = sequence if sequence is not None else where_to_go_on(stream, consumer)
+            reason = "reset by hand" if sequence is not None else "reset by hand to where it can go on"
+            before, after = str(consumer.next_sequence - 1), str(to - 1)
+            event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
+            self._store.propose(turn, MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
+            return to
+
+        return self._store.together(job)
+
+    def pause(self, seconds: float) -> None:
+        """Hand out nothing for so long, to nobody. Acknowledging goes on."""
+        span_ns = nanoseconds("seconds", seconds)
+        if not span_ns:
+            raise ValueError(f"seconds: {seconds!r} is not a number of seconds above 0")
+        self._pause(self._store.environment.now_ns() + span_ns)
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._pause(0)
+
+    def _pause(self, until_ns: int) -> None:
+        command = PauseConsumer(self._incarnation, self.name, until_ns)
+        self._store.together(lambda turn: self._store.propose(turn, command))
+
+    def delete(self) -> None:
+        """Delete the consumer. Messages stay."""
+        self._find(self._store.state())
+        command = DeleteConsumer(self._incarnation, self.name)
+        self._store.together(lambda turn: self._store.propose(turn, command))
+
+
+def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:
+    """Return the command that carries out a decision about the consumer, who is told of all that is lost by now."""
+    # In another lifetime of the name the same numbers are other messages.
+    is_kept = made.action is not Action.FOLLOW or any(one == consumer.incarnation for one, _ in stream.origins)
+    pending_end = made.next_sequence if is_kept else 0
+    return MoveConsumer(stream.incarnation, consumer.name, made.next_sequence, pending_end, events)
+
+
+def _start(store: "Store", stream: StreamState, config: ConsumerConfig) -> int:
+    """Return the sequence with which a new consumer begins."""
+    first, end = stream.first_sequence, stream.next_sequence
+    if config.deliver_policy == "new":
+        return end
+    if config.deliver_policy == "last":
+        filters = config.filter_subjects or (">",)
+        found = [contents.last_sequence_of(store, stream, one) for one in filters]
+        return max((one for one in found if one is not None), default=end)
+    if config.deliver_policy == "by_start_time":
+        return contents.first_at_time(store, stream, config.start_time_ns) or end
+    if config.deliver_policy == "by_start_sequence":
+        if config.opt_start_seq > end:
+            raise ValueError(f"opt_start_seq: {config.opt_start_seq} lies beyond the next message of the stream, {end}")
+        return max(first, config.opt_start_seq)
+    return first
+
+
+def where_to_go_on(stream: StreamState, consumer: ConsumerState) -> int:
+    made = decision_of(stream, consumer, CONTINUE)
+    waiting = consumer.outstanding().intersection(stream.shown())
+    if made.action is Action.FOLLOW or not waiting:
+        return made.next_sequence
+    return max(stream.first_sequence, min(made.next_sequence, int(waiting.starts[0])))

@@ -1,0 +1,116 @@
+"""How far consumers are behind their streams, in messages and in time: the table that operators look at.
+
+Whatever the metadata has is taken from there. Only two things have to be read: the time of one message a consumer,
+where the bounds of its block do not say it, and with filter_subjects which messages are wanted at all.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+from storage_core.metadata.consumer_state import ConsumerState
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store import describe
+from storage_core.store.consumers.consumer import Consumer
+from storage_core.store.consumers.fetching import decision_of
+from storage_core.store.reading import contents
+from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.reading.reading import ReadOptions, read_slices
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+
+def consumer_report(store: "Store", streams: Sequence[str] | None = None, settle: bool = True) -> list[dict[str, Any]]:
+    """Return the consumers of these streams (None: all) as `Consumer.info` has them, and what they are behind by.
+
+    What is added: `problem`, why the consumer cannot go on as it stands, or None; and `lag` with `messages` (there and
+    not acknowledged), `oldest_seq` and `oldest_ts` (the first of them), and `seconds` since then. `settle`: positions
+    are reconciled with their streams first, as every open does; without it nothing is written.
+    """
+    state = store.state()
+    chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
+    found = []
+    for stream in chosen:
+        for one in sorted(stream.consumers.values(), key=lambda one: one.name):
+            try:
+                found.append(_reported(store, stream, one, settle))
+            except (NotFoundError, StaleIncarnationError):
+                continue  # deleted since we looked
+    return found
+
+
+def _reported(store: "Store", stream: StreamState, state: ConsumerState, settle: bool) -> dict[str, Any]:
+    consumer = Consumer(store, stream.incarnation, stream.name, state.name)
+    if settle:
+        consumer.look()
+        state = consumer.state()
+    info = consumer.info()
+    sequence = oldest_open(store, stream, state)
+    since_ns = time_of(store, stream, sequence) if sequence is not None else None
+    now_ns = store.environment.now_ns()
+    lag = {
+        "messages": info["num_pending"] + info["num_ack_pending"],
+        "oldest_seq": sequence,
+        "oldest_ts": describe.rfc3339(since_ns) if since_ns is not None else None,
+        "seconds": max(0, now_ns - since_ns) / 1e9 if since_ns is not None else 0.0,
+    }
+    return {**info, "problem": decision_of(stream, state).reason or None, "lag": lag}
+
+
+def oldest_open(store: "Store", stream: StreamState, consumer: ConsumerState) -> int | None:
+    """Return the sequence of the oldest message that waits for its acknowledgement or was never handed out."""
+    shown = stream.shown()
+    waiting = consumer.outstanding().intersection(shown)
+    if waiting:
+        return int(waiting.starts[0])
+    if not consumer.config.filter_subjects:
+        ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
+        return int(ahead.starts[0]) if ahead else None
+    for found in _taken(store, stream, consumer, consumer.next_sequence):
+        if len(found):
+            return int(found[0])
+    return None
+
+
+def wanted(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
+    """Return the sequences from `first` on of all messages that are there and that the consumer's filter takes."""
+    if not consumer.config.filter_subjects:
+        return stream.shown().clip(first, stream.next_sequence)
+    parts = [np.empty(0, np.int64), *_taken(store, stream, consumer, first)]
+    return SequenceSet.from_sequences(np.concatenate(parts))
+
+
+def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
+    """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
+    filters = consumer.config.filter_subjects
+    request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
+    options = ReadOptions(("sequence",), filters, on_loss="skip")
+    for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
+        yield batch.column("sequence").to_numpy()
+
+
+def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:
+    """Return the time of a message in nanoseconds since 1970; of one that cannot be read, when its block begins.
+
+    None if no block has it.
+    """
+    rows = stream.blocks.rows
+    at = int(np.searchsorted(rows["first"], sequence, side="right")) - 1
+    if at < 0 or sequence >= rows["first"][at] + rows["span"][at]:
+        return None
+    bounds = int(rows["time_min_ns"][at]), int(rows["time_max_ns"][at])
+    if bounds[0] == bounds[1]:
+        return bounds[0]
+    request = ReadRequest((stream.name,), {stream.name: (sequence, sequence + 1)})
+    options = ReadOptions(("timestamp_ns",), on_loss="skip")
+    try:
+        for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
+            if batch.num_rows:
+                return int(batch.column("timestamp_ns")[0].as_py())
+    except StorageError:
+        return bounds[0]  # damage is told by reads and by verify, not by failing to show the rest
+    return bounds[0]

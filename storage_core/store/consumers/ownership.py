@@ -1,0 +1,251 @@
+"""Who reads as a durable consumer: one live query. An OS lock says so, and ends with the process that holds it.
+
+A query owns a consumer by `flock` on one file of each volume, for as long as it runs: a majority of the volumes that
+are there, and if somebody else has any of them it is his. The kernel lets go when the process dies, so a restart after
+SIGKILL is no second query; one that is just dying is waited for. A second live query is refused, naming the first, or
+takes the consumer over: then the metadata gets the consumer's next generation, the new owner locks under that one, and
+what the former says under its own is refused.
+
+A file is named by a digest of who is owned: stream incarnation, consumer, when that was made, generation. None of it
+comes back, so a name is never used for anything else, and `sweep` may unlink what the metadata no longer speaks of.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage_core.errors import FencedError, StoreBusyError
+from storage_core.files import Lock
+from storage_core.metadata.commands import Event, TakeConsumer
+from storage_core.metadata.consumer_state import ConsumerState
+from storage_core.metadata.state import StreamState
+from storage_core.raft.quorum import majority
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.volume import locks
+from storage_core.store.volume.volumes import Volume
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+logger = logging.getLogger(__name__)
+DIRECTORY = "owners"  # of a volume
+DYING_WAIT_S = 5.0  # for an owner that was killed and whose process is not gone yet
+PAUSE_S = 0.05  # between two looks at it
+_FILE_NAME = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """What is owned: one consumer of one stream, as long as no other query takes it over."""
+
+    incarnation: bytes  # of the stream
+    consumer: str
+    created_ns: int  # of the consumer: one that was deleted and made again is another
+    generation: int
+
+    @property
+    def file_name(self) -> str:
+        said = b"%b %b %d %d" % (self.incarnation, self.consumer.encode(), self.created_ns, self.generation)
+        return blake2b(said, digest_size=16).hexdigest()
+
+
+def title_of(stream: StreamState, consumer: ConsumerState) -> Title:
+    return Title(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
+
+
+class Ownership:
+    """The consumers that a query owns. For one thread at a time; a forked child owns nothing."""
+
+    def __init__(self, store: "Store", take_over: bool) -> None:
+        self._store, self._take_over = store, take_over
+        self.renew()
+        locks.renew_in_children(self)
+
+    def renew(self) -> None:
+        """Own nothing: a forked child is another process, and its locks are closed already."""
+        self._titles: dict[tuple[bytes, str, int], Title] = {}  # by all of it but the generation
+        self._locks: list[Lock] = []
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._release(self._locks)
+        self.renew()
+
+    def generation(self, stream: StreamState, consumer: ConsumerState) -> int:
+        """Return the generation under which the consumer, as the turn that goes on finds it, is owned.
+
+        One that was deleted and made again since is owned anew. Raises FencedError if another query has taken it over,
+        StoreBusyError.
+        """
+        if not self._check(title_of(stream, consumer), stream, consumer):
+            self.own_new(stream, consumer)
+        return consumer.generation
+
+    def _check(self, title: Title, stream: StreamState, consumer: ConsumerState) -> bool:
+        """Return whether the title is held; raises FencedError if it was, and another query has the next one."""
+        held = self._titles.get(_key(title))
+        if held is not None and held != title:
+            by = next((one.after for one in reversed(consumer.events) if one.kind == "consumer_taken_over"), "")
+            raise FencedError(
+                f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query"
+                f"{f', {by}' if by else ''}; this one has to end"
+            )
+        return held is not None
+
+    def own(self, consumers: Iterable[tuple[StreamState, ConsumerState]]) -> bool:
+        """Own these consumers, in this order; return whether the metadata has changed.
+
+        Raises StoreBusyError naming the live query that has one, FencedError, and what writing raises.
+        """
+        taken_from: dict[tuple[bytes, str], str] = {}
+        for stream, consumer in consumers:
+            title = title_of(stream, consumer)
+            if self._check(title, stream, consumer):
+                continue
+            holder = self._lock_or_wait(title)
+            if holder and not self._take_over:
+                raise _busy(stream, consumer, holder)
+            if holder:
+                taken_from[stream.incarnation, consumer.name] = holder
+        if taken_from:
+            self._store.together(lambda turn: self._take(turn, taken_from))
+        return bool(taken_from)
+
+    def own_new(self, stream: StreamState, consumer: ConsumerState) -> None:
+        """Own a consumer that was made in the turn that goes on; raises StoreBusyError."""
+        holder = self._lock(title_of(stream, consumer))
+        if holder:
+            raise _busy(stream, consumer, holder)
+
+    def _take(self, turn: Turn, taken_from: dict[tuple[bytes, str], str]) -> None:
+        """Own the next generation of these consumers: locked first, so that nobody else finds it free."""
+        for (incarnation, name), holder in taken_from.items():
+            stream = turn.state.by_incarnation(incarnation)
+            consumer = stream.consumers.get(name.casefold()) if stream is not None else None
+            if stream is None or consumer is None:  # deleted in the meantime
+                continue
+            title = title_of(stream, consumer)
+            title = replace(title, generation=title.generation + 1)
+            busy = self._lock(title)
+            if busy:
+                raise _busy(stream, consumer, busy)
+            by = locks.described(locks.holders_note())
+            event = Event(
+                "consumer_taken_over", stream.name, name, "", holder, by,
+                "another query reads as it from now on, as option consumerTakeover says",
+            )  # fmt: skip
+            logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, holder)
+            self._store.propose(turn, TakeConsumer(incarnation, name, title.generation, (event,)))
+
+    # --- locks
+
+    def _lock_or_wait(self, title: Title) -> str:
+        """Lock the title's files; return who has them, if he does not let go within DYING_WAIT_S."""
+        waited = 0.0
+        while True:
+            holder = self._lock(title)
+            if not holder or self._take_over or waited >= DYING_WAIT_S:
+                return holder
+            self._store.environment.sleep(PAUSE_S)
+            waited += PAUSE_S
+
+    def _lock(self, title: Title) -> str:
+        """Lock the title's files on the volumes that are there; return who has one of them, else nothing."""
+        found: list[Lock] = []
+        try:
+            with translated(self._store.label):
+                there = sorted((one for one in self._store.volumes() if one.identity is not None), key=_id)
+                holder = self._lock_each(there, title.file_name, found)
+        except BaseException:
+            self._release(found)
+            raise
+        if holder:
+            self._release(found)
+            return holder
+        self._locks.extend(found)
+        self._titles[_key(title)] = title
+        return ""
+
+    def _lock_each(self, volumes: Sequence[Volume], file_name: str, found: list[Lock]) -> str:
+        files, errors = self._store.environment.files, []
+        for one in volumes:
+            try:
+                files.make_directory(one.path / DIRECTORY)
+                lock = locks.open_lock(files, one.path / DIRECTORY / file_name)
+                found.append(lock)
+                if not lock.try_acquire():
+                    return locks.described(lock.read_note())
+            except OSError as error:
+                errors.append(error)
+                continue
+            _leave_note(lock)
+        if errors and len(volumes) - len(errors) < majority(len(volumes)):
+            raise errors[0]
+        return ""
+
+    @staticmethod
+    def _release(found: Iterable[Lock]) -> None:
+        for lock in found:
+            locks.close_lock(lock)
+
+
+def _id(volume: Volume) -> bytes:
+    return volume.volume_id
+
+
+def _key(title: Title) -> tuple[bytes, str, int]:
+    return title.incarnation, title.consumer, title.created_ns
+
+
+def _leave_note(lock: Lock) -> None:
+    try:
+        lock.write_note(locks.holders_note())
+    except OSError as error:  # a full disk: the note is for people
+        logger.info("the owner of a consumer leaves no note: %s", error)
+
+
+def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBusyError:
+    return StoreBusyError(
+        f"consumer {consumer.name!r} of stream {stream.name!r} belongs to a live query: {holder}; two queries on one "
+        "consumer would share its position: end that one, give this one another consumer, or take it over with option "
+        "consumerTakeover=true"
+    )
+
+
+# --- upkeep
+
+
+def sweep(turn: Turn, env: Environment) -> int:
+    """Unlink the files of titles that nobody can have any more; return how many. Under the store's lock."""
+    live = {
+        title_of(stream, one).file_name for stream in turn.state.streams.values() for one in stream.consumers.values()
+    }
+    swept = 0
+    for volume in turn.writable:
+        directory = volume.path / DIRECTORY
+        try:
+            names = set(env.files.list_directory(directory)) - live
+            swept += sum(_unlink_free(env, directory / name) for name in names if _FILE_NAME.fullmatch(name))
+        except FileNotFoundError:  # no query has had a consumer here
+            continue
+        except OSError as error:
+            logger.warning("%s: locks of former owners: %s", directory, error)
+    return swept
+
+
+def _unlink_free(env: Environment, path: Path) -> bool:
+    """Unlink a lock file that nobody holds; return whether it is gone."""
+    lock = locks.open_lock(env.files, path)
+    try:
+        if not lock.try_acquire():
+            return False
+        env.files.unlink(path)
+        return True
+    finally:
+        locks.close_lock(lock)

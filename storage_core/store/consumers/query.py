@@ -1,0 +1,440 @@
+"""What a streaming query does with the store: where it begins, what became of its streams, what it has done.
+
+A query's own memory is its checkpoint: a `QueryPosition` a stream. `settle` holds it against the streams as they are,
+by the rule of reconciliation; that is asked before every plan, so it costs nothing while the store stands still. What
+it finds is told once: as an event, in the log, and, by a query that may not go on, as a DataLossError.
+
+With a durable consumer the store knows the query's place as well. Without a checkpoint the query begins there, and
+whatever batch is finished moves it up, one entry of the log for all streams. Such a query owns its consumers
+(ownership.py), so that two live ones never share one by accident.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from storage_core.errors import DataLossError, ReadOnlyError
+from storage_core.metadata.commands import (
+    AddConsumer,
+    AdvanceConsumers,
+    ConsumerAdvance,
+    Event,
+    MoveConsumer,
+    QueryStart,
+    RecordEvents,
+    TellConsumer,
+)
+from storage_core.metadata.config import check_name
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import ConsumerState
+from storage_core.metadata.consumers import ANY_GENERATION, position_of
+from storage_core.metadata.reconcile import (
+    CONTINUE,
+    FAIL,
+    POLICIES,
+    Action,
+    Decision,
+    Position,
+    decide,
+    decide_without_stream,
+    facts_of,
+    position_at,
+    says_the_same,
+)
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.consumers.consumer import move_of
+from storage_core.store.consumers.fetching import decision_of
+from storage_core.store.consumers.ownership import Ownership
+from storage_core.store.consumers.query_position import (
+    QueryPosition,
+    Start,
+    beginning,
+    is_in_line,
+    onward,
+    place_of,
+    told_kept,
+    waiting_of,
+)
+from storage_core.store.ensemble.turn import Turn
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+__all__ = ["QueryPosition", "QueryReader", "Start", "onward"]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What reconciliation says of a query in one stream."""
+
+    at: QueryPosition
+    stream: StreamState | None  # None: it is gone
+    made: Decision
+
+    @property
+    def settled(self) -> QueryPosition | None:
+        """Where the query goes on; None: not in this stream."""
+        if self.stream is None:
+            return None
+        place = position_at(facts_of(self.stream), self.made.next_sequence)
+        return QueryPosition(place, told_kept(self.stream.lost, place.next_sequence))
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A state of the store in which there was nothing left to tell."""
+
+    state: StoreState
+    at: dict[str, QueryPosition]
+    settled: dict[str, QueryPosition]
+
+
+class QueryReader:
+    """One query's dealings with a store. For one thread at a time, as Spark calls a source."""
+
+    def __init__(self, store: "Store", consumer: str | None = None, take_over: bool = False, own: bool = True) -> None:
+        """`consumer`: the durable consumer that the query reads as, of each of its streams, made by first use.
+
+        `take_over`: take it away from a live query. `own=False`: look, and acknowledge on behalf of whoever owns it;
+        such a reader makes a consumer, and moves none anywhere but up.
+        """
+        self._store, self._consumer, self._own = store, consumer, own
+        self._ownership: Ownership | None = None
+        if consumer is not None:
+            check_name(consumer, "name of a consumer")
+            if own and not store.read_only:
+                self._ownership = Ownership(store, take_over)
+        self._quiet: _Quiet | None = None
+        self._said: tuple[StoreState, dict[str, Position]] | None = None  # acknowledged, and nothing left to do
+        self._outcomes: dict[str, tuple[QueryPosition, QueryPosition | None]] = {}  # what was told, and where it led
+
+    def close(self) -> None:
+        """Let go of the consumers."""
+        if self._ownership is not None:
+            self._ownership.close()
+
+    def _owned(self, state: StoreState, names: Iterable[str]) -> StoreState:
+        """Own the consumers that these streams have; return the newest state.
+
+        Raises StoreBusyError naming a live query that has one, FencedError if one was taken over.
+        """
+        if self._ownership is None:
+            return state
+        streams = self._streams(state, names)
+        pairs = [(stream, found) for stream in streams if (found := self._found(stream)) is not None]
+        return self._store.state() if self._ownership.own(pairs) else state
+
+    def _make(self, turn: Turn, stream: StreamState, start: QueryStart) -> None:
+        """Make the consumer of a stream, and own it."""
+        assert self._consumer is not None
+        logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, start.sequence)
+        config = ConsumerConfig(name=self._consumer)
+        self._store.propose(turn, AddConsumer(stream.incarnation, config, start.sequence, start))
+        if self._ownership is not None:
+            made = self._store.stream_state(stream.name, turn.state)
+            self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
+
+    # --- where a query begins
+
+    def at(self, stream: str, sequence: int) -> QueryPosition:
+        """Return the position of a query that begins at `sequence` now: whatever is lost by now is nothing to tell.
+
+        Raises NotFoundError.
+        """
+        return beginning(self._store.stream_state(stream), sequence)
+
+    def begin(self, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+        """Return where a query without a checkpoint begins in each stream; the same again if it is asked again.
+
+        With a consumer that is where the consumer stands, unless an option chose a place: then the consumer is moved
+        there, once. One that is not there yet is made. The positions are still to be settled. Raises NotFoundError,
+        ReadOnlyError, StoreBusyError, FencedError.
+        """
+        if self._consumer is None:
+            state = self._store.state()
+            return {
+                name: beginning(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()
+            }
+        state = self._owned(self._store.state(), starts)
+        if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
+            return self._places(state, starts)
+
+        def job(turn: Turn) -> StoreState:
+            for name, start in starts.items():
+                stream = self._store.stream_state(name, turn.state)
+                if not self._is_begun(stream, start):
+                    self._begin_one(turn, stream, start)
+            return turn.state
+
+        return self._places(self._store.together(job), starts)
+
+    def _is_begun(self, stream: StreamState, start: Start) -> bool:
+        """Return whether the stream's consumer stands where the query begins."""
+        found = self._found(stream)
+        if found is None:
+            return False
+        if not start.choice or not self._own:
+            return True
+        is_there = found.next_sequence == found.query_start.sequence and not found.outstanding()
+        return found.query_start.choice == start.choice and is_there and found.incarnation == stream.incarnation
+
+    def _begin_one(self, turn: Turn, stream: StreamState, start: Start) -> None:
+        """Make the consumer, or move it where an option says."""
+        query_start, found = QueryStart(start.sequence, start.choice), self._found(stream)
+        if found is None:
+            self._make(turn, stream, query_start)
+            return
+        if self._ownership is not None:
+            self._ownership.generation(stream, found)
+        events: tuple[Event, ...] = ()
+        before, after = place_of(stream, found).next_sequence, start.sequence
+        if before != after:
+            reason = f"a query without a checkpoint begins there: {start.choice}"
+            events = (Event("consumer_moved", stream.name, found.name, "", str(before - 1), str(after - 1), reason),)
+            logger.warning(
+                "consumer %s of stream %s is moved from sequence %d to %d: %s",
+                found.name, stream.name, before, after, reason,
+            )  # fmt: skip
+        move = MoveConsumer(stream.incarnation, found.name, after, 0, events, query_start)
+        self._store.propose(turn, move)
+
+    def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
+        places = {}
+        for name, start in starts.items():
+            stream = self._store.stream_state(name, state)
+            found = self._found(stream)
+            if found is None or (start.choice and not self._own):
+                places[name] = beginning(stream, start.sequence)
+                continue
+            place = place_of(stream, found)
+            places[name] = QueryPosition(place, told_kept(found.told, place.next_sequence))
+            if self._own and place.next_sequence != (found.query_start.sequence or stream.first_sequence):
+                logger.warning(
+                    "stream %s: a query without a checkpoint goes on from consumer %s, at sequence %d",
+                    name, found.name, place.next_sequence,
+                )  # fmt: skip
+        return places
+
+    def _found(self, stream: StreamState) -> ConsumerState | None:
+        """Return the query's consumer of a stream; raises ValueError if there is one of another case."""
+        if self._consumer is None:
+            return None
+        found = stream.consumers.get(self._consumer.casefold())
+        if found is not None and found.name != self._consumer:
+            raise ValueError(f"consumer: {self._consumer!r}: stream {stream.name!r} has {found.name!r}")
+        return found
+
+    # --- what became of the streams
+
+    def settle(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> dict[str, QueryPosition]:
+        """Return where a query that stands at these positions goes on; a stream that is gone for good is left out.
+
+        Nothing to tell: the same positions. Otherwise it is decided under the store's lock, by `policy`. FAIL raises
+        DataLossError with everything there is to tell and `remedy`; that changes nothing. CONTINUE moves the consumer
+        likewise, and writes and logs what was decided. Called before every plan. Raises FencedError, StoreBusyError.
+        """
+        assert policy in POLICIES, policy
+        state = self._store.state()
+        if self._quiet is not None and self._quiet.state is state and self._quiet.at == at:
+            return dict(self._quiet.settled)
+        state = self._owned(state, at)
+        if self._news(state, self._after_outcomes(state, at), policy):
+            state = self._settle_news(at, policy, remedy)
+        state = self._make_missing(state, self._after_outcomes(state, at))
+        self._quiet = _Quiet(state, dict(at), self._after_outcomes(state, at))
+        return dict(self._quiet.settled)
+
+    def _after_outcomes(self, state: StoreState, at: Mapping[str, QueryPosition]) -> dict[str, QueryPosition]:
+        """Return the positions with those replaced that this process has settled before."""
+        positions: dict[str, QueryPosition] = {}
+        for name, one in at.items():
+            before = self._outcomes.get(name)
+            there = before[1] if before is not None and before[0] == one else one
+            if there is None and state.stream(name) is not None:  # made again since
+                there = one
+            if there is not None:
+                positions[name] = there
+        return positions
+
+    def _news(self, state: StoreState, at: Mapping[str, QueryPosition], policy: str) -> dict[str, _Verdict]:
+        verdicts = {name: self._verdict(state, name, one, policy) for name, one in at.items()}
+        return {name: one for name, one in verdicts.items() if one.made.is_news}
+
+    def _verdict(self, state: StoreState, name: str, at: QueryPosition, policy: str) -> _Verdict:
+        stream = state.stream(name)
+        if stream is None:
+            return _Verdict(at, None, decide_without_stream(at.position, name, policy))
+        made = decide(at.position, facts_of(stream), at.told, policy)
+        found = self._found(stream)
+        if made.is_news and policy == CONTINUE and found is not None and at.position == position_of(found):
+            waiting = waiting_of(stream, found)
+            if waiting:  # it stands at the consumer's end, for its history: what waits before comes first
+                made = replace(made, next_sequence=min(made.next_sequence, int(waiting.starts[0])))
+        return _Verdict(at, stream, made)
+
+    def _settle_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
+        """Decide under the lock and write it down; return the state that it was decided on."""
+
+        def job(turn: Turn) -> tuple[StoreState, dict[str, _Verdict]]:
+            news = self._news(turn.state, self._after_outcomes(turn.state, at), policy)
+            for name, one in news.items():
+                if policy == FAIL:
+                    self._tell(turn, name, one)
+                else:
+                    self._carry_out(turn, name, one)
+            return turn.state, news
+
+        doubt = ""
+        try:
+            state, news = self._store.together(job)
+        except ReadOnlyError:
+            state = self._store.state()
+            news = self._news(state, self._after_outcomes(state, at), policy)
+            doubt = " (judged by what can be read: the store cannot be written here)"
+        if news and policy == FAIL:
+            told = "; ".join(one.made.reason for one in news.values())
+            raise DataLossError(f"{told}{doubt}. {remedy}" if remedy else f"{told}{doubt}")
+        for name, one in news.items():
+            logger.warning("%s: %s%s", one.made.action.value, one.made.reason, doubt)
+            self._outcomes[name] = at[name], one.settled
+        return state
+
+    def _event(self, name: str, one: _Verdict) -> Event:
+        who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)
+        if one.made.action is Action.FAIL:
+            return Event(f"{who}_failed", name, self._consumer or "", "", before, before, one.made.reason)
+        after = "" if one.stream is None else str(one.made.next_sequence - 1)
+        reason = f"{one.made.action.value}: {one.made.reason}"
+        return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
+
+    def _tell(self, turn: Turn, name: str, one: _Verdict) -> None:
+        """Write down that the query fails; not again for the same reason."""
+        event = self._event(name, one)
+        if _is_told(turn.state, event):
+            return
+        found = self._found(one.stream) if one.stream is not None else None
+        if self._ownership is None or found is None or one.stream is None:
+            self._store.propose(turn, RecordEvents((event,)))
+        else:
+            self._store.propose(turn, TellConsumer(one.stream.incarnation, found.name, (event,)))
+
+    def _carry_out(self, turn: Turn, name: str, one: _Verdict) -> None:
+        """Write down where the query goes on, and take its consumer along."""
+        event = self._event(name, one)
+        events = () if _is_told(turn.state, event) else (event,)
+        stream = one.stream
+        if self._consumer is None or self._ownership is None or stream is None:
+            if events:
+                self._store.propose(turn, RecordEvents(events))
+            return
+        found = self._found(stream)
+        if found is None:
+            self._make(turn, stream, QueryStart(one.made.next_sequence))
+            self._store.propose(turn, TellConsumer(stream.incarnation, self._consumer, events))
+        else:
+            self._ownership.generation(stream, found)
+            self._store.propose(turn, move_of(stream, found, decision_of(stream, found, CONTINUE), events))
+
+    def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
+        """Make the consumers of streams that have none, or none any more, where the query stands."""
+        if self._ownership is None or all(map(self._found, self._streams(state, at))):
+            return state
+
+        def job(turn: Turn) -> StoreState:
+            for stream in self._streams(turn.state, at):
+                start = at[stream.name].position
+                if self._found(stream) is None and start.incarnation == stream.incarnation:
+                    self._make(turn, stream, QueryStart(start.next_sequence))
+            return turn.state
+
+        return self._store.together(job)
+
+    @staticmethod
+    def _streams(state: StoreState, names: Iterable[str]) -> list[StreamState]:
+        return [stream for name in sorted(names) if (stream := state.stream(name)) is not None]
+
+    # --- what was done
+
+    def acknowledge(self, ends: Mapping[str, Position]) -> None:
+        """Say that everything below these positions is done, durably: the consumers move up, and never back.
+
+        One entry for all streams; nothing is written for what was said before, or without a consumer. A position that
+        the stream has left behind is passed over: what became of it is for `settle`. Raises FencedError, ReadOnlyError,
+        StoreBusyError.
+        """
+        if self._consumer is None:
+            return
+        state = self._store.state()
+        if self._said is not None and self._said[0] is state and self._said[1] == ends:
+            return
+        state = self._owned(state, ends)
+        if not self._advances(state, ends):
+            self._said = state, dict(ends)
+            return
+
+        def job(turn: Turn) -> None:
+            for stream, found, _ in self._advances(turn.state, ends):
+                if not is_in_line(stream, position_of(found)):  # the query's place is good, its consumer's is not
+                    made = decision_of(stream, found, CONTINUE)
+                    reason = f"{made.action.value}: {made.reason}"
+                    places = str(found.next_sequence - 1), str(made.next_sequence - 1)
+                    event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
+                    self._store.propose(turn, move_of(stream, found, made, (event,)))
+            advances = [
+                ConsumerAdvance(stream.incarnation, found.name, end, self._generation(stream, found))
+                for stream, found, end in self._advances(turn.state, ends)
+            ]
+            if advances:
+                self._store.propose(turn, AdvanceConsumers(tuple(advances)))
+
+        self._store.together(job)
+
+    def _generation(self, stream: StreamState, consumer: ConsumerState) -> int:
+        if self._ownership is None:
+            return ANY_GENERATION
+        return self._ownership.generation(stream, consumer)
+
+    def _advances(
+        self, state: StoreState, ends: Mapping[str, Position]
+    ) -> list[tuple[StreamState, ConsumerState, int]]:
+        """Return which consumers have to move, and up to where."""
+        found = []
+        for name, end in ends.items():
+            stream = state.stream(name)
+            consumer = self._found(stream) if stream is not None else None
+            if stream is None or consumer is None:
+                continue
+            if not is_in_line(stream, end):
+                logger.info("stream %s: it has left sequence %d, which is acknowledged", name, end.next_sequence)
+                continue
+            is_there = consumer.next_sequence >= end.next_sequence and is_in_line(stream, position_of(consumer))
+            if not is_there or consumer.outstanding().clip(1, end.next_sequence):
+                found.append((stream, consumer, end.next_sequence))
+        return found
+
+    # --- what the consumer says
+
+    def is_paused(self, stream: str) -> bool:
+        """Return whether the stream's consumer is paused now."""
+        found = self._of(stream)
+        return found is not None and found.paused_until_ns > self._store.environment.now_ns()
+
+    def filters(self, stream: str) -> tuple[str, ...]:
+        """Return the filter_subjects of the stream's consumer; none without."""
+        found = self._of(stream)
+        return found.config.filter_subjects if found is not None else ()
+
+    def _of(self, name: str) -> ConsumerState | None:
+        stream = self._store.state().stream(name)
+        return self._found(stream) if stream is not None else None
+
+
+def _is_told(state: StoreState, event: Event) -> bool:
+    """Return whether the store knows an event that says the same."""
+    said = (event.kind, event.stream, event.consumer, event.before, event.after)
+    return any(
+        (one.kind, one.stream, one.consumer, one.before, one.after) == said and says_the_same(one.reason, event.reason)
+        for one in state.events
+    )

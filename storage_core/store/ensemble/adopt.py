@@ -1,0 +1,428 @@
+"""Adoption: metadata made anew from what is left, when too few volumes have theirs for a quorum.
+
+The only way back from there, and never taken by itself: `plan` says what it would do, `execute` does it.
+
+    streams      every stream of the best metadata that can be read, and of the journals of placements, goes on under a
+                 new incarnation, which names the one that it continues: blocks stay where they are, under the old one
+    sequences    as they were journaled; blocks that are whole nowhere are declared lost; the last sequence never falls
+    merging      where blocks and what they were merged into are both there, one of the two is taken (cover.py)
+    blocks       that no journal and no manifest speaks of are told, and left alone
+    volumes      the directories that are given: those that were volumes keep their ids, all are new instances
+
+What happened after the newest metadata that can be read, and is not in the journals, is lost with the rest: removals
+and deletions (messages come back), consumers, batches of writers. Nothing is deleted: the old metadata files are set
+aside. Ended anywhere, `plan` and `execute` may be done again.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storage_core.errors import NotAStoreError, RequirementError, StorageError
+from storage_core.metadata.commands import Event, Voter
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
+from storage_core.raft.entry import HISTORY_SIZE
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble import decision, rejoin, surviving
+from storage_core.store.ensemble.cover import Cover
+from storage_core.store.ensemble.decision import Found
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.surviving import Claims, Copy, Remains
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.volume import creation, identity, locks, placements, volumes
+from storage_core.store.volume.creation import check_count
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedStream:
+    """What becomes of one stream."""
+
+    name: str
+    continues: str  # incarnation, hex
+    source: str  # where its configuration is from
+    block_count: int
+    message_count: int
+    next_sequence: int
+    lost: tuple[tuple[int, int], ...]  # ranges that are declared lost now
+
+
+@dataclass(slots=True)
+class AdoptPlan:
+    """What an adoption will do. `str` and `to_json` tell it; `execute` does it."""
+
+    volumes: list[Volume]  # as they will be
+    state: StoreState
+    streams: list[AdoptedStream]
+    before: dict[bytes, VolumeIdentity | None]  # by volume: the identity that was found
+    metadata_index: int  # of the newest metadata that can be read; 0: none can
+    unclaimed: list[Path] = field(default_factory=list)  # block files that nothing speaks of
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "store": self.state.store_id.hex(),
+            "metadata_index": self.metadata_index,
+            "volumes": [
+                {"name": one.name, "path": str(one.path), "new": self.before[one.volume_id] is None}
+                for one in self.volumes
+            ],
+            "streams": [
+                {
+                    "name": one.name,
+                    "continues": one.continues,
+                    "source": one.source,
+                    "blocks": one.block_count,
+                    "messages": one.message_count,
+                    "last_seq": one.next_sequence - 1,
+                    "lost_ranges": [list(lost) for lost in one.lost],
+                }
+                for one in self.streams
+            ],
+            "not_adopted": [str(path) for path in self.unclaimed],
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        known = f"entry {self.metadata_index}" if self.metadata_index else "none can be read"
+        lines = [f"store {self.state.store_id.hex()}; newest metadata: {known}"]
+        for one in self.volumes:
+            was = "a volume of the store" if self.before[one.volume_id] is not None else "becomes a new volume"
+            lines.append(f"volume {one.name} at {one.path}: {was}")
+        for stream in self.streams:
+            lost = sum(end - first for first, end in stream.lost)
+            lines.append(
+                f"stream {stream.name}: {stream.message_count} messages in {stream.block_count} blocks, up to sequence "
+                f"{stream.next_sequence - 1}; {lost} lost; configuration from {stream.source}"
+            )
+            lines += [f"    lost: sequences {first} to {end - 1}" for first, end in stream.lost]
+        if self.unclaimed:
+            lines.append(f"{len(self.unclaimed)} block files are in no journal, and are left alone:")
+            lines += [f"    {path}" for path in self.unclaimed]
+        return "\n".join([*lines, *self.notes])
+
+
+def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
+    """Return what an adoption would do with these directories: all that the store is to have as volumes from now on.
+
+    Nothing is written. Raises ValueError (an even number), NotAStoreError (two stores, or nothing of one),
+    RequirementError (the metadata has a quorum: `repair` does what is needed; or a volume of the store is not named).
+    """
+    check_count(paths)
+    paths = [Path(os.path.realpath(path)) for path in paths]
+    with translated(", ".join(map(str, paths))):
+        remains = [surviving.look_at(path, env) for path in paths]
+        store_id = surviving.store_of(remains, env)
+        surviving.read_metadata(remains, store_id, env)
+        best = surviving.best_state(remains)
+        if best is not None:
+            _check_need(remains, best[0], env)
+        made = _volumes(remains, store_id, env)
+        claims = surviving.read_claims(remains, env)
+        builder = _Builder(remains, made, store_id, best, claims, env)
+        streams, adopted = builder.streams()
+        state = _state(store_id, best, made, streams, env)
+        claimed = {block_id for one in claims.values() for block_id in one.rows}
+        for known in best[0].streams.values() if best is not None else ():
+            claimed.update(map(bytes, known.blocks.rows["block_id"]))
+        for grave in best[0].graves["block_id"] if best is not None else ():
+            claimed.add(bytes(grave))
+        before = {one.volume_id: was.identity for one, was in zip(made, remains, strict=True)}
+        unclaimed = surviving.unclaimed(remains, claimed, env)
+        index = best[1] if best is not None else 0
+        return AdoptPlan(made, state, adopted, before, index, unclaimed, builder.notes)
+
+
+def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
+    """Raise RequirementError if the store can go on without an adoption, or if one of its volumes was not named."""
+    named = {os.path.realpath(one.path) for one in remains}
+    known = [Volume(one.identity.volume_id, one.path, one.identity) for one in remains if one.identity is not None]
+    if any(state.voter(one.volume_id) is not None for one in known):
+        for other in volumes.complete(env.files, known, state.voters, []):
+            if other.identity is not None and os.path.realpath(other.path) not in named:
+                raise RequirementError(
+                    f"{other.path} is a volume of the store as well: name it, too, or take it away if it is not to be "
+                    "part of it any more"
+                )
+    found = []
+    for one in remains:
+        if one.identity is None:
+            continue
+        damaged = Found(one.identity.volume_id, str(one.path), one.identity.instance_id, state=decision.DAMAGED)
+        found.append(one.found if one.found is not None and one.is_readable else damaged)
+    try:
+        decision.decide(found, state.voters)
+    except (StorageError, decision.Contended):
+        return
+    raise RequirementError(
+        "the metadata has its quorum, nothing has to be adopted: `jstream repair` brings back what is damaged"
+    )
+
+
+def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> list[Volume]:
+    """Return the volumes as they will be: known ones keep their ids, all are new instances."""
+    made = []
+    for one in remains:
+        known = one.identity.volume_id if one.identity is not None else one.found.volume_id if one.found else None
+        volume_id = known or env.new_id()
+        made.append(Volume(volume_id, one.path, VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns())))
+    if len({one.volume_id for one in made}) < len(made):
+        raise NotAStoreError(f"two of {', '.join(str(one.path) for one in made)} are the same volume: one is a copy")
+    return made
+
+
+def _state(
+    store_id: bytes,
+    best: tuple[StoreState, int] | None,
+    made: Sequence[Volume],
+    streams: Sequence[StreamState],
+    env: Environment,
+) -> StoreState:
+    base = best[0] if best is not None else StoreState(store_id=store_id, created_ns=env.now_ns())
+    places = volumes.recorded_paths(made)
+    voters = []
+    for one in made:
+        assert one.identity is not None
+        voters.append(Voter(one.volume_id, one.identity.instance_id, places[one.volume_id]))
+    lost = sum(len(stream.lost) for stream in streams)
+    reason = f"metadata rebuilt from entry {best[1] if best is not None else 0} and the journals of placements"
+    after = f"{len(streams)} streams, {sum(one.message_count for one in streams)} messages, {lost} lost"
+    event = Event("adopted", after=after, reason=reason, time_ns=env.now_ns())
+    return replace(
+        base,
+        voters=tuple(voters),
+        lock_domain=env.lock_domain(),
+        host=socket.gethostname(),
+        streams={one.name.casefold(): one for one in streams},
+        volume_change=None,
+        events=(*base.events, event)[-EVENT_COUNT_MAX:],
+    )
+
+
+class _Builder:
+    """Puts the streams together."""
+
+    def __init__(
+        self,
+        remains: Sequence[Remains],
+        made: Sequence[Volume],
+        store_id: bytes,
+        best: tuple[StoreState, int] | None,
+        claims: dict[bytes, Claims],
+        env: Environment,
+    ) -> None:
+        self._remains, self._made, self._store_id, self._env = remains, made, store_id, env
+        self._best, self._claims = best, claims
+        self._directories = list(dict.fromkeys(inc for one in remains for inc in one.incarnations))
+        self.notes: list[str] = []
+
+    def streams(self) -> tuple[list[StreamState], list[AdoptedStream]]:
+        """Return the streams as they will be, and what there is to say about each."""
+        made, told = [], []
+        known = list(self._best[0].streams.values()) if self._best is not None else []
+        for stream in known:
+            claims = self._claims.get(stream.incarnation, Claims(stream.incarnation, stream.name))
+            built = self._continue(stream, claims)
+            made.append(built)
+            told.append(self._told(stream, built, "the metadata"))
+        taken = {one.name.casefold() for one in made}
+        superseded = {inc for one in made for inc in one.incarnations}
+        for claims in sorted(self._claims.values(), key=lambda one: -one.age):
+            if claims.incarnation in superseded:
+                continue
+            if claims.stream.casefold() in taken:
+                self.notes.append(
+                    f"stream {claims.stream}: an older incarnation, {claims.incarnation.hex()}, is left alone"
+                )
+                continue
+            if self._best is not None and claims.index <= self._best[1]:
+                self.notes.append(f"stream {claims.stream}: was deleted, and is left alone")
+                continue
+            bare = StreamState(self._config(claims), claims.incarnation, self._env.now_ns(), ())
+            built = self._continue(bare, claims)
+            made.append(built)
+            told.append(self._told(bare, built, "what is in its blocks: check it with `jstream stream edit`"))
+            taken.add(claims.stream.casefold())
+            superseded.update(built.incarnations)
+        return made, told
+
+    def _told(self, before: StreamState, built: StreamState, source: str) -> AdoptedStream:
+        lost = tuple(built.lost.difference(before.lost).ranges())
+        return AdoptedStream(
+            built.name, before.incarnation.hex(), source, len(built.blocks), built.message_count,
+            built.next_sequence, lost,
+        )  # fmt: skip
+
+    def _config(self, claims: Claims) -> StreamConfig:
+        """Return a configuration that takes the subjects that are in the blocks."""
+        subjects = {claims.stream}
+        for row in list(claims.rows.values())[:64]:
+            copy = self._find(row, claims.incarnation, claims.incarnation)
+            if copy is not None:
+                subjects.update(self._subjects(copy))
+        return StreamConfig.from_mapping({"name": claims.stream, "subjects": sorted(subjects), "num_replicas": 1})
+
+    def _subjects(self, copy: Copy) -> set[str]:
+        path = self._remains[copy.holders[0]].path
+        names = surviving.subjects_of(path, copy, self._store_id, self._env)
+        return {f"{name.split('.')[0]}.>" if "." in name else name for name in names}
+
+    def _find(self, row: np.void, first_guess: bytes, other: bytes) -> Copy | None:
+        places = list(dict.fromkeys((first_guess, other, *self._directories)))
+        return surviving.find_copies(row, places, self._store_id, self._remains, self._env)
+
+    def _continue(self, stream: StreamState, claims: Claims) -> StreamState:
+        """Return a stream that goes on where this one and its journals end."""
+        known, others = self._rows_of(stream, claims)
+        self.notes += claims.conflicts
+        next_sequence = max(stream.next_sequence, claims.end)
+        everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
+        cover = Cover(everything.difference(stream.removed))
+        cover.take(
+            known.values(),
+            others.values(),
+            lambda row: self._find(row, stream.written_as(int(row["first"])), stream.incarnation),
+        )
+        copies = cover.taken
+        claims.rows = {**known, **others}
+        self._tell(stream, cover)
+        placed = self._placement(stream)
+        rows = self._rows(copies, placed, stream)
+        removed, lost = self._gone(stream, copies, next_sequence)
+        shown = SequenceSet.from_ranges([(stream.floor, next_sequence)]).difference(removed)
+        histories = stream.histories
+        if not histories and next_sequence > 1:
+            histories = ((self._env.random_bytes(HISTORY_SIZE), 1),)
+        return replace(
+            stream,
+            config=msgspec.structs.replace(stream.config, num_replicas=len(placed)),
+            incarnation=self._env.new_id(),
+            placement=placed,
+            next_sequence=next_sequence,
+            blocks=Table.of(rows),
+            removed=removed,
+            lost=lost,
+            message_count=len(shown),
+            data_size=_data_size(rows, shown),
+            histories=histories,
+            origins=_origins(copies, next_sequence, stream.incarnation),
+        )
+
+    def _rows_of(self, stream: StreamState, claims: Claims) -> tuple[dict[bytes, np.void], dict[bytes, np.void]]:
+        """Return the rows of the manifest, and of those in the journals that say something of what is not removed."""
+        known = {bytes(row["block_id"]): row for row in stream.blocks.rows}
+        shown, others = stream.shown(), {}
+        for block_id, row in claims.rows.items():
+            first, end = int(row["first"]), int(row["first"] + row["span"])
+            if block_id not in known and (end > stream.next_sequence or shown.count_in(first, end)):
+                later = row.copy()
+                later["subject_set"] = 0  # of sets that are not known
+                others[block_id] = later
+        return known, others
+
+    def _tell(self, stream: StreamState, cover: Cover) -> None:
+        """Note which blocks are left alone though something speaks of them."""
+        for row in cover.conflicts:
+            self.notes.append(
+                f"stream {stream.name}: block {bytes(row['block_id']).hex()} claims sequences of another block from "
+                f"{int(row['first'])} on, and is left alone"
+            )
+        if cover.spared:
+            self.notes.append(
+                f"stream {stream.name}: {len(cover.spared)} blocks are left alone, since their messages are in merged "
+                "ones, or the other way round"
+            )
+
+    def _placement(self, stream: StreamState) -> tuple[bytes, ...]:
+        here = [one.volume_id for one in self._made]
+        kept = [one for one in stream.placement if one in here]
+        count = min(len(stream.placement) or len(here), len(here))
+        return (*kept, *[one for one in here if one not in kept])[:count]
+
+    def _rows(self, copies: Sequence[Copy], placed: tuple[bytes, ...], stream: StreamState) -> np.ndarray:
+        rows = np.zeros(len(copies), BLOCK_DTYPE)
+        for at, copy in enumerate(copies):
+            rows[at] = copy.row
+            held = [self._made[one].volume_id for one in copy.holders]
+            rows[at]["holders"] = sum(1 << position for position, one in enumerate(placed) if one in held)
+        return rows
+
+    def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[SequenceSet, SequenceSet]:
+        """Return (removed, lost): what was removed before and holes of blocks; and what no block is left of."""
+        covered = SequenceSet.from_ranges(
+            [(int(one.row["first"]), int(one.row["first"] + one.row["span"])) for one in copies]
+        )
+        everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
+        missing = everything.difference(covered).difference(stream.removed)
+        holes = [one.holes + int(one.row["first"]) for one in copies if len(one.holes)]
+        removed = stream.removed.union(missing)
+        if holes:
+            removed = removed.union(SequenceSet.from_sequences(np.concatenate(holes)).clip(stream.floor, next_sequence))
+        return removed, stream.lost.union(missing)
+
+
+def _origins(copies: Sequence[Copy], next_sequence: int, before: bytes) -> tuple[tuple[bytes, int], ...]:
+    """Return the incarnations under which the blocks were written, each with the end of its sequences."""
+    origins: list[tuple[bytes, int]] = []
+    for one in copies:
+        first = int(one.row["first"])
+        if origins and origins[-1][0] == one.written_as:
+            continue
+        if origins:
+            origins[-1] = (origins[-1][0], first)
+        origins.append((one.written_as, next_sequence))
+    return tuple(origins) or (((before, next_sequence),) if next_sequence > 1 else ())
+
+
+def _data_size(rows: np.ndarray, shown: SequenceSet) -> int:
+    """Return the message bytes that are shown, in proportion where a block is not shown as a whole."""
+    total = 0
+    for row in rows:
+        count = shown.count_in(int(row["first"]), int(row["first"] + row["span"]))
+        total += int(row["data_size"]) * count // max(1, int(row["row_count"]))
+    return total
+
+
+def execute(plan: AdoptPlan, env: Environment = REAL) -> None:
+    """Make the store what the plan says. Raises RequirementError if it is not as it was when the plan was made.
+
+    StoreBusyError if a process has it open for writing, DiskFullError, ReadOnlyError, VolumeFailedError: then a new
+    plan goes on from there.
+    """
+    first = creation.first_entry_of(plan.state, env)
+    by_id = sorted(plan.volumes, key=lambda one: one.volume_id)
+    with translated(", ".join(str(one.path) for one in plan.volumes)):
+        for one in plan.volumes:
+            if not env.files.is_directory(one.path):
+                env.files.make_directory(one.path)
+                env.files.sync_directory(one.path.parent)
+        with locks.hold(env.files, [one.path for one in by_id], len(by_id), 0.0):
+            for one in plan.volumes:
+                now = surviving.look_at(one.path, env).identity
+                if now != plan.before[one.volume_id] and now is not None:
+                    raise RequirementError(f"{one.path} is not as it was when the plan was made; make a new one")
+            aside = [
+                rejoin.put_aside(one.path, env, also=(placements.FILE_NAME, identity.FILE_NAME)) for one in plan.volumes
+            ]
+            for one in plan.volumes:
+                creation.write_metadata(one, first, env)
+                rejoin.make_stream_directories(plan.state, one, env)
+            for one in plan.volumes:
+                creation.write_identity(one, env)
+            for directory in aside:
+                if directory is not None:
+                    logger.info("the metadata files that were there are in %s now", directory)
+                    env.files.create(directory / surviving.ADOPTED_NAME).close()
+                    env.files.sync_directory(directory)

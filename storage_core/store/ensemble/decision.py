@@ -1,0 +1,430 @@
+"""What to do with the volumes of a store as a turn finds them: one pure decision, made from all evidence at once.
+
+Evidence is everything that the metadata files of every volume that can be read say (log.py). The decision names the log
+to lead with, who votes, and what each volume needs before it may count. Nothing here reads or writes.
+
+The rules, with the reasons in docs/locks-and-stability.md:
+
+- A log that ends below what any entry or snapshot says of it was rolled back: its volume does not vote.
+- A bad record of which another volume has a whole copy is repaired from it, and the volume votes.
+- A bad record above all marks, with nothing after it, without a copy, while no more than f voters cannot be read, is a
+  torn tail: it is set aside, and the volume votes. Any other bad record is damage, and its volume does not vote.
+- The log to lead with is the best (term, index) of all that can be read, also of volumes that do not vote. It must
+  hold every commit record that can be read.
+- A volume whose committed entries are on another branch is one of another copy of the store: it does not vote.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from storage_core.errors import CorruptionError, NoQuorumError, StorageError
+from storage_core.metadata.commands import Voter, decode_envelope
+from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry
+from storage_core.raft.quorum import losses_survived, majority
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store.volume import volumes
+from storage_core.store.volume.log import Evidence
+
+CURRENT, BEHIND, DAMAGED, MISSING = "current", "behind", "damaged", "missing"
+FOREIGN, ROLLED_BACK, RETIRED = "foreign", "rolled_back", "retired"
+PROBLEMS = {  # of a directory (volumes.py): what it means for the volume's metadata
+    volumes.MISSING: MISSING,
+    volumes.BLANK: MISSING,
+    volumes.DAMAGED: DAMAGED,
+    volumes.UNREADABLE: DAMAGED,
+    volumes.FOREIGN: FOREIGN,
+}
+Tip = tuple[int, int, bytes]  # index, term, chain of an entry
+START: Tip = (0, 0, CHAIN_START)
+_UNCHANGED = "Nothing has been changed; restore the volume from a copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One volume as a turn found it."""
+
+    volume_id: bytes
+    name: str  # where it is, for people
+    instance_id: bytes = b""
+    evidence: Evidence | None = None  # None: its log says nothing
+    state: str = MISSING  # why there is no evidence: MISSING, DAMAGED, FOREIGN
+    reason: str = ""
+    locked: bool = True  # by this turn; else it was only looked at
+    busy: bool = False  # another process has its lock
+    error: StorageError | None = None  # what reading its log ended in
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was decided about one volume."""
+
+    state: str  # of its metadata, one of the words above
+    reason: str  # for people; empty if it is current
+    votes: bool
+    written: bool  # entries are written to it: it votes, or catches up
+    in_step: bool = False  # it ends where the log that leads ends, all of it durable: it needs no new segment
+    keep: int = 0  # otherwise: its entries up to here stay, later ones are written anew
+    drop_record: bool = False  # its commit record vouches for what is repaired: that goes first
+    index: int = 0  # where its own log ends
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The log to lead with."""
+
+    tip: Tip
+    snapshot: SnapshotHeader | None
+    snapshot_body: SnapshotBody | None
+    entries: tuple[Entry, ...]  # after the snapshot, up to the tip
+
+    @property
+    def base(self) -> Tip:
+        """Return where the entries begin."""
+        return (self.snapshot.index, self.snapshot.term, self.snapshot.chain) if self.snapshot is not None else START
+
+    def at(self, index: int) -> Tip | None:
+        """Return the entry at `index`, None below the snapshot or above the tip."""
+        place = index - self.base[0]
+        if place == 0:
+            return self.base
+        if not 0 < place <= len(self.entries):
+            return None
+        entry = self.entries[place - 1]
+        return entry.index, entry.term, entry.chain
+
+    def agrees(self, index: int, chain: bytes) -> bool:
+        """Return whether the log holds this entry; below the snapshot that is not known, and taken for granted."""
+        there = self.at(index)
+        return there[2] == chain if there is not None else index < self.base[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    lead: Lead
+    commit: CommitRecord | None  # the highest that can be read
+    term_seen: int  # the highest that anything speaks of
+    durable: Mapping[bytes, int]  # by volume: the highest index that anything says to be durable there
+    findings: Mapping[bytes, Finding]
+    above: str | None = None  # what was committed that the log to lead with does not hold
+
+    @property
+    def voting(self) -> list[bytes]:
+        return [volume_id for volume_id, one in self.findings.items() if one.votes]
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether nothing has to be written before the log may be gone on with."""
+        return all(one.in_step for one in self.findings.values() if one.written)
+
+
+class Pool:
+    """All entries and snapshots of all volumes, put together to chains."""
+
+    def __init__(self, evidences: Iterable[Evidence]) -> None:
+        evidences = list(evidences)
+        self._entries: dict[tuple[int, bytes], Entry] = {}  # those that a whole chain leads to
+        self._parents: dict[tuple[int, bytes], bytes] = {}
+        self._roots: dict[tuple[int, bytes], tuple[SnapshotHeader, SnapshotBody]] = {}
+        self._chains: dict[int, list[bytes]] = {0: [CHAIN_START]}  # by index
+        self.statements: dict[bytes, int] = {}  # by volume: the highest index that anything says to be durable there
+        for one in evidences:
+            if one.snapshot is not None and one.snapshot_body is not None:
+                self._roots[one.snapshot.index, one.snapshot.chain] = (one.snapshot, one.snapshot_body)
+                self._hear(one.snapshot_body.durable)
+        for index, chain in self._roots:
+            self._chains.setdefault(index, []).append(chain)
+        pooled: dict[tuple[int, bytes], Entry] = {}
+        for one in evidences:
+            for entry in one.everything.values():
+                pooled.setdefault((entry.index, entry.chain), entry)
+        for place in sorted(pooled):
+            self._hear(decode_envelope(pooled[place].payload).durable)
+            self._link(place, pooled[place])
+
+    def _hear(self, durable: Mapping[bytes, int]) -> None:
+        for volume_id, index in durable.items():
+            self.statements[volume_id] = max(self.statements.get(volume_id, 0), index)
+
+    def _link(self, place: tuple[int, bytes], entry: Entry) -> None:
+        for before in self._chains.get(entry.index - 1, ()):
+            if entry.follows(before):
+                self._entries[place], self._parents[place] = entry, before
+                known = self._chains.setdefault(entry.index, [])
+                if entry.chain not in known:
+                    known.append(entry.chain)
+                return
+
+    def holds(self, entry: Entry | None) -> bool:
+        """Return whether a whole chain leads to the entry."""
+        return entry is not None and (entry.index, entry.chain) in self._entries
+
+    def tip_of(self, evidence: Evidence) -> Tip:
+        """Return the last entry of a volume that a whole chain leads to, whoever has the entries before it."""
+        best = START
+        if evidence.snapshot is not None:
+            best = (evidence.snapshot.index, evidence.snapshot.term, evidence.snapshot.chain)
+        for entry in evidence.everything.values():
+            if entry.index > best[0] and self.holds(entry):
+                best = (entry.index, entry.term, entry.chain)
+        return best
+
+    def lead_to(self, tip: Tip) -> Lead:
+        """Return the log that ends with `tip`, from the newest snapshot on its way on."""
+        index, _, chain = tip
+        entries: list[Entry] = []
+        while (index, chain) not in self._roots and index > 0:
+            entry = self._entries[index, chain]
+            entries.append(entry)
+            index, chain = index - 1, self._parents[index, chain]
+        header, body = self._roots.get((index, chain), (None, None))
+        return Lead(tip, header, body, tuple(reversed(entries)))
+
+    def place_of(self, commit: CommitRecord) -> Tip | None:
+        """Return the entry that a commit record names, None if no whole chain leads there."""
+        place = (commit.index, commit.chain)
+        known = place in self._entries or place in self._roots
+        return (commit.index, commit.term, commit.chain) if known else None
+
+
+class Contended(Exception):
+    """Too few may vote, and one that could is locked by another process: let go, and try again."""
+
+
+@dataclass(slots=True)
+class _Judged:
+    """A volume before it is known which log leads."""
+
+    found: Found
+    evidence: Evidence
+    tip: Tip
+    bad: int = 0  # first position that is not whole; 0: none
+    vote: bool = True
+    written: bool = True
+    state: str = CURRENT
+    reason: str = ""
+
+
+def decide(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
+    """Return what to do, with the volumes in the order of `voters`.
+
+    Raises NoQuorumError if too few volumes may vote, CorruptionError if a commit record is above every log that can be
+    read, if the only volume is damaged, or if copies of the store went separate ways; Contended.
+    """
+    decision = examine(found, voters)
+    _check_votes(decision, [one.volume_id for one in voters if not one.learner], found)
+    if decision.above is not None:
+        raise CorruptionError(decision.above)
+    return decision
+
+
+def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
+    """Return the same without a judgement on whether it is enough to go on with."""
+    voting_ids = [one.volume_id for one in voters if not one.learner]
+    at_hand = {one.volume_id: one for one in found}
+    findings: dict[bytes, Finding] = {}
+    read: dict[bytes, Found] = {}
+    for voter in voters:
+        there = at_hand.get(voter.volume_id, Found(voter.volume_id, voter.path, reason="the volume was not found"))
+        problem = _excluded(there, voter)
+        if problem is None or problem.state == RETIRED:  # what it holds counts as evidence, its vote does not
+            read[voter.volume_id] = there
+        if problem is not None:
+            findings[voter.volume_id] = problem
+    evidences = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
+    pool = Pool(evidences.values())
+    unreadable = sum(volume_id not in evidences for volume_id in voting_ids)
+    rules = _Rules(evidences, pool, unreadable <= losses_survived(len(voting_ids)))
+    judged = [rules.judge(read[volume_id]) for volume_id in evidences]
+    for one in judged:
+        may = one.found.locked and one.found.volume_id not in findings
+        one.vote = one.vote and may and one.found.volume_id in voting_ids
+        one.written = one.written and may
+    lead, strays = _choose(judged, pool, len(voting_ids))
+    for one in judged:
+        findings.setdefault(one.found.volume_id, _finding(one, lead, strays))
+    term = max((one.term for one in evidences.values()), default=0)
+    ordered = {voter.volume_id: findings[voter.volume_id] for voter in voters}
+    return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead, strays))
+
+
+def newest(found: Sequence[Found]) -> Lead | None:
+    """Return the best log of all that can be read, to learn from it who the voters are; None if there is none."""
+    evidences = [one.evidence for one in found if one.evidence is not None]
+    if not evidences:
+        return None
+    pool = Pool(evidences)
+    return pool.lead_to(max((pool.tip_of(one) for one in evidences), key=_rank))
+
+
+def _rank(tip: Tip) -> tuple[int, int, bytes]:
+    index, term, chain = tip
+    return term, index, chain
+
+
+def _excluded(one: Found, voter: Voter) -> Finding | None:
+    """Return why a volume is no part of this turn at all, None if it is."""
+    if one.evidence is None:
+        return Finding(one.state, one.reason, votes=False, written=False)
+    index = one.evidence.tip[0]
+    if one.instance_id != voter.instance_id:
+        reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
+        return Finding(FOREIGN, reason, votes=False, written=False, index=index)
+    if voter.retired:
+        return Finding(RETIRED, voter.retired, votes=False, written=False, index=index)
+    return None
+
+
+class _Rules:
+    """What all evidence together says about each volume."""
+
+    def __init__(self, evidences: Mapping[bytes, Evidence], pool: Pool, may_cut: bool) -> None:
+        self._evidences, self._pool, self._may_cut = evidences, pool, may_cut
+        records = [one.commit for one in evidences.values() if one.commit is not None]
+        self.commit = max(records, key=lambda one: (one.index, one.generation), default=None)
+
+    def judge(self, found: Found) -> _Judged:
+        """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
+        evidence = self._evidences[found.volume_id]
+        one = _Judged(found, evidence, self._pool.tip_of(evidence))
+        end = max([evidence.tip[0], *evidence.everything])
+        said = self._pool.statements.get(found.volume_id, 0)
+        snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
+        # Entry 1 was durable before the volume had its identity.
+        marks = max(1, snapshot_index, said, self.commit.index if self.commit is not None else 0)
+        if end < said:
+            one.vote, one.state = False, ROLLED_BACK
+            one.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
+        own, followed = evidence.commit, False
+        if evidence.bad is not None:
+            one.bad, followed = evidence.bad.index, evidence.bad.followed
+            what = f"the metadata log is damaged at entry {one.bad} ({evidence.bad.where})"
+        elif evidence.tip[0] < max(1, own.index if own is not None else 0):
+            one.bad = evidence.tip[0] + 1
+            what = f"the metadata log ends at entry {evidence.tip[0]}: it was cut or rolled back"
+        if not one.bad:
+            return one
+        if self._has_copy(found.volume_id, one.bad):
+            if one.bad <= marks or followed:
+                one.state, one.reason = DAMAGED, f"{found.name}: {what}; another volume has a whole copy"
+            return one
+        if one.bad <= marks or followed:
+            one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
+        elif evidence.marks_are_lost:
+            one.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
+        elif not self._may_cut:
+            one.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
+        else:
+            return one  # a torn tail
+        one.vote = one.written = False
+        one.state = DAMAGED
+        return one
+
+    def _has_copy(self, volume_id: bytes, index: int) -> bool:
+        """Return whether another volume has a whole entry at `index`, or a snapshot that covers it."""
+        others = [one for other, one in self._evidences.items() if other != volume_id]
+        if any(one.snapshot is not None and one.snapshot.index >= index for one in others):
+            return True
+        return any(self._pool.holds(one.everything.get(index)) for one in others)
+
+
+def _choose(judged: Sequence[_Judged], pool: Pool, voter_count: int) -> tuple[Lead, dict[bytes, str]]:
+    """Return the log to lead with, and by volume why its committed entries are not part of it."""
+    voting = [one for one in judged if one.vote]
+    tips = sorted({one.tip for one in judged}, key=_rank, reverse=True)
+    if not tips:
+        return Lead(START, None, None, ()), {}
+    choices = []
+    for tip in tips:
+        lead = pool.lead_to(tip)
+        strays = {one.found.volume_id: why for one in judged if (why := _stray(one, lead, pool))}
+        if sum(one.found.volume_id not in strays for one in voting) >= majority(voter_count):
+            return lead, strays
+        choices.append((lead, strays))
+    return choices[0]
+
+
+def _stray(one: _Judged, lead: Lead, pool: Pool) -> str:
+    """Return why a volume's committed entries are on another branch than `lead`; empty if they are not."""
+    snapshot, commit = one.evidence.snapshot, one.evidence.commit
+    if snapshot is not None and snapshot.index <= lead.tip[0] and not lead.agrees(snapshot.index, snapshot.chain):
+        return f"{one.found.name}: the snapshot at entry {snapshot.index} is of another history"
+    if commit is None or lead.agrees(commit.index, commit.chain):
+        return ""
+    if commit.index > lead.tip[0]:
+        place = pool.place_of(commit)
+        if place is None or pool.lead_to(place).agrees(lead.tip[0], lead.tip[2]):
+            return ""  # it is above: _check_commit
+    return (
+        f"{one.found.name}: entry {commit.index} of the metadata log is not the one that was committed (the hash "
+        f"chains differ). {_UNCHANGED}"
+    )
+
+
+def _finding(one: _Judged, lead: Lead, strays: Mapping[bytes, str]) -> Finding:
+    index = one.evidence.tip[0]
+    if one.found.volume_id in strays:
+        return Finding(FOREIGN, strays[one.found.volume_id], votes=False, written=False, index=index)
+    commit = one.evidence.commit
+    in_step = (
+        not one.bad
+        and one.evidence.tip == lead.tip
+        and commit is not None
+        and (commit.index, commit.chain) == (lead.tip[0], lead.tip[2])
+        and one.evidence.tail_is_clean
+        and one.evidence.slots_are_whole
+    )
+    state, reason = one.state, one.reason
+    if state == CURRENT and one.evidence.tip[0] < lead.tip[0]:
+        state, reason = BEHIND, f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip[0]}"
+    drop = bool(one.bad) and commit is not None and one.bad <= commit.index
+    keep = _kept(one, lead)
+    if one.bad:
+        keep = min(keep, one.bad - 1)
+    return Finding(state, reason, one.vote, one.written, in_step, keep, drop, index)
+
+
+def _kept(one: _Judged, lead: Lead) -> int:
+    """Return up to where the volume's own log is durable and the same as the one that leads."""
+    evidence = one.evidence
+    base = evidence.snapshot.index if evidence.snapshot is not None else 0
+    durable = base
+    if evidence.commit is not None and base <= evidence.commit.index <= evidence.tip[0]:
+        durable = evidence.commit.index
+    while durable > base:
+        entry = evidence.entries[durable - base - 1]
+        if lead.agrees(entry.index, entry.chain) and entry.index <= lead.tip[0]:
+            break
+        durable -= 1
+    return durable
+
+
+def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
+    needed = majority(len(voting_ids))
+    if len(decision.voting) >= needed:
+        return
+    if any(one.evidence is not None and one.busy for one in found):
+        raise Contended
+    if len(voting_ids) == 1:
+        for one in found:
+            if one.volume_id == voting_ids[0] and one.error is not None:
+                raise one.error
+        raise CorruptionError(decision.findings[voting_ids[0]].reason)
+    others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
+    reasons = "; ".join(f"{one.state}: {one.reason}" for one in others)
+    raise NoQuorumError(
+        f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
+        "been changed. Bring a volume back; if they are gone for good, `jstream repair --adopt` rebuilds the metadata "
+        "from what is left"
+    )
+
+
+def _above(judged: Sequence[_Judged], lead: Lead, strays: Mapping[bytes, str]) -> str | None:
+    for one in judged:
+        commit = one.evidence.commit
+        if commit is None or one.found.volume_id in strays or lead.agrees(commit.index, commit.chain):
+            continue
+        return (
+            f"{one.found.name}: the metadata log ends at entry {lead.tip[0]}, but entries up to {commit.index} were "
+            f"committed: it was cut or rolled back. {_UNCHANGED}"
+        )
+    return None

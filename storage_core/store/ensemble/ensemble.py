@@ -1,0 +1,477 @@
+"""The metadata of a store as one process knows it: all volumes read as one truth, and turns to change it.
+
+Readers take no lock: they follow the commit records. What they cannot tell from those they look up in a turn, under the
+locks of the volumes (turn.py). Nothing above this module knows how many volumes there are, or where they are.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from storage_core.errors import (
+    CorruptionError,
+    DiskFullError,
+    NoQuorumError,
+    NotAStoreError,
+    ReadOnlyError,
+    StorageError,
+    StoreBusyError,
+    UnsupportedVersionError,
+    VolumeFailedError,
+)
+from storage_core.files import CLOSED, FULL
+from storage_core.metadata.commands import Event, Voter
+from storage_core.metadata.state import StoreState
+from storage_core.raft.entry import CommitRecord, Entry
+from storage_core.raft.quorum import majority
+from storage_core.store.ensemble import decision as rules
+from storage_core.store.ensemble.decision import Contended, Finding, Found, Lead, Pool, examine, newest
+from storage_core.store.ensemble.turn import Leadership, Relock, Standing, Turn
+from storage_core.store.ensemble.view import View, applied, replay
+from storage_core.store.environment import Environment
+from storage_core.store.volume import locks, volumes
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.log import Evidence, Position, VolumeLog
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+READ_ATTEMPTS = 5  # of a reader that meets files being replaced
+COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
+COMMIT_PAUSE_S = 0.005  # between two of them
+CONTENDED_PAUSE_S = 0.02
+
+
+class _Doubt(Exception):
+    """Entries stand above the commit record, and nobody moves it on."""
+
+
+class Metadata:
+    """The metadata of a store, as this process knows it. Safe to use from several threads."""
+
+    def __init__(
+        self, env: Environment, known: Sequence[Volume], paths: Sequence[Path] = (), read_only: bool = False
+    ) -> None:
+        """`known`: volumes of the store, those that were found at `paths`, which the user gave."""
+        self.env, self._paths, self._read_only = env, tuple(paths) or tuple(one.path for one in known), read_only
+        self._volumes = tuple(known)
+        self.store_id = next(one.identity.store_id for one in known if one.identity is not None)
+        self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
+        self.known_view: View | None = None  # replaced as a whole, never by a lower one
+        self._undecided: View | None = None  # what a commit record says while newer entries may count
+        self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
+        self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
+        self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
+        self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
+        self._replayed: tuple[rules.Tip, StoreState] | None = None
+        self.renew()
+        locks.renew_in_children(self)
+
+    def renew(self) -> None:
+        """Lead nothing, and hold nothing: a forked child is another process."""
+        self.leadership: Leadership | None = None
+        self._reading = threading.Lock()
+
+    @classmethod
+    def at(cls, env: Environment, paths: Sequence[Path], read_only: bool = False) -> "Metadata":
+        """Return the metadata of the store that these paths lead to.
+
+        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
+        """
+        return cls(env, volumes.given(env.files, paths), paths, read_only)
+
+    @property
+    def label(self) -> str:
+        """The store, for messages."""
+        return str(self._volumes[0].path) if len(self._volumes) == 1 else ", ".join(str(o.path) for o in self._volumes)
+
+    @property
+    def term_seen(self) -> int:
+        """The highest term that this process has heard of."""
+        return self.known_view.term_seen if self.known_view is not None else 0
+
+    def volumes(self) -> tuple[Volume, ...]:
+        """Return every volume of the store in the order of its voters, looked at just now."""
+        files = self.env.files
+        self._volumes = tuple(volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes)
+        if any(one.problem == volumes.FOREIGN for one in self._volumes) and self._voters:
+            self._look_elsewhere()
+        return self._volumes
+
+    def _look_elsewhere(self) -> None:
+        """Look for volumes that are not where they are expected at the paths that the user gave."""
+        files = self.env.files
+        places = {one.path: one for one in self._volumes if one.identity is not None}
+        elsewhere = [path for path in self._paths if path not in places]
+        try:
+            found = volumes.given(files, elsewhere) if elsewhere else []
+        except (StorageError, ValueError):
+            return
+        ours = [one for one in found if one.identity is not None and one.identity.store_id == self.store_id]
+        known = {one.volume_id for one in places.values()}
+        more = [one for one in ours if one.volume_id not in known]
+        if more:
+            self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
+
+    def log_of(self, one: Volume) -> VolumeLog:
+        identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
+        return VolumeLog(self.env.files, one.path, identity)
+
+    def state_of(self, lead: Lead) -> StoreState:
+        """Return the state at the end of a log; the last answer is remembered."""
+        known = self._replayed  # other threads put theirs in its place
+        if known is None or known[0] != lead.tip:
+            known = self._replayed = (lead.tip, replay(lead))
+        return known[1]
+
+    def found(self, one: Volume, held: locks.Held | None = None, for_state: bool = False) -> Found:
+        """Return a volume with all that its log says, as a turn that holds these locks finds it.
+
+        `for_state`: only with what leads to its newest state.
+        """
+        locked, busy = (one.path in held.locked, one.path in held.busy) if held is not None else (True, False)
+        there = Found(one.volume_id, str(one.path), locked=locked, busy=busy)
+        if one.identity is None:
+            return replace(there, state=rules.PROBLEMS[one.problem], reason=one.reason)
+        there = replace(there, instance_id=one.identity.instance_id)
+        why = self.failed.get((one.volume_id, one.identity.instance_id))
+        if why is not None:
+            failed = VolumeFailedError(f"{one.path} is not written any more: {why}; check it, then open anew")
+            return replace(there, state=rules.RETIRED, reason=why, error=failed)
+        try:
+            return replace(there, evidence=self.log_of(one).read(for_state))
+        except UnsupportedVersionError:
+            raise
+        except StorageError as caught:
+            error = caught
+        except OSError as caught:
+            error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
+        return replace(there, state=rules.DAMAGED, reason=str(error), error=error)
+
+    def _complete(self, voters: Sequence[Voter]) -> bool:
+        """Take in the volumes that the log speaks of; return whether there are any that were not known."""
+        before = {one.volume_id for one in self._volumes}
+        known = [one for one in self._volumes if one.identity is not None]
+        self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
+        self._voters = tuple(voters)
+        return not {one.volume_id for one in self._volumes} <= before
+
+    # --- reading
+
+    def view(self, lock_timeout_s: float) -> View:
+        """Return the newest committed state that commit records vouch for. Takes no lock unless in doubt."""
+        error: StorageError | OSError | None = None
+        with self._reading:
+            for _ in range(READ_ATTEMPTS):
+                try:
+                    view = self._follow_commit_record()
+                except _Doubt:
+                    break
+                except (UnsupportedVersionError, NotAStoreError):
+                    raise
+                except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
+                    error = caught
+                    continue
+                if view is not None:
+                    return view
+        if not self._read_only:
+            try:
+                with self.turn(lock_timeout_s) as turn:  # nothing moves under the lock: what is missing is missing
+                    return turn.view
+            except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError):
+                if self._undecided is None:
+                    raise
+        if self._undecided is None:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
+            reason = error if error is not None else "it was never written, or is lost"
+            raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}") from error
+        logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self.label)
+        self.known_view = self._undecided
+        return self._undecided
+
+    def _follow_commit_record(self) -> View | None:
+        """Return the view that the commit record names; None if that is not certain without the lock."""
+        self._undecided = None
+        known, seen = self.known_view, None
+        if known is None and not self._voters:
+            seen = self._learn_voters()
+        at, commit, clean = self._best_commit_record()
+        if known is not None and commit == known.commit and clean:
+            return known
+        if commit is None or (known is not None and commit.index < known.index):
+            self._undecided = known
+            return None
+        if not clean and not self._read_only:
+            self._undecided = known
+            if known is None and len(self._volumes) > 1:  # too few volumes to be sure; it may be all that is left
+                self._undecided = self._read_up_to(commit, False, clean, seen)
+            return None
+        view = self._advance(known, at, commit) if known is not None else None
+        if view is None:
+            view = self._read_up_to(commit, known is None, clean, seen)
+        if view.state.voters != self._voters and self._complete(view.state.voters):
+            return self._follow_commit_record()
+        self.known_view = view
+        return view
+
+    def _learn_voters(self) -> list[Found]:
+        """Find the other volumes by what those that were given say; return what was read.
+
+        That is the log of the volume with the highest commit record; if it leads nowhere, all are asked.
+        """
+        at, _, _ = self._best_commit_record()
+        found = [self.found(at, for_state=True)]
+        if not found[0].evidence or found[0].evidence.bad is not None:
+            found = [self.found(one) for one in self._volumes]
+        lead = newest(found)
+        voters = self.state_of(lead).voters if lead is not None else ()
+        if len(voters) > 1 or len(self._volumes) > 1:
+            self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
+        self._voters = voters
+        return found
+
+    def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool]:
+        """Return the highest commit record, where it stands, and whether enough of all are whole to go by it."""
+        best: tuple[Volume, CommitRecord | None] = (self._volumes[0], None)
+        errors: list[StorageError | OSError] = []
+        clean_count = 0
+        learners = {one.volume_id for one in self._voters if one.learner}
+        strays = {volume_id for volume_id, one in self.findings.items() if one.state == rules.FOREIGN}
+        for one in self._volumes:
+            if one.volume_id in strays and len(strays) < len(self._volumes):
+                errors.append(CorruptionError(self.findings[one.volume_id].reason))
+                continue
+            try:
+                commit, clean = self.log_of(one).read_commit_record()
+            except (StorageError, OSError) as error:
+                errors.append(error)
+                continue
+            clean_count += clean and one.volume_id not in learners
+            if commit is not None and (best[1] is None or commit.index > best[1].index):
+                best = (one, commit)
+        if len(errors) == len(self._volumes):
+            raise errors[0]
+        return (*best, clean_count >= majority(len(self._volumes) - len(learners)))
+
+    def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
+        """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
+        start = known.positions.get(at.volume_id)
+        tail = self.log_of(at).read_tail(start) if start is not None else None
+        if start is None or tail is None:
+            return None
+        state, index, chain, all_used = known.state, known.index, known.chain, tail.is_clean
+        for record in tail.records:
+            if not isinstance(record, Entry) or record.index <= index:
+                continue
+            if record.index > commit.index or not record.follows(chain):
+                all_used = False
+                break
+            state, index, chain = applied(state, record), record.index, record.chain
+        if (index, chain) != (commit.index, commit.chain):
+            return None
+        positions = {**known.positions, at.volume_id: tail.position if all_used else start}
+        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        return View(state, index, commit.term, chain, commit, positions, term_seen, known.snapshot_index, known.durable)
+
+    def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
+        """Return the state at a commit record, from all evidence; raises CorruptionError if nothing leads there.
+
+        `seen`: what was read a moment ago, if it was.
+        """
+        found = self._seen_beside(seen) if seen is not None else [self.found(one) for one in self._volumes]
+        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
+        pool = Pool(evidences.values())
+        place = pool.place_of(commit)
+        if place is None and seen is not None:
+            return self._read_up_to(commit, first, clean)
+        above = max((one.snapshot.index for one in evidences.values() if one.snapshot is not None), default=0)
+        if place is None and above <= commit.index:
+            for one in evidences.values():
+                if one.bad is not None:
+                    raise CorruptionError(f"{one.bad.where}: a bad record, and the log does not lead past it")
+            raise CorruptionError(f"the metadata log does not lead to its commit record at entry {commit.index}")
+        if len(self._volumes) == 1:
+            (only,) = evidences.values()
+            if only.bad is not None and only.bad.followed:
+                raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
+        if seen is None and len(found) > 1 and place is not None:
+            voters = self._voters or self.state_of(pool.lead_to(place)).voters
+            findings = examine(found, voters).findings
+            foreign = [one for key, one in findings.items() if one.state == rules.FOREIGN and key in evidences]
+            if any(one.commit == commit for one in evidences.values()) and foreign:
+                raise CorruptionError(foreign[0].reason)  # whose commit record that is, the locks decide
+        # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
+        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
+        if seen is not None and not all(_lies_on(lead, one.commit) for one in evidences.values()):
+            return self._read_up_to(commit, first, clean)
+        index, term, chain = lead.tip
+        view = View(
+            state=self.state_of(lead),
+            index=index,
+            term=term,
+            chain=chain,
+            commit=commit,
+            positions={
+                volume_id: one.position
+                for volume_id, one in evidences.items()
+                if one.tip == lead.tip and one.tail_is_clean
+            },
+            term_seen=max(one.term for one in evidences.values()),
+            snapshot_index=lead.base[0],
+            durable=pool.statements,
+        )
+        tip = max(pool.tip_of(one)[0] for one in evidences.values())
+        if first and not self._is_being_written(tip, max(index, commit.index)):
+            if not clean:
+                raise CorruptionError(
+                    f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
+                    "before it names; opening the store for writing settles which of them count"
+                )
+            self._undecided = view
+            raise _Doubt
+        return view
+
+    def _seen_beside(self, seen: list[Found]) -> list[Found]:
+        """Return what was read a moment ago, and of the other volumes how far their logs go."""
+        there = {one.volume_id for one in seen}
+        evidences = [one.evidence for one in seen if one.evidence is not None]
+        after = min((one.snapshot.index if one.snapshot is not None else 0 for one in evidences), default=0)
+        found = list(seen)
+        for one in self._volumes:
+            if one.volume_id not in there and one.identity is not None:
+                try:
+                    evidence = self.log_of(one).read_entries(after)
+                except UnsupportedVersionError:
+                    raise
+                except (StorageError, OSError):  # what it held, if anything, is for a turn to find out
+                    continue
+                found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, evidence))
+        return found
+
+    def _is_being_written(self, tip: int, committed: int) -> bool:
+        """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
+
+        After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
+        begun to read can meet that; whoever has read before was alive all the time.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            if tip <= committed:
+                return True
+            self.env.sleep(COMMIT_PAUSE_S)
+            _, commit, _ = self._best_commit_record()
+            committed = commit.index if commit is not None else committed
+        return tip <= committed
+
+    def standings(self) -> dict[bytes, Standing]:
+        """Return, without a lock, what the metadata of each volume is like.
+
+        Logs are read one after another: a volume that is being written meanwhile may seem to be behind, or to have been
+        rolled back. So what is not current is looked at again, until its log has stood still; one that keeps growing
+        is written by a holder, who writes those alone that are in step.
+        """
+        result: dict[bytes, Standing] = {}
+        moving: set[bytes] = set()
+        for _ in range(READ_ATTEMPTS):
+            before, view = result, self.view(0.0)
+            findings = examine([self.found(one) for one in self.volumes()], view.state.voters).findings
+            result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
+            moving = {
+                volume_id
+                for volume_id, one in result.items()
+                if one.state in (rules.BEHIND, rules.ROLLED_BACK, rules.DAMAGED) and one != before.get(volume_id)
+            }
+            if not moving:
+                return result
+        grown = [one for one in moving if one in before and 0 < before[one].index < result[one].index]
+        return {**result, **{one: Standing(rules.CURRENT, "", result[one].index) for one in grown}}
+
+    # --- turns
+
+    @contextmanager
+    def turn(self, lock_timeout_s: float, take_over: bool = False) -> Iterator[Turn]:
+        """Hold the store: everything read, everything that counts made durable.
+
+        Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
+        """
+        if self._read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only")
+        if not self._voters:
+            with self._reading, translated(self.label):
+                self._learn_voters()
+        deadline = time.monotonic() + lock_timeout_s
+        with translated(self.label):
+            while True:
+                at_hand = self.volumes()
+                lockable = sorted(
+                    (one for one in at_hand if one.problem not in (volumes.MISSING, volumes.FOREIGN)),
+                    key=lambda one: one.volume_id,
+                )
+                learners = sum(one.learner for one in self._voters)
+                needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
+                left_s = max(0.0, deadline - time.monotonic())
+                with locks.hold(self.env.files, [one.path for one in lockable], needed, left_s) as held:
+                    turn = Turn(self, at_hand, held)
+                    try:
+                        turn.begin(take_over)
+                    except Relock as relock:
+                        self._complete(relock.args[0])
+                        continue
+                    except Contended:
+                        if time.monotonic() >= deadline:
+                            raise StoreBusyError(
+                                f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s"
+                            ) from None
+                    else:
+                        if turn.state.voters != self._voters:
+                            self._complete(turn.state.voters)
+                        yield turn
+                        turn.end()
+                        return
+                self.env.sleep(CONTENDED_PAUSE_S)
+
+    def last_states(self, state: StoreState) -> Mapping[str, str]:
+        """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
+        events, known = self._told
+        if events is not state.events:
+            known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
+            self._told = (state.events, known)
+        return known
+
+    def forget(self) -> None:
+        """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
+        self.leadership = None
+
+    def trust_again(self) -> None:
+        """After the disk was read anew: volumes that failed in this process go on from what is found there."""
+        self.failed.clear()
+        self.leadership, self.known_view = None, None
+
+    def keep(self, view: View) -> None:
+        self.known_view = view
+
+
+def _lies_on(lead: Lead, commit: CommitRecord | None) -> bool:
+    return commit is None or commit.index > lead.tip[0] or lead.agrees(commit.index, commit.chain)
+
+
+def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:
+    """Return the log that ends with the snapshot at `index`."""
+    header = next(one.snapshot for one in evidences if one.snapshot is not None and one.snapshot.index == index)
+    return pool.lead_to((header.index, header.term, header.chain))
+
+
+@contextmanager
+def translated(label: object) -> Iterator[None]:
+    """Errors of the operating system become ours at this edge."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(f"{label}: {error.strerror}") from error
+        if error.errno in CLOSED:
+            raise ReadOnlyError(f"{label} cannot be written: {error.strerror} ({error.filename})") from error
+        raise VolumeFailedError(f"{label}: {error}") from error

@@ -1,0 +1,446 @@
+"""Membership: volumes added, removed and replaced, one step at a time, each of which may be the last before a kill.
+
+    recorded     an entry says what is to be done; new volumes are learners from here on, and an even number of voters
+                 is allowed while it stands
+    joined       the learners get their metadata as a volume that rejoins does (rejoin.py)
+    promoted     one by one, each when its log is in step
+    moved        streams get their new placement, each in the entry after which all copies that can be made are there
+    removed      one by one; the last step of all takes the record away and says what was done
+
+What has been done shows in the state, so whoever comes next goes on from there: the same command, `repair`, `maintain`.
+A removed volume keeps its files. Its identity is that of no volume of the store any more, so it is passed over.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from storage_core.errors import AlreadyExistsError, RequirementError, StorageError, VolumeFailedError
+from storage_core.metadata import machine
+from storage_core.metadata.commands import (
+    ChangePlacement,
+    ChangeVolumes,
+    Command,
+    Event,
+    NoOp,
+    RecordHolders,
+    VolumeChange,
+    Voter,
+)
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble import rejoin
+from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas.copies import LiveBlock, copy_block, live_blocks, look
+from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
+from storage_core.store.volume import identity, locks, placement
+from storage_core.store.volume.volumes import Volume, recorded_paths
+
+logger = logging.getLogger(__name__)
+VOLUME_COUNT_MAX = 5
+COPIED_PER_TURN_MAX = 64 << 20  # bytes of blocks that are looked at or copied before others get their turn
+ADD, REMOVE, REPLACE = "add", "remove", "replace"
+_EVENTS = {ADD: "volume_added", REMOVE: "volume_removed", REPLACE: "volume_replaced"}
+
+
+class Membership:
+    """Changes of the volumes of one store."""
+
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+        self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+
+    # --- what is asked for
+
+    def add(self, paths: Sequence[Path]) -> None:
+        """Add volumes at these paths, two or four: their number stays odd. Streams keep their replicas where they are.
+
+        Raises ValueError (number of volumes, one of the store's own), AlreadyExistsError (a directory with something in
+        it), RequirementError (another change is under way, a volume takes no part), and what a turn raises.
+        """
+        state = self._state()
+        if self._is_under_way(state, ADD, paths=paths):
+            self.resume()
+            return
+        voters = _voting(state)
+        if len(paths) % 2:
+            raise ValueError(
+                f"volumes: {len(paths)} of them would make {len(voters) + len(paths)}; a store has 1, 3 or 5, so add "
+                "two at a time"
+            )
+        if len(voters) + len(paths) > VOLUME_COUNT_MAX:
+            raise ValueError(
+                f"volumes: {len(voters) + len(paths)} are too many; a store has {VOLUME_COUNT_MAX} at most"
+            )
+        self._record(ADD, paths, ())
+        self.resume()
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove volumes, two or four; what streams keep there is moved to others first.
+
+        A change that adds or replaces is taken back if the volumes it would add are named before they vote. Raises
+        ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes would be
+        left, another change is under way), and what a turn raises.
+        """
+        state = self._state()
+        removed = tuple(_volume_id(state, one) for one in names)
+        if len(set(removed)) < len(removed):
+            raise ValueError(f"volumes: one is named twice: {', '.join(names)}")
+        if self._take_back(state, removed) or self._is_under_way(state, REMOVE, removed=removed):
+            self.resume()
+            return
+        left = len(_voting(state)) - len(removed)
+        if len(removed) % 2 or not removed or left < 1:
+            raise ValueError(
+                f"volumes: without {len(removed)} of {len(_voting(state))} the store would have {left}; it has 1, 3 or "
+                "5: remove two at a time, or replace one"
+            )
+        for stream in state.streams.values():
+            if len(stream.placement) > left:
+                raise RequirementError(
+                    f"stream {stream.name!r} has num_replicas {len(stream.placement)}, and {left} volumes would be "
+                    "left; give it fewer replicas first"
+                )
+        self._record(REMOVE, (), removed)
+        self.resume()
+
+    def replace(self, name: str, path: Path) -> None:
+        """Put a new volume at `path` in the place of another one, which may be lost.
+
+        Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
+        """
+        state = self._state()
+        removed = (_volume_id(state, name),)
+        if self._is_under_way(state, REPLACE, paths=[path], removed=removed):
+            self.resume()
+            return
+        self._record(REPLACE, [path], removed)
+        self.resume()
+
+    def step_down(self) -> None:
+        """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            self._metadata.forget()
+            turn.propose(NoOp())
+
+    # --- the record
+
+    def _state(self) -> StoreState:
+        return self._metadata.view(self._lock_timeout_s).state
+
+    def _is_under_way(
+        self, state: StoreState, kind: str, paths: Sequence[Path] = (), removed: tuple[bytes, ...] = ()
+    ) -> bool:
+        """Return whether this very change is recorded; raises RequirementError if it is another one."""
+        change = state.volume_change
+        if change is None:
+            return False
+        at = {one.volume_id: os.path.realpath(one.path) for one in self._metadata.volumes()}
+        added = {at.get(one) for one in change.added}
+        if (change.kind, change.removed, added) == (kind, removed, {os.path.realpath(path) for path in paths}):
+            return True
+        raise RequirementError(
+            f"a change of the store's volumes is under way ({_told(change, at)}); `jstream repair` brings it to its "
+            "end; to take it back, remove the volumes that it adds"
+        )
+
+    def _record(self, kind: str, paths: Sequence[Path], removed: tuple[bytes, ...]) -> None:
+        """Make the directories of new volumes, and write down what is to be done."""
+        paths = [Path(os.path.realpath(path)) for path in paths]
+        for path in paths:
+            self._check(path)
+        with translated(", ".join(map(str, paths)) or self._metadata.label):
+            for path in paths:
+                self._env.files.make_directory(path)
+                self._env.files.sync_directory(path.parent)
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            state = turn.state
+            if state.volume_change is not None:
+                raise RequirementError("a change of the store's volumes was begun meanwhile; ask again")
+            away = [one for one in rejoin.absent(turn) if one.volume.volume_id not in removed]
+            if away:
+                told = "; ".join(f"{one.volume.path} is {one.state}" for one in away)
+                raise RequirementError(f"{told}: repair it first, then change the volumes")
+            new = [Volume(self._env.new_id(), path, None) for path in paths]
+            added = tuple(one.volume_id for one in new)
+            places = recorded_paths([*turn.volumes, *new])
+            voters = [msgspec.structs.replace(one, path=places[one.volume_id]) for one in state.voters]
+            voters += [Voter(one, bytes(16), places[one], learner=True) for one in added]
+            change = VolumeChange(kind, added, removed, self._env.now_ns())
+            _propose(turn, ChangeVolumes(tuple(voters), change))
+
+    def _check(self, path: Path) -> None:
+        """Raise ValueError or AlreadyExistsError if the path is none for a new volume."""
+        files = self._env.files
+        for one in self._metadata.volumes():
+            known = Path(os.path.realpath(one.path))
+            if known == path:
+                raise ValueError(f"volumes: {path} is a volume of the store already")
+            if known in path.parents or path in known.parents:
+                raise ValueError(f"volumes: {path} and {known} lie within each other; each is a directory of its own")
+        if not files.is_directory(path):
+            if not files.is_directory(path.parent):
+                raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
+            return
+        try:
+            there = sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found"})
+        except OSError as error:
+            raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
+        if identity.FILE_NAME in there:
+            raise AlreadyExistsError(f"{path} holds a volume already, of this store before or of another one")
+        if there:
+            raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+
+    def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
+        """Turn a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""
+        change = state.volume_change
+        learners = {one.volume_id for one in state.voters if one.learner}
+        if change is None or not change.added or set(named) != set(change.added) or set(named) - learners:
+            return False
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            voters = tuple(one for one in turn.state.voters if one.volume_id not in named)
+            events = tuple(
+                Event("volume_removed", volume=one.hex(), reason=f"the change ({change.kind}) was taken back")
+                for one in named
+            )
+            _propose(turn, ChangeVolumes(voters, None, events))
+        return True
+
+    # --- the steps
+
+    def resume(self) -> bool:
+        """Bring a change that is under way to its end; return whether there was one.
+
+        Raises what keeps it from going on; the next one goes on from there.
+        """
+        change = self._state().volume_change
+        if change is None:
+            return False
+        self._join()
+        for volume_id in change.added:
+            self._promote(change, volume_id)
+        self._move_all(change)
+        for volume_id in change.removed:
+            self._remove(change, volume_id)
+        return True
+
+    def _turn_with_change(self, step: Callable[[Turn, VolumeChange], None]) -> None:
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            if turn.state.volume_change is not None:  # else another process has ended it
+                step(turn, turn.state.volume_change)
+
+    def _join(self) -> None:
+        """Let the new volumes have the metadata."""
+
+        def join(turn: Turn, change: VolumeChange) -> None:
+            for one in rejoin.absent(turn):
+                if one.volume.volume_id in change.added:
+                    rejoin.rejoin(turn, one, self._env)
+
+        for one in self._metadata.volumes():
+            change = self._state().volume_change
+            if change is not None and one.volume_id in change.added and one.problem == "missing":
+                rejoin.make_directory(rejoin.Absent(one, one.problem, one.reason), self._env)
+        self._turn_with_change(join)
+
+    def _promote(self, change: VolumeChange, volume_id: bytes) -> None:
+        """Let a learner that is in step vote."""
+
+        def promote(turn: Turn, change: VolumeChange) -> None:
+            voter = turn.state.voter(volume_id)
+            if voter is None or not voter.learner:
+                return
+            if volume_id not in {one.volume_id for one in turn.writable}:
+                raise RequirementError(f"volume {volume_id.hex()} cannot be written now, so it does not get to vote")
+            voters = tuple(
+                msgspec.structs.replace(one, learner=False) if one.volume_id == volume_id else one
+                for one in turn.state.voters
+            )
+            is_last = change.kind == ADD and sum(one.learner for one in voters) == 0
+            _propose(turn, ChangeVolumes(voters, None if is_last else change, _done(change) if is_last else ()))
+
+        self._turn_with_change(promote)
+
+    def _remove(self, change: VolumeChange, volume_id: bytes) -> None:
+        def remove(turn: Turn, change: VolumeChange) -> None:
+            voters = tuple(one for one in turn.state.voters if one.volume_id != volume_id)
+            is_last = not {one.volume_id for one in voters}.intersection(change.removed)
+            _propose(turn, ChangeVolumes(voters, None if is_last else change, _done(change) if is_last else ()))
+
+        self._turn_with_change(remove)
+
+    # --- moving streams
+
+    def _move_all(self, change: VolumeChange) -> None:
+        for stream in list(self._state().streams.values()):
+            if set(stream.placement).intersection(change.removed):
+                Move(self._metadata, self._env, self._lock_timeout_s, stream.incarnation).run(
+                    lambda state, one: _without(state, one, change)
+                )
+
+
+def change_replicas(
+    metadata: Metadata, env: Environment, lock_timeout_s: float, incarnation: bytes, count: int
+) -> None:
+    """Keep a stream on this many volumes from now on: copies are made before they are counted.
+
+    Raises ValueError if the store has fewer volumes, or for an even number.
+    """
+
+    def placed(state: StoreState, stream: StreamState) -> tuple[bytes, ...]:
+        voters = _voting(state)
+        if count % 2 == 0 or not 0 < count <= len(voters):
+            raise ValueError(
+                f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
+            )
+        usable = {one.volume_id for one in metadata.volumes() if placement.is_recorded(state, one)}
+        best = sorted(stream.placement, key=lambda one: one not in usable)[:count]  # stable: in order of placement
+        kept = [one for one in stream.placement if one in best]
+        spare = sorted((one for one in voters if one not in kept), key=lambda one: one not in usable)
+        return (*kept, *spare[: count - len(kept)])
+
+    Move(metadata, env, lock_timeout_s, incarnation).run(placed)
+
+
+class Move:
+    """A stream on its way to another placement."""
+
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, incarnation: bytes) -> None:
+        self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+        self._incarnation = incarnation
+        self._there: dict[bytes, set[bytes]] = {}  # by volume: blocks that are whole there
+        self._nowhere: set[tuple[bytes, bytes]] = set()  # (volume, block): no copy is whole, so none could be made
+
+    def run(self, placed: Callable[[StoreState, StreamState], tuple[bytes, ...]]) -> None:
+        """Copy what the new placement needs, turn by turn, and change it in the turn that finds everything there.
+
+        `placed` works the new placement out of the state of that turn. Raises VolumeFailedError, DiskFullError if a
+        copy cannot be written.
+        """
+        while True:
+            with self._metadata.turn(self._lock_timeout_s) as turn:
+                stream = turn.state.by_incarnation(self._incarnation)
+                if stream is None:
+                    return
+                target = placed(turn.state, stream)
+                if target == stream.placement:
+                    return
+                if self._copy_some(turn, stream, target):
+                    self._change(turn, stream, target)
+                    return
+
+    def _copy_some(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> bool:
+        """Make copies on the volumes that are new to the stream; return whether all are there now.
+
+        If the stream gets fewer volumes, those that stay are looked at as well: a copy that goes may be the only one.
+        """
+        writable = {one.volume_id: one for one in turn.writable}
+        sources = [path for _, path in placement.read_directories(turn.state, stream, turn.volumes)]
+        blocks = live_blocks(turn.state, stream)
+        left = COPIED_PER_TURN_MAX
+        for volume_id in target:
+            if volume_id in stream.placement and len(target) >= len(stream.placement):
+                continue
+            if volume_id not in writable:
+                raise RequirementError(f"volume {volume_id.hex()} cannot be written now, and gets no blocks")
+            with translated(writable[volume_id].path):
+                self._make_directories(stream, writable[volume_id])
+            there = self._there.setdefault(volume_id, set())
+            for block in blocks:
+                if block.block_id in there or (volume_id, block.block_id) in self._nowhere:
+                    continue
+                if left <= 0:
+                    return False
+                left -= max(block.file_size, 4096)
+                if self._copy(stream, block, sources, writable[volume_id]):
+                    there.add(block.block_id)
+                elif volume_id in stream.placement:
+                    raise RequirementError(
+                        f"stream {stream.name!r}: sequences {block.first} to {block.end - 1} are whole on no volume "
+                        "that can be read; repair it first, then give it fewer replicas"
+                    )
+                else:
+                    self._nowhere.add((volume_id, block.block_id))
+        return True
+
+    def _make_directories(self, stream: StreamState, volume: Volume) -> None:
+        root = volume.path / identity.STREAMS
+        for incarnation in stream.incarnations:
+            self._env.files.make_directory(root / incarnation.hex())
+        self._env.files.sync_directory(root)
+
+    def _copy(self, stream: StreamState, block: LiveBlock, sources: list[Path], volume: Volume) -> bool:
+        """Make one copy; return whether it is whole, False if no source is."""
+        wrong = look(block, volume.path, stream, self._env)
+        if not wrong:
+            return True  # from an earlier attempt, or it was there before
+        with translated(block.path_on(volume.path)):
+            made = copy_block(block, sources, volume.path, self._env, () if wrong[0].is_missing else wrong)
+        if made.lost:
+            logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
+        return made.written and not made.lost
+
+    def _change(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> None:
+        commands: list[Command] = [ChangePlacement(stream.incarnation, target)]
+        for volume_id, blocks in self._there.items():
+            held = sorted(blocks) if volume_id in target else []
+            for start in range(0, len(held), HELD_PER_ENTRY_MAX):
+                part = b"".join(held[start : start + HELD_PER_ENTRY_MAX])
+                commands.append(RecordHolders(stream.incarnation, volume_id, part))
+        with turn.group():
+            for command in commands:
+                _propose(turn, command)
+
+
+def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tuple[bytes, ...]:
+    """Return the placement of a stream without the volumes that go: others take their places in the list."""
+    spare = [one for one in change.added or _voting(state) if one not in (*stream.placement, *change.removed)]
+    return tuple(spare.pop(0) if one in change.removed else one for one in stream.placement)
+
+
+def _voting(state: StoreState) -> list[bytes]:
+    return [one.volume_id for one in state.voters if not one.learner]
+
+
+def _volume_id(state: StoreState, name: str) -> bytes:
+    """Return the volume of that name: its id in hex."""
+    for one in state.voters:
+        if one.volume_id.hex() == name.lower():
+            return one.volume_id
+    there = ", ".join(one.volume_id.hex() for one in state.voters)
+    raise ValueError(f"volumes: {name!r} is none of the store's: {there}")
+
+
+def _done(change: VolumeChange) -> tuple[Event, ...]:
+    kind = _EVENTS[change.kind]
+    if change.kind == REPLACE:
+        ((new,), (old,)) = change.added, change.removed
+        return (Event(kind, volume=new.hex(), after="current", reason=f"in the place of volume {old.hex()}"),)
+    return tuple(Event(kind, volume=one.hex()) for one in (*change.added, *change.removed))
+
+
+def _told(change: VolumeChange, paths: dict[bytes, str]) -> str:
+    parts = [f"{change.kind}:"]
+    parts += [f"volume {one.hex()} at {paths.get(one, 'an unknown place')} comes" for one in change.added]
+    parts += [f"volume {one.hex()} goes" for one in change.removed]
+    return " ".join([parts[0], ", ".join(parts[1:])])
+
+
+def _propose(turn: Turn, command: Command) -> machine.Result:
+    result = turn.propose(command)
+    if isinstance(result, machine.Refused):
+        result.raise_()
+    return result
+
+
+def resume_quietly(metadata: Metadata, env: Environment, lock_timeout_s: float) -> str:
+    """Bring a change that is under way to its end if that is possible now; return why not, empty if it was or is."""
+    try:
+        Membership(metadata, env, lock_timeout_s).resume()
+    except (StorageError, OSError) as error:
+        logger.warning("the change of the store's volumes does not go on: %s", error)
+        return str(error)
+    return ""

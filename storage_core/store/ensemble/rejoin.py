@@ -1,0 +1,250 @@
+"""Rejoin: a volume that does not take part any more gets its metadata anew, from the log that the others lead with.
+
+It is one that is blank, missing, retired after a failed I/O, has a damaged identity, is another instance than the
+recorded one, or has a log that is damaged beyond what a turn settles. What it holds is proven by nothing but its bytes:
+blocks stay where they are, and count again as each is read and found whole.
+
+    identity unlinked      from here on the directory is no volume, whatever happens
+    metadata files         the old ones go; a snapshot of the committed state and a segment behind it, read back
+    identity               of a new instance; of no consequence yet
+    entry                  on the volumes that take part: from here on it counts again
+
+Ended anywhere before the entry it counts for nothing, and the next attempt begins anew. All of it happens in a turn,
+under the lock of the volume's own directory.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from storage_core.errors import CorruptionError, RequirementError, StorageError, VolumeFailedError
+from storage_core.metadata import machine
+from storage_core.metadata.commands import ChangeVolumes, Event, Voter
+from storage_core.metadata.state import StoreState, encode_state
+from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.store.ensemble import decision
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import reports
+from storage_core.store.volume import creation, identity, locks, log, placements, volumes
+from storage_core.store.volume.identity import STREAMS, VolumeIdentity
+from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
+from storage_core.store.volume.log import Position, VolumeLog
+from storage_core.store.volume.placement import is_recorded
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+_OURS = (
+    identity.FILE_NAME, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME, placements.FILE_NAME,
+    "lost+found",
+)  # fmt: skip
+SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A volume that does not take part."""
+
+    volume: Volume
+    state: str  # one of decision.py, or blank
+    reason: str
+
+    @property
+    def has_identity(self) -> bool:
+        """Return whether it is known to be this volume: then its metadata may be made anew without being asked for."""
+        return self.volume.identity is not None
+
+
+def absent(turn: Turn) -> list[Absent]:
+    """Return the volumes of the store that do not take part in this turn, in the order of its voters."""
+    at_hand = {one.volume_id: one for one in turn.volumes}
+    taking_part = {one.volume_id for one in turn.writable}
+    found = []
+    for voter in turn.state.voters:
+        if voter.volume_id in taking_part:
+            continue
+        volume, standing = at_hand[voter.volume_id], turn.standing(voter.volume_id)
+        if voter.retired and volume.problem in ("", volumes.BLANK):  # blank: an attempt to rejoin came no further
+            found.append(Absent(volume, decision.RETIRED, voter.retired))
+        elif volume.problem:
+            reason = f"{volume.path} holds no volume" if volume.problem == volumes.BLANK else volume.reason
+            found.append(Absent(volume, volume.problem, reason))
+        else:
+            found.append(Absent(volume, standing.state, standing.reason))
+    return found
+
+
+def make_directory(one: Absent, env: Environment) -> None:
+    """Make the directory of a volume that is gone, so that the next turn can lock it.
+
+    Raises RequirementError if what it should lie in is gone as well: that looks like a disk that is not mounted.
+    """
+    path = one.volume.path
+    if not env.files.is_directory(path.parent):
+        raise RequirementError(
+            f"{path} is gone, and so is {path.parent}: mount the disk, or give the volume another place with "
+            "`jstream cluster volume replace`"
+        )
+    try:
+        env.files.make_directory(path)
+        env.files.sync_directory(path.parent)
+    except OSError as error:
+        raise VolumeFailedError(f"{path} cannot be made: {error}") from error
+
+
+def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
+    """Make the volume's metadata anew and let it take part from here on; return it as it is then.
+
+    Raises RequirementError if it must not be touched, or is used by another process, VolumeFailedError if it failed
+    again, DiskFullError and what else a turn raises.
+    """
+    volume = one.volume
+    _check(turn, one, env)
+    made = Volume(
+        volume.volume_id,
+        volume.path,
+        VolumeIdentity(turn.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
+    )
+    is_stray = one.state == decision.FOREIGN and is_recorded(turn.state, volume)
+    try:
+        position = prepare(turn, made, env, set_aside=is_stray)
+    except OSError as error:
+        raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
+    voter = turn.state.voter(volume.volume_id)
+    events: tuple[Event, ...] = ()
+    if voter is not None and not voter.learner:  # of a learner the end of the change will tell
+        reason = one.reason or one.state
+        events = (Event("rejoined", "", "", volume.name, one.state, decision.CURRENT, reason),)
+    command = ChangeVolumes(_with_instance(turn.state, made, turn.volumes), turn.state.volume_change, events)
+    result = turn.admit(made, position, command)
+    if isinstance(result, machine.Refused):
+        result.raise_()
+    return made
+
+
+def _check(turn: Turn, one: Absent, env: Environment) -> None:
+    """Raise RequirementError for a directory that is somebody else's, or that cannot be told to be this volume's."""
+    volume, path = one.volume, one.volume.path
+    if volume.problem == volumes.FOREIGN:
+        raise RequirementError(
+            f"{one.reason}: it is left alone. Put the right disk there, or give volume {volume.name} another place "
+            f"with `jstream cluster volume replace {volume.name} PATH`"
+        )
+    if path not in turn.locked:
+        raise RequirementError(f"{path} is used by another process, or could not be locked; repair it again later")
+    try:
+        names = set(env.files.list_directory(path))
+    except OSError as error:
+        raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
+    strange = sorted(name for name in names.difference(_OURS) if not name.startswith(SET_ASIDE_PREFIX))
+    if volume.identity is None and strange:
+        raise RequirementError(
+            f"{path} holds things that are no part of a volume ({', '.join(strange[:5])}): it is left alone. Is the "
+            "disk mounted?"
+        )
+
+
+def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False) -> Position:
+    """Write all metadata files of a volume, its identity last; return where its log goes on.
+
+    `set_aside`: the old files hold a history of their own, and are kept. Raises OSError, CorruptionError.
+    """
+    assert made.identity is not None
+    files, path, leadership = env.files, made.path, turn.lead()
+    view = turn.view
+    meta = path / log.DIRECTORY
+    _remove_identity(path, env)
+    for directory in (meta, path / STREAMS):
+        files.make_directory(directory)
+    if set_aside:
+        put_aside(path, env)
+    else:
+        for name in files.list_directory(meta):
+            files.unlink(meta / name)
+        files.sync_directory(meta)
+    make_stream_directories(turn.state, made, env)
+    volume_log = VolumeLog(files, path, made.identity)
+    tip = (view.index, view.term, view.chain)
+    durable = {**view.durable, made.volume_id: view.index}
+    vote = leadership.vote
+    body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable)
+    volume_log.write_snapshot(tip, leadership.history, body)
+    commit = view.commit if view.commit is not None and view.commit.index == view.index else None
+    position = volume_log.start_segment(tip, commit, [vote])
+    evidence = volume_log.read()
+    if evidence.tip != tip or evidence.damage or evidence.bad is not None or evidence.position != position:
+        raise CorruptionError(f"{meta} does not read as it was just written: {evidence.damage or evidence.bad}")
+    files.sync_directory(path)
+    creation.write_identity(made, env)
+    return position
+
+
+def _remove_identity(path: Path, env: Environment) -> None:
+    """Unlink the identity, durably: while the metadata is made anew there is no volume."""
+    if identity.FILE_NAME in env.files.list_directory(path):
+        env.files.unlink(path / identity.FILE_NAME)
+        env.files.sync_directory(path)
+
+
+def put_aside(path: Path, env: Environment, also: Sequence[str] = ()) -> Path | None:
+    """Move the metadata files of a volume into a directory of their own beside; return it, None if there are none.
+
+    `also`: names of files of the volume that go with them, if they are there.
+    """
+    files, meta = env.files, path / log.DIRECTORY
+    there = set(files.list_directory(path))
+    names = sorted(files.list_directory(meta)) if log.DIRECTORY in there else []
+    more = [name for name in also if name in there]
+    if not names and not more:
+        return None
+    number = next(number for number in range(1, len(there) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in there)
+    aside = path / f"{SET_ASIDE_PREFIX}{number}"
+    files.make_directory(aside)
+    for name in more:
+        files.replace(path / name, aside / name)
+    for name in names:
+        files.replace(meta / name, aside / name)
+    for directory in (aside, meta, path) if names else (aside, path):
+        files.sync_directory(directory)
+    return aside
+
+
+def make_stream_directories(state: StoreState, volume: Volume, env: Environment) -> None:
+    """Make the directories of all streams that keep blocks on the volume, durably. Raises OSError."""
+    root = volume.path / STREAMS
+    there = set(env.files.list_directory(root))
+    for stream in state.streams.values():
+        if volume.volume_id in stream.placement:
+            for incarnation in stream.incarnations:
+                if incarnation.hex() not in there:
+                    env.files.make_directory(root / incarnation.hex())
+    env.files.sync_directory(root)
+
+
+def _with_instance(state: StoreState, made: Volume, at_hand: Sequence[Volume]) -> tuple[Voter, ...]:
+    """Return the voters with the new instance of one of them, and with where they all are now."""
+    assert made.identity is not None
+    places = volumes.recorded_paths(at_hand)
+    voters = []
+    for voter in state.voters:
+        voter = msgspec.structs.replace(voter, path=places[voter.volume_id])
+        if voter.volume_id == made.volume_id:
+            voter = msgspec.structs.replace(voter, instance_id=made.identity.instance_id, retired="")
+        voters.append(voter)
+    return tuple(voters)
+
+
+def describe(one: Absent, outcome: Volume | StorageError) -> dict[str, object]:
+    """Return what became of a volume, as JSON has it."""
+    done = isinstance(outcome, Volume)
+    return {
+        "volume": one.volume.name,
+        "path": str(one.volume.path),
+        "before": one.state,
+        "after": decision.CURRENT if done else one.state,
+        "reason": one.reason if done else str(outcome),
+        "repaired": done,
+    }

@@ -1,0 +1,298 @@
+"""What is left of a store whose metadata has no quorum: identities, metadata that can still be read, journals, blocks.
+
+Nothing is decided here and nothing written. A *claim* is what a journal of placements, or a surviving manifest, says of
+a block: these sequences, this digest. Journals that an earlier adoption set aside are read as well, the oldest first.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.block.format import HEADER_SIZE, BlockExpectation, decode_header
+from storage_core.block.reader import BlockReader
+from storage_core.errors import NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.metadata.state import StoreState
+from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
+from storage_core.store.ensemble.decision import Found, newest
+from storage_core.store.ensemble.rejoin import SET_ASIDE_PREFIX
+from storage_core.store.ensemble.view import replay
+from storage_core.store.environment import Environment
+from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
+from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
+from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.writing.staging import block_id_of, block_path
+
+logger = logging.getLogger(__name__)
+ADOPTED_NAME = "adopted"  # file in a directory of metadata files that were set aside: the adoption was done
+
+
+@dataclass(slots=True)
+class Remains:
+    """What one directory has left."""
+
+    path: Path
+    identity: VolumeIdentity | None = None
+    problem: str = ""  # why there is no identity
+    found: Found | None = None  # metadata, as far as it can be read
+    is_readable: bool = False  # all of it can: a turn would go by it
+    incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
+
+
+@dataclass(slots=True)
+class Claims:
+    """What is claimed for one incarnation of a stream."""
+
+    incarnation: bytes
+    stream: str
+    rows: dict[bytes, np.void] = field(default_factory=dict)  # by block id; BLOCK_DTYPE
+    age: int = 0  # of the newest record, in the order of the journals: of two incarnations the later one is newer
+    index: int = 0  # of the metadata log when the newest record was written
+    conflicts: list[str] = field(default_factory=list)  # for people
+
+    @property
+    def end(self) -> int:
+        return max((int(row["first"] + row["span"]) for row in self.rows.values()), default=1)
+
+    def add(self, row: np.void, where: str) -> None:
+        block_id = bytes(row["block_id"])
+        known = self.rows.setdefault(block_id, row)
+        if any(known[name] != row[name] for name in ("digest", "first", "span", "file_size")):
+            self.conflicts.append(
+                f"{where}: block {block_id.hex()} at sequence {int(row['first'])}; elsewhere it is at "
+                f"{int(known['first'])}, and that is taken"
+            )
+
+
+def look_at(path: Path, env: Environment) -> Remains:
+    """Return what a directory has left. Raises UnsupportedVersionError, OSError."""
+    one = Remains(path)
+    if not env.files.is_directory(path):
+        one.problem = f"{path} does not exist"
+        return one
+    try:
+        one.identity = read_identity(env.files, path)
+    except UnsupportedVersionError:
+        raise
+    except StorageError as error:
+        one.problem = str(error)
+    root = path / STREAMS
+    if env.files.is_directory(root):
+        for name in sorted(env.files.list_directory(root)):
+            if len(name) == 32 and all(letter in "0123456789abcdef" for letter in name):
+                one.incarnations.append(bytes.fromhex(name))
+    return one
+
+
+def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment) -> None:
+    """Read the logs of the volumes, as far as they can be read.
+
+    Those that an adoption set aside count only if there is no other: it was killed before it had written the first.
+    """
+    for one in remains:
+        identity = one.identity or _identity_in_log(one, store_id, env)
+        if identity is not None:
+            one.found, one.is_readable = _read_log(one.path / DIRECTORY, identity, env)
+    if any(one.found is not None for one in remains):
+        return
+    for one in remains:
+        for directory in reversed(set_aside(one, env)):
+            try:
+                if ADOPTED_NAME in env.files.list_directory(directory):
+                    break  # a later log took its place
+                identity = read_identity(env.files, directory)
+            except StorageError:
+                continue
+            one.found, _ = _read_log(directory, identity, env)
+            if one.found is not None:
+                one.identity = one.identity or identity
+                break
+
+
+def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[Found | None, bool]:
+    """Return what a log says, None if nothing, and whether it can be read as a turn would."""
+    log = VolumeLog(env.files, directory.parent, identity)
+    log.directory = directory
+    evidence: Evidence | None
+    is_readable = False
+    try:
+        evidence, is_readable = log.read(), True
+    except UnsupportedVersionError:
+        raise
+    except (StorageError, OSError) as error:
+        logger.warning("%s: the metadata log cannot be read: %s", directory, error)
+        evidence = log.read_snapshot()
+    if evidence is None or (evidence.snapshot is None and not evidence.everything):
+        return None, False
+    return Found(identity.volume_id, str(directory.parent), identity.instance_id, evidence), is_readable
+
+
+def set_aside(one: Remains, env: Environment) -> list[Path]:
+    """Return the directories of metadata files that were set aside on a volume, oldest first."""
+    try:
+        names = env.files.list_directory(one.path)
+    except OSError:
+        return []
+    aside = [name for name in names if name.startswith(SET_ASIDE_PREFIX)]
+    return [one.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
+
+
+def _identity_in_log(one: Remains, store_id: bytes, env: Environment) -> VolumeIdentity | None:
+    """Return whose volume this is by the header of a log segment, None if no segment says so."""
+    log = VolumeLog(env.files, one.path, VolumeIdentity(store_id, bytes(16), bytes(16), 0))
+    try:
+        numbers = log.segments()
+    except OSError:
+        return None
+    for number in reversed(numbers):
+        try:
+            file = env.files.open(log.segment_path(number))
+            try:
+                header = decode_segment_header(file.read_at(0, PAGE_SIZE))
+            finally:
+                file.close()
+        except (StorageError, OSError):
+            continue
+        if header.store_id == store_id:
+            return VolumeIdentity(header.store_id, header.volume_id, header.instance_id, 0)
+    return None
+
+
+def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
+    """Return the newest state that the logs lead to, and its index; None if no log leads anywhere."""
+    lead = newest([one.found for one in remains if one.found is not None])
+    if lead is None or (lead.snapshot_body is None and not lead.entries):
+        return None
+    state = replay(lead)
+    return (state, lead.tip[0]) if state.store_id else None
+
+
+def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
+    """Return the id of the store; raises NotAStoreError if nothing says which, or if there are two."""
+    ids = {one.identity.store_id: str(one.path) for one in remains if one.identity is not None}
+    if not ids:
+        for one in remains:
+            for path in _blocks(one, env):
+                header = _header(path, env)
+                if header is not None:
+                    ids.setdefault(header[0], str(one.path))
+                    break
+    if len(ids) > 1:
+        told = ", ".join(f"{path} to store {store_id.hex()}" for store_id, path in ids.items())
+        raise NotAStoreError(f"the volumes are of several stores: {told}")
+    if not ids:
+        told = "; ".join(one.problem for one in remains if one.problem)
+        raise NotAStoreError(f"nothing of a store is left: {told}")
+    return next(iter(ids))
+
+
+def _blocks(one: Remains, env: Environment) -> Iterator[Path]:
+    for incarnation in one.incarnations:
+        directory = one.path / STREAMS / incarnation.hex()
+        for name in sorted(env.files.list_directory(directory)):
+            if block_id_of(name) is not None:
+                yield directory / name
+
+
+def _header(path: Path, env: Environment) -> tuple[bytes, bytes] | None:
+    """Return (store, incarnation) that a block's header names, None if it has no whole one."""
+    try:
+        file = env.files.open(path)
+        try:
+            identity = decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity
+        finally:
+            file.close()
+    except (StorageError, OSError):
+        return None
+    return identity.store_id, identity.incarnation
+
+
+def journals(one: Remains, env: Environment) -> list[PlacementJournal]:
+    """Return the journals on a volume, those that were set aside first, oldest first."""
+    return [PlacementJournal(env.files, directory) for directory in (*set_aside(one, env), one.path)]
+
+
+def read_claims(remains: Sequence[Remains], env: Environment) -> dict[bytes, Claims]:
+    """Return what the journals of all volumes claim, by incarnation."""
+    claims: dict[bytes, Claims] = {}
+    for one in remains:
+        age = 0
+        for journal in journals(one, env):
+            try:
+                for record in journal.read():
+                    age += 1
+                    known = claims.setdefault(record.incarnation, Claims(record.incarnation, record.stream))
+                    known.age, known.index = max(known.age, age), max(known.index, record.index)
+                    for row in record.rows:
+                        known.add(row, str(journal.path))
+            except (StorageError, OSError) as error:
+                logger.warning("%s: the journal of placements cannot be read: %s", journal.path, error)
+    return claims
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A block as it was found."""
+
+    row: np.void
+    written_as: bytes
+    holders: tuple[int, ...]  # positions of the volumes on which it opens, and is what was claimed
+    holes: np.ndarray  # relative sequences below its span that it has no message of
+
+
+def find_copies(
+    row: np.void, written_as: Sequence[bytes], store_id: bytes, remains: Sequence[Remains], env: Environment
+) -> Copy | None:
+    """Return where the block of a claim is whole, as far as header, footer and digest tell; None if nowhere."""
+    block_id = bytes(row["block_id"])
+    for incarnation in written_as:
+        expected = BlockExpectation(store_id, incarnation, block_id, bytes(row["digest"]), int(row["file_size"]))
+        holders, holes = [], np.empty(0, np.int64)
+        for at, one in enumerate(remains):
+            path = block_path(str(one.path / STREAMS / incarnation.hex()), block_id)
+            try:
+                file = env.files.open(path)
+            except OSError:
+                continue
+            try:
+                reader = BlockReader.open(file, expected)
+                if int(row["row_count"]) < int(row["span"]):
+                    there = reader.footer.runs.sequences(0, reader.footer.row_count)
+                    holes = np.setdiff1d(np.arange(int(row["span"])), there)
+                holders.append(at)
+            except UnsupportedVersionError:
+                raise
+            except (StorageError, OSError):
+                continue
+            finally:
+                file.close()
+        if holders:
+            return Copy(row, incarnation, tuple(holders), holes)
+    return None
+
+
+def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:
+    """Return the block files that no claim speaks of."""
+    return [
+        path
+        for one in remains
+        for path in _blocks(one, env)
+        if (block_id := block_id_of(path.name)) is not None and block_id not in claimed
+    ]
+
+
+def subjects_of(volume: Path, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
+    """Return the subjects in a block, as far as its footer lists them."""
+    row = copy.row
+    expected = BlockExpectation(
+        store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
+    )
+    file = env.files.open(block_path(str(volume / STREAMS / copy.written_as.hex()), expected.block_id))
+    try:
+        subjects = BlockReader.open(file, expected).footer.subjects
+    finally:
+        file.close()
+    names: list[str] = subjects.names.to_pylist() if subjects.is_exact else []
+    return names

@@ -1,0 +1,725 @@
+"""Turns: the time for which one process holds a store, and what it may do with it.
+
+A turn holds the locks of a majority of the volumes at least. It reads what others left on every volume that can be
+read, decides what counts (decision.py), makes that durable, and proposes commands; each is on the disks of a majority
+before `propose` returns. One process hosts all voters: no messages, one state machine, a log a volume.
+
+What a turn finds, and what it does (docs/locks-and-stability.md has the table with every row):
+
+- nobody led since this process did: its term and state still hold; one round of fsyncs a command;
+- others led, all they wrote is committed on every volume: their entries are applied, a vote opens a new term;
+- anything else: what may be in the page cache only is rewritten into new segments, volumes that are behind catch up,
+  votes are fsynced, and an entry of the new term commits it all;
+- too little is left to be sure: nothing is written.
+"""
+
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from storage_core.errors import (
+    CorruptionError,
+    DiskFullError,
+    NoQuorumError,
+    OutcomeUnknownError,
+    RequirementError,
+    StorageError,
+    StoreBusyError,
+    VolumeFailedError,
+)
+from storage_core.files import CLOSED, FULL
+from storage_core.metadata import machine
+from storage_core.metadata.commands import (
+    ChangeVolumes,
+    Command,
+    Envelope,
+    Event,
+    NoOp,
+    RecordEvents,
+    TakeOver,
+    Voter,
+    encode_envelope,
+)
+from storage_core.metadata.state import StoreState, encode_state
+from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
+from storage_core.raft.quorum import majority
+from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.store.ensemble import decision as rules
+from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.ensemble.view import View, applied
+from storage_core.store.volume.identity import STREAMS
+from storage_core.store.volume.locks import Held
+from storage_core.store.volume.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
+from storage_core.store.volume.volumes import Volume
+
+if TYPE_CHECKING:
+    from storage_core.store.ensemble.ensemble import Metadata
+
+logger = logging.getLogger(__name__)
+SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
+OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EFBIG)  # of the process, no volume's
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """This process leads, as long as nothing but its own records stands in the logs."""
+
+    term: int
+    history: bytes
+    candidate: bytes
+
+    @property
+    def vote(self) -> Vote:
+        return Vote(self.term, self.candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a volume's metadata is like: one of the states of decision.py."""
+
+    state: str
+    reason: str
+    index: int  # where its log ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A command as the next entry of the log, and what it comes to."""
+
+    envelope: Envelope
+    state: StoreState  # after it
+    result: machine.Result
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Return whether no entry is needed: it is refused, or was stored before."""
+        return isinstance(self.result, machine.Refused) or (
+            isinstance(self.result, machine.AppendDone) and self.result.already
+        )
+
+
+class Relock(Exception):
+    """The log speaks of volumes that this turn has not locked: begin again with all of them."""
+
+
+class Turn:
+    """One holder's time with the store. Made by `Metadata.turn`."""
+
+    def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], held: Held) -> None:
+        self._metadata, self._env, self._held = metadata, metadata.env, held
+        self.volumes, self.locked = tuple(volumes), held.locked
+        self._logs = {one.volume_id: metadata.log_of(one) for one in volumes}
+        self._members: list[bytes] = []  # volumes that entries are written to, in the order of the voters
+        self._voting: set[bytes] = set()  # those of them that count
+        self._retiring: dict[bytes, str] = {}
+        self._findings: Mapping[bytes, Finding] = {}
+        self._decision: Decision | None = None
+        self._wrote = False  # a command in this turn
+        self._grouping = False
+        self._staged: list[Entry] = []  # made, and not written yet
+        self.view: View
+        self._written: View  # before the first of them
+
+    # --- what there is
+
+    @property
+    def state(self) -> StoreState:
+        return self.view.state
+
+    @property
+    def label(self) -> str:
+        """The store's volumes, for messages."""
+        return self._metadata.label
+
+    @property
+    def writable(self) -> tuple[Volume, ...]:
+        """The volumes that may be written in this turn: locked, of the recorded instance, without a failed I/O."""
+        return tuple(one for one in self.volumes if one.volume_id in self._members)
+
+    @property
+    def failing(self) -> frozenset[bytes]:
+        """The volumes that failed in this turn, or are known to have failed, and are about to be retired."""
+        return frozenset(self._retiring)
+
+    def standing(self, volume_id: bytes) -> Standing:
+        """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
+        if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:
+            return Standing(rules.CURRENT, "", self.view.index)
+        one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
+        if voter is not None and voter.retired:  # perhaps since all was read
+            return Standing(rules.RETIRED, voter.retired, self.view.durable.get(volume_id, 0))
+        if one is None:
+            return self._standing_without_finding(volume_id)
+        return Standing(one.state if one.state != rules.CURRENT else rules.BEHIND, one.reason, one.index)
+
+    def _standing_without_finding(self, volume_id: bytes) -> Standing:
+        """Return the same of a volume of which this process has never read everything."""
+        volume = next((one for one in self.volumes if one.volume_id == volume_id), None)
+        if volume is None:
+            return Standing(rules.MISSING, "no volume of this store", 0)
+        state = rules.PROBLEMS[volume.problem] if volume.identity is None else rules.BEHIND
+        return Standing(state, volume.reason, self.view.durable.get(volume_id, 0))
+
+    def log_of(self, volume_id: bytes) -> VolumeLog:
+        return self._logs[volume_id]
+
+    def lead(self) -> Leadership:
+        """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
+        if self._metadata.leadership is None:
+            self.propose(NoOp())
+        assert self._metadata.leadership is not None
+        return self._metadata.leadership
+
+    def _name(self, volume_id: bytes) -> str:
+        return next((str(one.path) for one in self.volumes if one.volume_id == volume_id), volume_id.hex())
+
+    def _voting_ids(self) -> list[bytes]:
+        return [one.volume_id for one in self.state.voters if not one.learner]
+
+    # --- the beginning: all evidence, what counts
+
+    def begin(self, take_over: bool) -> None:
+        """Read all evidence and make what counts durable and committed."""
+        known = self._metadata.known_view
+        if known is None or not self._catch_up(known):
+            self._metadata.forget()
+            self._decision = self._adopt()
+        domain = self._env.lock_domain()
+        is_foreign = self.state.lock_domain != domain
+        if is_foreign and not take_over:  # before anything is written
+            raise StoreBusyError(
+                f"{self._metadata.label}: the store is written from host {self.state.host!r}, this is "
+                f"{socket.gethostname()!r}; if that host is down for good, or this is a copy, use --take-over"
+            )
+        if self._decision is not None and not self._decision.is_settled:
+            self._settle(self._decision)
+        if is_foreign:
+            self.propose(TakeOver(domain, socket.gethostname()))
+
+    def _usable(self, voters: Sequence[Voter]) -> list[bytes]:
+        """Return the volumes that take part: there, of the recorded instance, not retired, not failed before."""
+        at_hand = {one.volume_id: one for one in self.volumes}
+        found = []
+        for voter in voters:
+            one = at_hand.get(voter.volume_id)
+            if one is None or one.identity is None or one.identity.instance_id != voter.instance_id:
+                continue
+            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._metadata.failed:
+                found.append(voter.volume_id)
+        return found
+
+    def _catch_up(self, known: View) -> bool:
+        """Move on from `known` by the records behind it; False if that is not all there is to know.
+
+        It is all if every volume that takes part did so at the last look, is locked, ends clean, and has a commit
+        record that names its last entry. Without any record of others the term of this process still holds.
+        """
+        if not {one.volume_id for one in known.state.voters} <= {one.volume_id for one in self.volumes}:
+            return False  # some came with the last change, and have not been looked for yet
+        usable = self._usable(known.state.voters)
+        paths = {one.volume_id: one.path for one in self.volumes}
+        voting = {one.volume_id for one in known.state.voters if not one.learner}
+        if set(known.positions) != set(usable) or any(paths[one] not in self.locked for one in usable):
+            return False
+        if len(voting.intersection(usable)) < majority(len(voting)):
+            return False
+        view, positions, read = known, {}, False
+        for volume_id in usable:
+            log = self._logs[volume_id]
+            try:
+                commit, clean = log.read_commit_record()
+                tail = log.read_tail(known.positions[volume_id])
+            except (StorageError, OSError):
+                return False
+            if commit is None or not clean or tail is None or not tail.is_clean:
+                return False
+            positions[volume_id], read = tail.position, read or bool(tail.records)
+            entries = [one for one in tail.records if isinstance(one, Entry)]
+            if volume_id == usable[0]:
+                moved = _moved_on(view, entries)
+                if moved is None:
+                    return False
+                view = replace(moved, commit=commit)
+            if commit != view.commit or (view.index, view.chain) != (commit.index, commit.chain):
+                return False
+            if entries and (entries[-1].index, entries[-1].chain) != (commit.index, commit.chain):
+                return False
+            terms = [view.term_seen, commit.term, *(one.term for one in tail.records)]
+            view = replace(view, term_seen=max(terms))
+        if {one.volume_id for one in view.state.voters} != {one.volume_id for one in known.state.voters}:
+            return False
+        # What others wrote may also lie before the known positions: this process has read since it led.
+        if read or dict(known.positions) != self._metadata.led_to:
+            self._metadata.forget()
+        durable = {**view.durable, **dict.fromkeys(usable, view.index)}
+        self.view = replace(view, positions=positions, durable=durable)
+        self._join(usable, self._metadata.findings)
+        self._metadata.keep(self.view)
+        return True
+
+    def _join(self, members: Sequence[bytes], findings: Mapping[bytes, Finding]) -> None:
+        voting = set(self._voting_ids())
+        self._members = list(members)
+        self._voting = {one for one in members if one in voting}
+        self._findings = findings
+
+    def _adopt(self) -> Decision:
+        """Read everything anew; return what was decided. The view is that of the log to lead with."""
+        found = [self._metadata.found(one, self._held) for one in self.volumes]
+        lead = newest(found)
+        voters = self._metadata.state_of(lead).voters if lead is not None else ()
+        if not {one.volume_id for one in voters} <= {one.volume_id for one in self.volumes}:
+            raise Relock(voters)
+        # A log of which not even the first entry is whole names no voters: then it is one of what was found.
+        voters = voters or tuple(Voter(one.volume_id, one.instance_id, one.name) for one in found)
+        decision = decide(found, voters)
+        state = self._metadata.state_of(decision.lead)
+        if _voting(state.voters) != _voting(voters) and state.voters:
+            # The members by the log that leads count; those by the newest one had to agree to it as well.
+            decision = decide(found, state.voters)
+            state = self._metadata.state_of(decision.lead)
+        self._check_known(decision.lead)
+        index, term, chain = decision.lead.tip
+        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
+        members = [volume_id for volume_id, one in decision.findings.items() if one.written]
+        snapshot = decision.lead.snapshot
+        durable = dict(decision.durable)
+        durable.update({one: index for one in members if decision.findings[one].in_step})
+        self.view = View(
+            state=state,
+            index=index,
+            term=term,
+            chain=chain,
+            commit=decision.commit,
+            positions={one: evidences[one].position for one in members if decision.findings[one].in_step},
+            term_seen=max(decision.term_seen, self._metadata.term_seen),
+            snapshot_index=snapshot.index if snapshot is not None else 0,
+            durable=durable,
+        )
+        self._members, self._voting = members, set(decision.voting)
+        self._findings = self._metadata.findings = decision.findings
+        if decision.is_settled:
+            self._metadata.keep(self.view)
+        return decision
+
+    def _check_known(self, lead: Lead) -> None:
+        """Raise CorruptionError if the volumes hold less than this process has seen to be committed."""
+        known = self._metadata.known_view
+        if known is None or (known.index <= lead.tip[0] and lead.agrees(known.index, known.chain)):
+            return
+        raise CorruptionError(
+            f"{self.label}: the metadata log ends at entry {lead.tip[0]} or is another one, and this process has seen "
+            f"entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been changed; to "
+            "use the store as it is now, open it anew"
+        )
+
+    def _settle(self, decision: Decision) -> None:
+        """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
+        leadership = self._new_leadership(decision.term_seen + 1)
+        body = self._snapshot_body(decision.lead, leadership)
+
+        def prepare(volume_id: bytes) -> Callable[[], Position]:
+            finding, log = decision.findings[volume_id], self._logs[volume_id]
+            if finding.in_step:
+                return lambda: log.append(self.view.positions[volume_id], [leadership.vote])
+            return lambda: _restart(log, finding, decision, leadership.vote, body)
+
+        positions = self._on_members(prepare, "segment")
+        durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
+        self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
+        self._metadata.leadership = leadership
+        self._write(self._apply(NoOp(), leadership))
+        for one in self.writable:
+            if not decision.findings[one.volume_id].in_step:
+                self._make_directories(one)
+
+    def _make_directories(self, volume: Volume) -> None:
+        """Make the directories of streams that were added while the volume was away, so that it takes new blocks."""
+        files, root = self._env.files, volume.path / STREAMS
+        try:
+            there = set(files.list_directory(root))
+            for stream in self.state.streams.values():
+                if volume.volume_id in stream.placement and stream.incarnation.hex() not in there:
+                    files.make_directory(root / stream.incarnation.hex())
+            files.sync_directory(root)
+        except OSError as error:
+            logger.warning("%s: directories of streams: %s", volume.path, error)
+
+    def _snapshot_body(self, lead: Lead, leadership: Leadership) -> SnapshotBody | None:
+        if lead.snapshot_body is None:
+            return None
+        vote = leadership.vote
+        return SnapshotBody(lead.snapshot_body.state, vote.term, vote.candidate, dict(self.view.durable))
+
+    # --- proposing
+
+    def propose(self, command: Command) -> machine.Result:
+        """Return the command's result; unless it was refused, it is committed: durable on a majority.
+
+        Raises DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored, OutcomeUnknownError if that
+        cannot be told.
+        """
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        change = self._apply(command, leadership)
+        if change.changes_nothing:
+            return change.result
+        if self._metadata.leadership is None:
+            self._campaign(leadership)
+        self._stage(change)
+        if not self._grouping:
+            self._flush()
+            self._wrote = True
+            self._retire()
+        return change.result
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Write the commands that are proposed within as one: one round of fsyncs for all of them.
+
+        Their results hold when this ends. If it raises, none of them was acked.
+        """
+        self._grouping, before = True, self.view
+        try:
+            yield
+        except BaseException:
+            self._staged, self.view = [], before
+            raise
+        finally:
+            self._grouping = False
+        if self._staged:
+            self._flush()
+            self._wrote = True
+            self._retire()
+
+    def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> machine.Result:
+        """Return the result of the entry that takes in a volume, whose log was made to end where the others end.
+
+        It is written together with the others from that entry on, and counts once the others have committed it. The
+        caller holds its lock.
+        """
+        volume_id = volume.volume_id
+        known = {one.volume_id: one for one in self.volumes} | {volume_id: volume}
+        order = [one.volume_id for one in command.voters]
+        self.volumes = tuple(sorted(known.values(), key=lambda one: _place_in(order, one.volume_id)))
+        self._logs[volume_id] = self._metadata.log_of(volume)
+        self._members = sorted({*self._members, volume_id}, key=lambda one: _place_in(order, one))
+        self.view = replace(
+            self.view,
+            positions={**self.view.positions, volume_id: position},
+            durable={**self.view.durable, volume_id: self.view.index},
+        )
+        result = self.propose(command)
+        if volume_id in self._members and volume_id in self._voting_ids():
+            self._voting.add(volume_id)
+        return result
+
+    def check(self, command: Command) -> machine.Result:
+        """Return what the command would come to, or raise what it would be refused with; nothing is written."""
+        result = self._apply(command, self._new_leadership(self.view.term_seen + 1)).result
+        if isinstance(result, machine.Refused):
+            result.raise_()
+        return result
+
+    def _apply(self, command: Command, leadership: Leadership) -> _Applied:
+        """Return what the command comes to as the next entry of this leadership. The state machine is pure, and a
+        command is applied once: the next table of a manifest shares the buffer of the one before only once.
+        """
+        current = {one.volume_id for one in self.state.voters}
+        durable = {one: index for one, index in self.view.durable.items() if one in current}
+        envelope = Envelope(self._env.now_ns(), command, durable)
+        place = machine.Place(self.view.index + 1, leadership.history)
+        return _Applied(envelope, *machine.apply(self.state, place, envelope))
+
+    def _new_leadership(self, term: int) -> Leadership:
+        return Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
+
+    def _campaign(self, leadership: Leadership) -> None:
+        """Open a new term: the vote is durable on a majority before any entry of the term is written."""
+        at = self.view.positions
+        positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], [leadership.vote]), "vote")
+        self.view = replace(self.view, positions=positions, term_seen=leadership.term)
+        self._metadata.leadership = leadership
+
+    def _write(self, change: _Applied) -> None:
+        self._stage(change)
+        self._flush()
+
+    def _stage(self, change: _Applied) -> None:
+        """Make a command the next entry, and the state that after it; nothing is written yet."""
+        leadership, before = self._metadata.leadership, self.view
+        assert leadership is not None
+        payload = encode_envelope(change.envelope)
+        if len(payload) > PAYLOAD_SIZE_MAX:
+            raise RequirementError(
+                f"{self.label}: a change of {len(payload)} bytes is too large for one entry of the metadata log, which "
+                f"has {PAYLOAD_SIZE_MAX} at most; nothing was stored: do it in several parts"
+            )
+        entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
+        if not self._staged:
+            self._written = before
+        self._staged.append(entry)
+        self.view = replace(before, state=change.state, index=entry.index, term=entry.term, chain=entry.chain)
+        if change.state.voters is not before.state.voters:
+            # Such an entry is decided by the voters that it names. A learner that is written to is in step.
+            promoted = {one.volume_id for one in before.state.voters if one.learner}.intersection(self._members)
+            self._voting = (self._voting | promoted).intersection(self._voting_ids())
+
+    def _flush(self) -> None:
+        """Append the staged entries to every member, fsync them, and move the commit records."""
+        entries, before = self._staged, self._written
+        self._staged = []
+        at, last = before.positions, entries[-1]
+        try:
+            positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], entries), "entry")
+        except BaseException:
+            self.view = before
+            raise
+        generation = before.commit.generation + 1 if before.commit is not None else 1
+        commit = CommitRecord(generation, last.term, last.index, last.chain)
+        durable = {**before.durable, **dict.fromkeys(positions, last.index)}
+        self.view = replace(self.view, commit=commit, positions=positions, durable=durable)
+        moved = [self._write_commit_record(one, commit) for one in positions]
+        if not all(moved):
+            self._metadata.forget()
+        if not any(moved):  # the command is done; without its record the next turn settles it again
+            self.view = replace(self.view, commit=before.commit)
+        self._metadata.led_to = dict(self.view.positions)
+        self._metadata.keep(self.view)
+
+    def _write_commit_record(self, volume_id: bytes, commit: CommitRecord) -> bool:
+        """Move the commit record of a volume whose log up to there was fsynced; return whether that went well."""
+        try:
+            self._logs[volume_id].write_commit_record(self.view.positions[volume_id].segment, commit)
+        except OSError as error:
+            logger.warning("%s: the commit record could not be written: %s", self._name(volume_id), error)
+            self._leave_out(volume_id, error)
+            return False
+        return True
+
+    def _on_members(self, call: Callable[[bytes], Callable[[], Position]], what: str) -> dict[bytes, Position]:
+        """Do one piece of I/O on all members at once; return where each log ends now, by volume.
+
+        A member that fails is left out from here on. Raises if a majority of the voters did not succeed: what was
+        stored then, and whether, is for the error to say.
+        """
+        members = list(self._members)
+        try:
+            outcomes = self._env.parallel([call(one) for one in members])
+        except BaseException:
+            self._metadata.forget()
+            raise
+        positions: dict[bytes, Position] = {}
+        errors: dict[bytes, OSError | StorageError] = {}
+        for volume_id, outcome in zip(members, outcomes, strict=True):
+            if isinstance(outcome, Position):
+                positions[volume_id] = outcome
+            elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(members) > 1):
+                errors[volume_id] = outcome
+            else:
+                self._metadata.forget()
+                raise outcome
+        voting = self._voting_ids()
+        reached = sum(one in self._voting for one in positions)
+        for volume_id, error in errors.items():
+            # A file that was new has been taken away again; on the only volume the next attempt may do better.
+            forgiven = len(voting) == 1 and what in ("segment", "snapshot")
+            self._leave_out(volume_id, error, forgiven)
+        if reached >= majority(len(voting)):
+            return positions
+        self._metadata.forget()
+        raise self._failure(positions, errors, what, len(voting))
+
+    def _leave_out(self, volume_id: bytes, error: OSError | StorageError, forgiven: bool = False) -> None:
+        """Write no more to a volume in this turn; after a failed I/O not before it was verified again."""
+        logger.warning("%s: %s", self._name(volume_id), error)
+        self._members = [one for one in self._members if one != volume_id]
+        self._voting.discard(volume_id)
+        if _is_failure(error) and not forgiven:
+            reason = f"fsync failed: {error}" if isinstance(error, SyncError) else f"I/O failed: {error}"
+            instance_id = next((one.instance_id for one in self.state.voters if one.volume_id == volume_id), b"")
+            self._metadata.failed[volume_id, instance_id] = reason
+            self._retiring[volume_id] = reason
+
+    def failed(self, volume_id: bytes, error: OSError) -> None:
+        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end.
+
+        Also one that takes no part in this turn: what was written to it before the failure proves nothing.
+        """
+        voter = self.state.voter(volume_id)
+        if voter is None or voter.retired:
+            return
+        self._leave_out(volume_id, error)
+        positions = {one: at for one, at in self.view.positions.items() if one != volume_id}
+        self.view = replace(self.view, positions=positions)
+
+    def _failure(
+        self, reached: Mapping[bytes, Position], errors: Mapping[bytes, OSError | StorageError], what: str, voters: int
+    ) -> StorageError | OSError:
+        """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
+        label = self._metadata.label
+        told = "; ".join(f"{self._name(one)}: {error}" for one, error in errors.items())
+        if what == "entry" and (reached or any(isinstance(error, SyncError) for error in errors.values())):
+            return OutcomeUnknownError(
+                f"{label}: writing a log entry failed ({told}); whether it was stored is not known"
+            )
+        failures = [error for error in errors.values() if isinstance(error, OSError)]
+        if any(error.errno in FULL for error in failures):
+            return DiskFullError(f"{label}: {told}; nothing was stored")
+        closed = next((error for error in failures if error.errno in CLOSED), None)
+        if closed is not None:
+            return closed
+        if voters == 1:
+            return VolumeFailedError(f"{label}: writing a log {what} failed with {told}; nothing was stored")
+        return NoQuorumError(
+            f"{label}: a log {what} reached {len(reached)} of {voters} volumes ({told}); nothing was stored"
+        )
+
+    def end(self) -> None:
+        """Do what is left to be done before the locks are let go of. What was done before stays done if this fails."""
+        self._retire()
+        if not self._wrote or self._metadata.leadership is None:
+            return
+        events = self._changes()
+        if events:
+            self._say(RecordEvents(events), self._metadata.leadership)
+
+    def _changes(self) -> tuple[Event, ...]:
+        """Return what is new about the volumes since the last event that spoke of each."""
+        last = self._metadata.last_states(self.state)
+        events = []
+        for one in self.state.voters:
+            if one.learner:
+                continue  # of which the end of its change will tell
+            found = self._decision.findings.get(one.volume_id) if self._decision is not None else None
+            if found is not None and found.written and found.state not in (rules.CURRENT, rules.BEHIND):
+                events.append(Event("repaired", "", "", one.volume_id.hex(), found.state, rules.CURRENT, found.reason))
+                continue
+            standing, before = self.standing(one.volume_id), last.get(one.volume_id.hex(), rules.CURRENT)
+            if standing.state in (before, rules.BEHIND):
+                continue
+            kind = "returned" if standing.state == rules.CURRENT else standing.state
+            events.append(Event(kind, "", "", one.volume_id.hex(), before, standing.state, standing.reason))
+        return tuple(events)
+
+    def _retire(self) -> None:
+        """Say on the others that a volume has failed: it counts again after it was verified."""
+        if not self._retiring or len(self._voting) < majority(len(self._voting_ids())):
+            return
+        retiring, self._retiring = self._retiring, {}
+        voters = tuple(
+            msgspec.structs.replace(one, retired=retiring[one.volume_id]) if one.volume_id in retiring else one
+            for one in self.state.voters
+        )
+        events = tuple(
+            Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
+            for volume_id, reason in retiring.items()
+        )
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        self._say(ChangeVolumes(voters, self.state.volume_change, events), leadership)
+
+    def _say(self, command: Command, leadership: Leadership) -> None:
+        """Write a command of our own after that of the caller: what was acked stays acked if this one fails."""
+        try:
+            if self._metadata.leadership is None:
+                self._campaign(leadership)
+            change = self._apply(command, leadership)
+            if not change.changes_nothing:
+                self._write(change)
+        except (StorageError, OSError) as error:
+            logger.warning("%s: %s could not be written: %s", self.label, type(command).__name__, error)
+
+    # --- snapshots
+
+    def snapshot_if_due(self) -> bool:
+        """Take a snapshot if enough entries came since the last one, or a segment is large; return whether."""
+        block_count = sum(len(one.blocks) for one in self.state.streams.values())
+        every = max(self.state.settings.snapshot_every, block_count // SNAPSHOT_BLOCKS_PER_ENTRY)
+        due = self.view.index - self.view.snapshot_index >= every
+        large = any(one.offset_bytes >= SEGMENT_SIZE_MAX for one in self.view.positions.values())
+        return (due or large) and self.snapshot()
+
+    def snapshot(self) -> bool:
+        """Write (state, applied index, term, configuration) in one step, go on in new segments, drop old files."""
+        view, leadership = self.view, self._metadata.leadership
+        if leadership is None or view.commit is None or view.index == view.snapshot_index:
+            return False
+        tip, vote = (view.index, view.term, view.chain), leadership.vote
+        body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, dict(view.durable))
+
+        def write(volume_id: bytes) -> Callable[[], Position]:
+            log = self._logs[volume_id]
+
+            def on_one() -> Position:
+                log.write_snapshot(tip, leadership.history, body)
+                return log.start_segment(tip, view.commit, [vote])
+
+            return on_one
+
+        positions = self._on_members(write, "snapshot")
+        self.view = replace(view, positions=positions, snapshot_index=view.index)
+        self._metadata.led_to = dict(positions)
+        self._metadata.keep(self.view)
+        for volume_id in positions:
+            try:
+                self._logs[volume_id].compact()
+            except (StorageError, OSError) as error:
+                if len(self.volumes) == 1:
+                    raise
+                self._leave_out(volume_id, error)
+        self._retire()
+        return True
+
+
+def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+    """Go on in a new segment that holds all that is not known to be durable and right on this volume."""
+    lead = decision.lead
+    if finding.drop_record:
+        log.remove_commit_records()
+    base, installed = lead.at(finding.keep), False
+    if base is None:
+        assert lead.snapshot is not None and body is not None, (finding, lead.base)
+        base, installed = lead.base, True
+        log.write_snapshot(base, lead.snapshot.history, body)
+    entries = lead.entries[base[0] - lead.base[0] :]
+    commit = decision.commit
+    own, _ = log.read_commit_record()
+    carried = commit if commit is not None and own == commit and not finding.drop_record else None
+    position = log.start_segment(base, carried, [vote, *entries])
+    if carried is None and commit is not None:  # only now is the log durable up to there
+        log.write_commit_record(position.segment, commit)
+    if installed:
+        log.remove_older(position.segment, base[0])
+    return position
+
+
+def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:
+    return order.index(volume_id) if volume_id in order else len(order)
+
+
+def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
+    """Return the view after these entries; None if they do not go on from it."""
+    for entry in entries:
+        if entry.index <= view.index:
+            continue
+        if not entry.follows(view.chain):
+            return None
+        view = replace(view, state=applied(view.state, entry), index=entry.index, term=entry.term, chain=entry.chain)
+    return view
+
+
+def _is_failure(error: OSError | StorageError) -> bool:
+    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, or that
+    this process has too many files open.
+    """
+    return isinstance(error, SyncError) or (isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *OURS))
+
+
+def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:
+    return {(one.volume_id, one.instance_id, bool(one.retired)) for one in voters if not one.learner}

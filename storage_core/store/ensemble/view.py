@@ -1,0 +1,39 @@
+"""A view of the metadata: committed state, and where in the logs of the volumes it stands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage_core.metadata import machine
+from storage_core.metadata.commands import decode_envelope
+from storage_core.metadata.state import StoreState, decode_state
+from storage_core.raft.entry import CommitRecord, Entry
+from storage_core.store.ensemble.decision import Lead
+from storage_core.store.volume.log import Position
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Committed state, and where it stands. Never changed; a process replaces its view by newer ones."""
+
+    state: StoreState
+    index: int
+    term: int
+    chain: bytes
+    commit: CommitRecord | None  # None: committed by what a snapshot says
+    positions: Mapping[bytes, Position]  # by volume: records at and after it have not been looked at
+    term_seen: int  # highest term that anything before the positions speaks of, votes included
+    snapshot_index: int  # of the newest snapshot
+    durable: Mapping[bytes, int]  # by volume: highest index known durable there
+
+
+def applied(state: StoreState, entry: Entry) -> StoreState:
+    """Return the state after a committed entry; a refused command leaves it as it was."""
+    return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
+
+
+def replay(lead: Lead) -> StoreState:
+    """Return the state at the end of a log."""
+    state = decode_state(lead.snapshot_body.state) if lead.snapshot_body is not None else StoreState()
+    for entry in lead.entries:
+        state = applied(state, entry)
+    return state

@@ -1,0 +1,249 @@
+"""An imported stream, put together from the parts that were written of it.
+
+What the parts hold is what the stream holds: holes are what no part has, and lost is what the source had, as far as it
+tells, and no part could read. The last sequence is that of the source, also where its last messages are gone.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.block.format import BlockExpectation
+from storage_core.block.reader import BlockReader
+from storage_core.errors import NoQuorumError, StorageError
+from storage_core.files import Files
+from storage_core.foreign import ForeignDamage, ForeignSlice
+from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.metadata.commands import Event
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.state import BatchResult, StreamState, WriterState
+from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.imports.config import with_consumers
+from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask, readable
+from storage_core.store.replicas import copies
+from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.volume import placement
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.mirrored_file import remove
+from storage_core.store.writing.staging import PART_SUFFIX, block_id_of
+
+logger = logging.getLogger(__name__)
+WRITER = "jstream import"  # whose batch of the stream remembers what was imported
+Holders = tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced a block
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStream:
+    """One stream of the source, as it will be here."""
+
+    foreign: str
+    layout: str
+    account: str
+    paths: tuple[str, ...]
+    config: StreamConfig
+    slices: tuple[ForeignSlice, ...]
+    bounds: tuple[int, int]  # first sequence, and one above the last that was used
+    consumers: tuple[ForeignConsumer, ...]
+    damage: tuple[ForeignDamage, ...]  # beside the messages
+    notes: tuple[str, ...]  # what is not carried over
+    source: bytes  # digest of all that decides what the blocks hold
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A stream that is imported now."""
+
+    planned: PlannedStream
+    stream: StreamState  # as it will be, without blocks
+    target: ImportTarget
+    tasks: tuple[PartTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A stream that is ready to be there."""
+
+    stream: StreamState
+    records: tuple[PartRecord, ...]
+    events: tuple[Event, ...]
+    notes: tuple[str, ...]
+
+
+def assemble(
+    turn: Turn, work: Work, found: Mapping[int, PartRecord], import_id: bytes, env: Environment
+) -> Assembled:  # fmt: skip
+    """Return the stream with everything in it; `found`: its parts by number.
+
+    Raises NoQuorumError if one of its blocks is on too few volumes by now.
+    """
+    records = tuple(found[task.number] for task in work.tasks)
+    present, lost = SequenceSet.empty(), SequenceSet.empty()
+    for record in records:
+        present = present.union(SequenceSet.decode(record.present))
+        lost = lost.union(SequenceSet.decode(record.lost))
+    first, end = work.planned.bounds
+    if present:
+        first, end = min(first, int(present.starts[0])), max(end, int(present.ends[-1]))
+    rows, subject_sets = _rows(records)
+    good = _holders(turn, work, records, env)
+    rows["holders"] = [placement.holders_mask(work.stream, one) for one in good]
+    batches = {work.planned.source.hex(): BatchResult(first, end, 0)}
+    stream = replace(
+        work.stream,
+        floor=first,
+        next_sequence=end,
+        blocks=Table.of(rows),
+        removed=SequenceSet.from_ranges([(first, end)]).difference(present),
+        lost=lost.clip(first, end),
+        message_count=len(present),
+        data_size=int(rows["data_size"].sum()),
+        subject_sets=subject_sets,
+        writers={WRITER: WriterState("", import_id.hex(), (), batches)},
+    )
+    done = with_consumers(stream, work.planned.consumers, env.now_ns())
+    reason = f"{work.planned.layout} stream {work.planned.foreign!r} of {', '.join(work.planned.paths)}"
+    after = f"{len(present)} messages, {len(stream.lost)} lost"
+    event = Event("imported", stream.name, after=after, reason=readable(f"{reason}; import {import_id.hex()}"))
+    return Assembled(done.stream, records, (event, *done.events), (*work.planned.notes, *done.notes))
+
+
+def _rows(records: Sequence[PartRecord]) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
+    """Return all rows of the manifest, and the sets of subjects that they name."""
+    empty = np.empty(0, BLOCK_DTYPE)
+    rows = np.concatenate([empty, *(np.frombuffer(one.rows, BLOCK_DTYPE) for one in records)])
+    sets: dict[tuple[str, ...], int] = {}
+    for at, subjects in enumerate(one for record in records for one in record.subjects):
+        if subjects is None or (subjects not in sets and len(sets) == SUBJECT_SET_COUNT_MAX):
+            continue
+        rows["subject_set"][at] = sets.setdefault(subjects, len(sets) + 1)
+    return rows, tuple(sets)
+
+
+# --- copies of blocks
+
+
+def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Environment) -> bool:
+    """Return whether a quorum has every block of a part that was written earlier, to the last bit."""
+    placed = [one for one in volumes if one.volume_id in work.stream.placement]
+    for block, held in zip(_blocks(work, record), record.holders, strict=True):
+        looks = [
+            partial(copies.look, block, one.path, work.stream, env)
+            for one in placed
+            if one.identity is not None and (one.volume_id, one.identity.instance_id) in held
+        ]
+        if sum(one == [] for one in env.parallel(looks)) < work.target.quorum:
+            return False
+    return True
+
+
+def _holders(turn: Turn, work: Work, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
+    """Return for each block the volumes that have it, by a look at each, a quorum at least."""
+    blocks = [block for record in records for block in _blocks(work, record)]
+    held = [one for record in records for one in record.holders]
+    usable = [
+        one
+        for one in turn.writable
+        if one.volume_id in work.stream.placement and placement.is_recorded(turn.state, one)
+    ]
+    good: list[list[bytes]] = [[] for _ in blocks]
+    looks = [partial(_opens, one, blocks, held, env.files) for one in usable]
+    for volume, outcome in zip(usable, env.parallel(looks), strict=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        for at in outcome:
+            good[at].append(volume.volume_id)
+    for block, there in zip(blocks, good, strict=True):
+        if len(there) < work.target.quorum:
+            raise NoQuorumError(
+                f"stream {work.stream.name!r}: block {block.block_id.hex()} is whole on {len(there)} of "
+                f"{len(work.stream.placement)} volumes, {work.target.quorum} are needed; the same import, run again, "
+                "goes on"
+            )
+    return good
+
+
+def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders], files: Files) -> list[int]:
+    """Return the positions of the blocks that a volume has fsynced and still has: header, footer and digest."""
+    assert volume.identity is not None
+    found = []
+    for at, (block, holders) in enumerate(zip(blocks, held, strict=True)):
+        if (volume.volume_id, volume.identity.instance_id) not in holders:
+            continue
+        try:
+            file = files.open(block.path_on(volume.path))
+            try:
+                BlockReader.open(file, block.expected)
+            finally:
+                file.close()
+        except (StorageError, OSError) as error:
+            logger.warning("%s: %s", volume.path, error)
+        else:
+            found.append(at)
+    return found
+
+
+def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
+    stream, found = work.stream, []
+    for row, held in zip(np.frombuffer(record.rows, BLOCK_DTYPE), record.holders, strict=True):
+        block_id, digest, first = bytes(row["block_id"]), bytes(row["digest"]), int(row["first"])
+        found.append(
+            LiveBlock(
+                stream=stream.name,
+                incarnation=stream.incarnation,
+                written_as=stream.incarnation,
+                first=first,
+                end=first + int(row["span"]),
+                row_count=int(row["row_count"]),
+                data_size=int(row["data_size"]),
+                held_by=tuple(volume_id for volume_id, _ in held),
+                expected=BlockExpectation(
+                    work.target.store_id, stream.incarnation, block_id, digest, int(row["file_size"])
+                ),
+            )
+        )
+    return found
+
+
+def leftovers(turn: Turn, stream: StreamState, env: Environment) -> list[Path]:
+    """Return what lies in the directory of a stream to be and will be nobody's: records, and blocks it does not name.
+
+    Asked before the stream is there: afterwards others may have staged blocks that nothing names yet.
+    """
+    named = {bytes(one) for one in stream.blocks.rows["block_id"]}
+    found: list[Path] = []
+    for volume in turn.writable:
+        directory = block_directory(volume.path, stream.incarnation)
+        try:
+            names = env.files.list_directory(directory)
+        except OSError as error:
+            logger.info("%s: %s", directory, error)
+            continue
+        for name in names:
+            block_id = block_id_of(name)
+            if name.endswith(PART_SUFFIX) or (block_id is not None and block_id not in named):
+                found.append(directory / name)
+    return found
+
+
+def sweep(paths: Sequence[Path], env: Environment) -> None:
+    """Unlink leftovers; what fails is swept by upkeep later."""
+    for path in paths:
+        remove(path, env)
+    for directory in sorted({path.parent for path in paths}):
+        try:
+            env.files.sync_directory(directory)
+        except OSError as error:
+            logger.warning("%s: %s", directory, error)

@@ -1,0 +1,267 @@
+"""What becomes of the names, configurations and consumers of another server's streams when they are imported.
+
+Names outside `[A-Za-z0-9_-]{1,128}` get a default that can be read back: `_` is written `__`, and every other byte that
+names cannot have is `_` and two hex digits, so that `orders.eu` becomes `orders_2Eeu`. A key of a configuration is
+taken over if this version carries it out; whatever else asks for something is told, and nothing is dropped in silence.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storage_core.foreign.consumers import ForeignConsumer
+from storage_core.foreign.slices import ForeignStream
+from storage_core.metadata.commands import Event
+from storage_core.metadata.config import NAME_PATTERN, StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import PENDING_DTYPE, ConsumerState, pending_joined
+from storage_core.metadata.reconcile import CONTINUE, Position, decide, facts_of
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.imports.parts import readable
+
+SECOND_NS = 1_000_000_000
+ACK_WAIT_MAX_NS = 365 * 86_400 * SECOND_NS  # for a deadline of what was sent before; keeps it an int64
+_NOTHING: tuple[object, ...] = (None, False, 0, -1, "", [], {})  # values that ask for nothing
+# Taken care of, or of no use here.
+_OURS = ("name", "subjects", "num_replicas", "storage", "Created", "created", "metadata", "first_seq")
+_CONSUMER_OURS = ("name", "Name", "durable_name", "Created", "created", "num_replicas", "max_waiting", "metadata")
+_CODECS = {"s2": "lz4"}  # what stands for a codec that we do not write
+# Keys of STAN's subscriptions that say who read, not how.
+_STAN_IDENTITY = ("id", "client_id", "queue_group", "is_offline", "inbox", "ack_inbox")
+_ESCAPED = re.compile(r"__|_([0-9A-F]{2})")
+
+
+# --- names
+
+
+def default_name(foreign: str) -> str:
+    """Return what a foreign name becomes here; the name itself if it is one that we take."""
+    if NAME_PATTERN.fullmatch(foreign):
+        return foreign
+    parts = []
+    for byte in foreign.encode("utf-8", "surrogateescape"):
+        letter = chr(byte)
+        if letter == "_":
+            parts.append("__")
+        else:
+            parts.append(letter if byte < 0x80 and (letter.isalnum() or letter == "-") else f"_{byte:02X}")
+    return "".join(parts)
+
+
+def original_name(name: str) -> str:
+    """Return the foreign name that `default_name` changed into this one."""
+    encoded = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
+    return encoded.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def stream_names(foreign: Sequence[str], as_names: Mapping[str, str]) -> dict[str, str]:
+    """Return what each stream is to be called here. Raises ValueError for names that cannot be, or are twice."""
+    strange = sorted(set(as_names) - set(foreign))
+    if strange:
+        raise ValueError(f"as: {strange[0]!r} is not among the streams that are imported")
+    names = {one: as_names.get(one, default_name(one)) for one in foreign}
+    taken: dict[str, str] = {}
+    for one, name in names.items():
+        if not NAME_PATTERN.fullmatch(name):
+            what = (
+                f"as: {name!r} is" if one in as_names else f"stream {one!r}: its name here would be {name!r}, which is"
+            )
+            raise ValueError(f"{what} not 1 to 128 of the characters A-Z a-z 0-9 _ -; name it with --stream and --as")
+        other = taken.setdefault(name.casefold(), one)
+        if other != one:
+            raise ValueError(
+                f"streams {other!r} and {one!r} would both be called {name!r} here, where case makes no difference: "
+                "import them one by one, with --stream and --as"
+            )
+    return names
+
+
+# --- streams
+
+
+def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple[StreamConfig, list[str]]:
+    """Return the configuration of an imported stream, and what of the old one is not carried over, in sentences.
+
+    Raises ValueError for a number of replicas that there cannot be.
+    """
+    notes: list[str] = []
+    values: dict[str, Any] = {
+        "name": name,
+        "num_replicas": num_replicas,
+        "subjects": [readable(one) for one in foreign.subjects],
+    }
+    StreamConfig.from_mapping({"name": name, "num_replicas": num_replicas})
+    if not foreign.subjects:
+        notes.append(f"it names no subjects of its own: here it takes {name}")
+    try:
+        StreamConfig.from_mapping(values)
+    except ValueError as error:
+        notes.append(f"it takes every subject (>) here: {error}")
+        values["subjects"] = [">"]
+    for key, value in foreign.config.items():
+        if key in _OURS or value in _NOTHING:
+            continue
+        _take_over(values, key, value, StreamConfig, notes)
+    labels = {"jstream.layout": foreign.layout, "jstream.account": foreign.account, "jstream.name": foreign.stream}
+    values["metadata"] = {**_labels(foreign.config), **{key: readable(value) for key, value in labels.items() if value}}
+    return StreamConfig.from_mapping(values), notes
+
+
+def _take_over(
+    values: dict[str, Any], key: str, value: object, kind: type[StreamConfig] | type[ConsumerConfig], notes: list[str]
+) -> None:
+    """Take a key into `values` if it works here; leave it out if it changes nothing; else note it."""
+    if key == "compression" and isinstance(value, str) and value in _CODECS:
+        notes.append(f"compression={value}: its blocks are written with {_CODECS[value]} here")
+        value = _CODECS[value]
+    try:
+        kind.from_mapping({**values, key: value})
+    except (ValueError, TypeError):
+        notes.append(f"{key}={_shown(value)} is not carried over")
+        return
+    if key in kind.__struct_fields__ or key == "filter_subject":
+        values[key] = value
+
+
+def _shown(value: object) -> str:
+    text = msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _labels(config: Mapping[str, Any]) -> dict[str, str]:
+    found = config.get("metadata")
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(key, str) and isinstance(value, str)}
+
+
+# --- consumers
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedConsumers:
+    """The consumers of an imported stream, and what there is to tell of them."""
+
+    stream: StreamState  # with them
+    names: tuple[str, ...]
+    events: tuple[Event, ...] = ()  # of those that could not stay where they were
+    notes: tuple[str, ...] = ()
+
+
+def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_ns: int) -> ImportedConsumers:
+    """Return the stream with its consumers at their places; one that cannot be there is moved, and told."""
+    made: dict[str, ConsumerState] = {}
+    events: list[Event] = []
+    notes: list[str] = []
+    for one, name in _named(foreign, notes):
+        config, left = _consumer_config(name, one)
+        notes += [f"consumer {name}: {note}" for note in left]
+        consumer, told = _placed(stream, one, config, now_ns)
+        notes += [f"consumer {name}: {note}" for note in told]
+        events += consumer.events
+        made[name.casefold()] = consumer
+    return ImportedConsumers(
+        replace(stream, consumers=made), tuple(one.name for one in made.values()), tuple(events), tuple(notes)
+    )
+
+
+def _named(foreign: Sequence[ForeignConsumer], notes: list[str]) -> list[tuple[ForeignConsumer, str]]:
+    """Return the consumers that are kept with their names here, in order of names."""
+    durable = []
+    for one in foreign:
+        if one.is_durable:
+            durable.append(one)
+        else:
+            notes.append(f"consumer {one.name} is not carried over: it is not durable")
+    often = Counter(default_name(one.name).casefold() for one in durable)
+    found: dict[str, tuple[ForeignConsumer, str]] = {}
+    for one in sorted(durable, key=lambda one: one.name):
+        client = one.config.get("client_id")
+        name = default_name(one.name)
+        if often[name.casefold()] > 1 and isinstance(client, str) and client:
+            name = default_name(f"{client}.{one.name}")  # STAN: the same durable name at several clients
+        if not NAME_PATTERN.fullmatch(name) or name.casefold() in found:
+            notes.append(f"consumer {one.name} is not carried over: {name!r} is too long a name here, or taken")
+            continue
+        if name != one.name:
+            notes.append(f"consumer {one.name} is called {name} here")
+        found[name.casefold()] = (one, name)
+    return list(found.values())
+
+
+def _consumer_config(name: str, foreign: ForeignConsumer) -> tuple[ConsumerConfig, list[str]]:
+    notes: list[str] = []
+    values: dict[str, Any] = {"name": name}
+    given = dict(foreign.config)
+    if foreign.layout == "stan":
+        for key in _STAN_IDENTITY:
+            given.pop(key, None)
+        given = {"ack_wait": given.get("ack_wait_s", 0) * SECOND_NS, "max_ack_pending": given.get("max_in_flight", 0)}
+    # Where it begins is known already; what the policy refers to may not be.
+    policy = given.get("deliver_policy", "all")
+    for key in ("deliver_policy", "opt_start_seq", "opt_start_time"):
+        given.pop(key, None)
+    begin = {key: foreign.config[key] for key in ("opt_start_seq", "opt_start_time") if foreign.config.get(key)}
+    try:
+        ConsumerConfig.from_mapping({**values, "deliver_policy": policy, **begin})
+        values |= {"deliver_policy": policy, **begin}
+    except (ValueError, TypeError):
+        notes.append(f"deliver_policy={_shown(policy)} is not carried over; its position is")
+    for key, value in given.items():
+        if key not in _CONSUMER_OURS and value not in _NOTHING:
+            _take_over(values, key, value, ConsumerConfig, notes)
+    values["metadata"] = _labels(foreign.config)
+    return ConsumerConfig.from_mapping(values), notes
+
+
+def _placed(
+    stream: StreamState, foreign: ForeignConsumer, config: ConsumerConfig, now_ns: int
+) -> tuple[ConsumerState, list[str]]:
+    """Return the consumer where it was, or where the rule of reconciliation puts it, with an event about that."""
+    notes: list[str] = []
+    first = stream.first_sequence
+    if foreign.delivered is None:
+        notes.append(f"what it had read is damaged: it begins at the first message, {first}")
+    next_sequence = max(first, 1) if not foreign.delivered else foreign.delivered + 1
+    made = decide(
+        Position(stream.incarnation, next_sequence), facts_of(stream), SequenceSet.empty(), CONTINUE
+    )  # fmt: skip
+    events: tuple[Event, ...] = ()
+    if made.is_news:
+        reason = f"{made.action.value}: {made.reason}"
+        before, after = str(next_sequence - 1), str(made.next_sequence - 1)
+        events = (Event("consumer_reconciled", stream.name, config.name, "", before, after, reason, now_ns),)
+        notes.append(made.reason)
+    rows, gone = _pending(stream, foreign, config, made.next_sequence, now_ns)
+    if gone:
+        what = "a message" if gone == 1 else f"{gone} messages"
+        notes.append(f"{what} that it had not acknowledged {'is' if gone == 1 else 'are'} not in the stream any more")
+    state = ConsumerState(
+        config, now_ns, stream.incarnation, made.next_sequence, (), pending_joined(rows), stream.lost, 0, events
+    )
+    return state, notes
+
+
+def _pending(
+    stream: StreamState, foreign: ForeignConsumer, config: ConsumerConfig, next_sequence: int, now_ns: int
+) -> tuple[np.ndarray, int]:
+    """Return the messages that wait for their acknowledgement, a row each, and how many are gone from the stream."""
+    if config.ack_policy == "none" or not foreign.pending:
+        return np.zeros(0, PENDING_DTYPE), 0
+    sequences = np.array(foreign.pending, np.int64)
+    there = stream.shown().mask(sequences) & (sequences < next_sequence)
+    rows = np.zeros(len(sequences), PENDING_DTYPE)
+    rows["first"], rows["end"] = sequences, sequences + 1
+    # Sent long ago, they are due at once; where nobody knows when they were sent, likewise.
+    now_s = now_ns // SECOND_NS
+    sent_s = np.array(foreign.pending_times_s or [now_s] * len(sequences), np.int64).clip(0, now_s)
+    rows["deadline_ns"] = sent_s * SECOND_NS + min(config.ack_wait, ACK_WAIT_MAX_NS)
+    again = dict(foreign.redelivered)
+    rows["deliveries"] = [1 + again.get(one, 0) for one in foreign.pending]
+    return rows[there], int((~there).sum())

@@ -1,0 +1,507 @@
+"""Importing streams of another server: with their sequences, times, headers, holes and consumers, exactly once.
+
+An imported stream appears complete or not at all. Its directory is prepared first, as that of a restored stream is (a
+grave in time to come: what an import that was given up leaves there goes then); tasks read parts of the source and
+write them as blocks under the sequences that the messages have; one entry brings the stream with everything in it.
+What a part came to lies beside its blocks (import_parts.py), so that the same command, run again, goes on where the
+last one was ended, and what an import did is in the stream: run once more, it stores nothing.
+
+    prepare_streams, heads    the directories say which import fills them
+    import_begun              an event: which store is read, and whether past an unexpected end
+    parts                     in any order, on any number of executors
+    restore_streams           64 streams at a time at most
+
+Format of what lies in the directories: docs/formats/import.md.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from storage_core.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    DataLossError,
+    NotAStoreError,
+    RequirementError,
+    StorageError,
+)
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore
+from storage_core.foreign.plans import match_names
+from storage_core.foreign.slices import note_damage
+from storage_core.foreign.stan.guard import StoreUse, check_use
+from storage_core.foreign.stan.store import StanStore
+from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
+from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.store.backups.backup_format import STATE_SIZE_MAX
+from storage_core.store.backups.restored_streams import PREPARED_NS
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.imports.assembly import (
+    WRITER,
+    Assembled,
+    PlannedStream,
+    Work,
+    assemble,
+    is_whole,
+    leftovers,
+    sweep,
+)
+from storage_core.store.imports.config import stream_config, stream_names
+from storage_core.store.imports.parts import (
+    HEAD_FILE,
+    ImportHead,
+    ImportTarget,
+    PartRecord,
+    PartTask,
+    damage_row,
+    part_file,
+    read_record,
+    readable,
+    write_part,
+    write_record,
+)
+from storage_core.store.store import Store
+from storage_core.store.volume import placement
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.writing import appends
+from storage_core.store.writing.staging import PART_SUFFIX
+
+logger = logging.getLogger(__name__)
+PART_SIZE = 64 << 20  # bytes of block files in one part, unless a single one is larger
+PART_FILE_COUNT_MAX = 256  # block files in one part
+STREAMS_AT_ONCE = 64  # streams of one entry
+TIME_LEFT_MIN_NS = 24 * 3_600 * 1_000_000_000  # a directory that is due sooner is not gone on with
+RANGES_SHOWN = 1000  # lost ranges in a report
+Progress = Callable[[int, int], None]
+RunParts = Callable[[Sequence[PartTask], Callable[[int], None]], Iterable[PartRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """What is asked for."""
+
+    streams: tuple[str, ...] = ()  # names and globs; empty: all
+    as_names: Mapping[str, str] = field(default_factory=dict)  # what to call them here, by their own names
+    num_replicas: int | None = None  # None: as many as there are volumes
+    goes_on: bool = True  # past damage that costs messages; False: the contract of STAN's recovery
+    truncate_bad_eof: bool = False  # the source was opened so
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A directory that is being filled."""
+
+    head: ImportHead
+    incarnation: bytes
+
+
+def import_streams(
+    store: Store,
+    source: ForeignStore,
+    request: ImportRequest,
+    progress: Progress | None = None,
+    run_parts: RunParts | None = None,
+    source_files: Files = OS_FILES,
+) -> dict[str, Any]:
+    """Import streams of another server's store; run again, go on, or tell that it was done. Returns a report.
+
+    `progress` hears (block files done, block files in all). `run_parts` writes parts elsewhere, as a Spark job does,
+    and says how many block files are done with each. Raises NotFoundError (no such stream there), AlreadyExistsError
+    (a stream of that name is here), ValueError (names, number of replicas), RequirementError (an unexpected end was
+    read past the last time, too), DataLossError (damage that is not gone on past), and what writing to a store raises.
+    What was done until then is kept for a week, for the same import.
+    """
+    return _Import(store, source, request, progress, run_parts, source_files).run()
+
+
+class _Import:
+    def __init__(
+        self, store: Store, source: ForeignStore, request: ImportRequest, progress: Progress | None,
+        run_parts: RunParts | None, source_files: Files,
+    ) -> None:  # fmt: skip
+        self._store, self._source, self._request, self._files = store, source, request, source_files
+        self._env: Environment = store.environment
+        self._run_parts = run_parts or self._run_here
+        self._progress, self._done, self._total = progress, 0, 0
+        self._failed: list[dict[str, str]] = []
+        self._reports: list[dict[str, Any]] = []
+        self._damage: list[dict[str, Any]] = []
+        self._id = b""
+
+    def run(self) -> dict[str, Any]:
+        state = self._store.state()
+        names = self._names()
+        planned = self._plan(names, _replicas(state, self._request.num_replicas))
+        wanted, prepared = self._to_do(state, planned), {}
+        if wanted:
+            prepared = self._find_prepared(state, wanted)
+            self._id = self._id or next((one.head.import_id for one in prepared.values()), b"") or self._env.new_id()
+            uses = self._uses()
+            for one in uses:
+                check_use(_last_use(state, one), one)
+        self._total = sum(len(one.slices) for one in wanted)
+        self._step(0)
+        for at in range(0, len(wanted), STREAMS_AT_ONCE):
+            with translated(self._store.label):
+                chunk = self._prepare(wanted[at : at + STREAMS_AT_ONCE], prepared)
+                if at == 0:
+                    self._remember(uses)
+                self._fill(chunk)
+        return self._report()
+
+    # --- what there is to do
+
+    def _names(self) -> dict[str, str]:
+        """Return what the streams that are asked for are called here. Raises NotFoundError, ValueError."""
+        there = self._source.streams()
+        if not self._request.streams:
+            return stream_names(there, self._request.as_names)
+
+        def find(name: str) -> str:
+            self._source.copies(name)  # which tells the nearest name
+            return name
+
+        return stream_names(match_names(self._request.streams, there, find, "the source"), self._request.as_names)
+
+    def _plan(self, names: Mapping[str, str], num_replicas: int) -> list[PlannedStream]:
+        """Return the streams that can be read; the others are told. Raises the reason of one that is alone."""
+        planned = []
+        for foreign, name in names.items():
+            try:
+                planned.append(self._plan_one(foreign, name, num_replicas))
+            except DataLossError:
+                raise
+            except (StorageError, ValueError) as error:
+                if len(names) == 1:
+                    raise
+                self._failed.append({"stream": foreign, "reason": str(error)})
+        return planned
+
+    def _plan_one(self, foreign: str, name: str, num_replicas: int) -> PlannedStream:
+        described = self._source.copies(foreign)
+        first = next((one for one in described if not one.problem), described[0])
+        config, notes = stream_config(name, first, num_replicas)
+        slices = tuple(self._source.plan([foreign]))
+        told: list[ForeignDamage] = []
+        consumers = self._source.consumers(foreign, told.append)
+        for one in told:
+            if not (one.allowed or self._request.goes_on) and one.record:
+                raise DataLossError(one.explain())
+        told += [
+            note_damage(first.layout, first.account, foreign, first.path, note) for note in self._source.notes(foreign)
+        ]
+        decided = [first.layout, first.account, foreign, msgspec.to_builtins(config), self._request.goes_on, slices]
+        return PlannedStream(
+            foreign=foreign,
+            layout=first.layout,
+            account=first.account,
+            paths=tuple(one.path for one in described),
+            config=config,
+            slices=slices,
+            bounds=self._source.bounds(foreign),
+            consumers=tuple(consumers),
+            damage=tuple(told),
+            notes=tuple(notes),
+            source=_digest(decided),
+        )
+
+    def _to_do(self, state: StoreState, planned: Sequence[PlannedStream]) -> list[PlannedStream]:
+        """Return the streams that are not here yet; those that this import made are told. Raises AlreadyExistsError."""
+        wanted = []
+        for one in planned:
+            there = state.streams.get(one.name.casefold())
+            if there is None:
+                wanted.append(one)
+                continue
+            writer = there.writers.get(WRITER)
+            if writer is None or there.name != one.name or one.source.hex() not in writer.batches:
+                what = "an import made it, of another source or of this one before it changed; " if writer else ""
+                raise AlreadyExistsError(
+                    f"stream {there.name!r} exists: {what}import under another name (--stream with --as), or delete "
+                    "this one first"
+                )
+            self._id = self._id or bytes.fromhex(writer.run)
+            self._sweep_records(there)
+            self._tell(one, there, (), True, one.notes)
+        return wanted
+
+    def _sweep_records(self, stream: StreamState) -> None:
+        """Unlink records that a run left which was killed after its streams had come."""
+        left: list[Path] = []
+        for volume in self._store.volumes():
+            directory = block_directory(volume.path, stream.incarnation)
+            left += [directory / name for name in self._names_in(directory) if name.endswith(PART_SUFFIX)]
+        if left:
+            with self._store.turn():
+                sweep(left, self._env)
+
+    def _names_in(self, directory: Path) -> list[str]:
+        """Return the names in a directory; none if it cannot be read."""
+        try:
+            return self._env.files.list_directory(directory)
+        except OSError as error:
+            logger.info("%s: %s", directory, error)
+            return []
+
+    def _find_prepared(self, state: StoreState, wanted: Sequence[PlannedStream]) -> dict[bytes, _Prepared]:
+        """Return, by digest of their source, the directories that an import like this one has begun to fill."""
+        graves = state.graveyard.rows
+        alive = (graves["block_id"] == np.void(bytes(16))) & (
+            graves["dropped_ns"] > self._env.now_ns() + TIME_LEFT_MIN_NS
+        )
+        asked = {one.source: one for one in wanted}
+        found: dict[bytes, _Prepared] = {}
+        for incarnation in map(bytes, graves["incarnation"][alive]):
+            for volume in self._store.volumes():
+                head = read_record(block_directory(volume.path, incarnation) / HEAD_FILE, self._env.files)
+                if not isinstance(head, ImportHead) or head.source not in asked:
+                    continue
+                if head.name == asked[head.source].name and all(state.voter(one) for one in head.placement):
+                    found[head.source] = _Prepared(head, incarnation)
+                    break
+        return found
+
+    # --- the rule of STAN's unexpected ends
+
+    def _uses(self) -> list[StoreUse]:
+        if not isinstance(self._source, StanStore):
+            return []
+        uses = []
+        for root in self._source.roots:
+            try:
+                cluster = self._source.cluster_id(root)
+            except (NotAStoreError, CorruptionError):
+                cluster = ""
+            uses.append(StoreUse(cluster, readable(root), self._id.hex(), self._request.truncate_bad_eof))
+        return uses
+
+    def _remember(self, uses: Sequence[StoreUse]) -> None:
+        """Write down in the importing store what is read now, before anything is read."""
+        with self._store.turn() as turn:
+            new = [one for one in uses if _last_use(turn.state, one) != one]
+            for one in new:
+                check_use(_last_use(turn.state, one), one)
+            if new:
+                self._store.propose(turn, RecordEvents(tuple(_use_event(one) for one in new)))
+
+    # --- filling directories
+
+    def _prepare(self, planned: Sequence[PlannedStream], prepared: Mapping[bytes, _Prepared]) -> list[Work]:
+        """Return the work on these streams, after their directories were made and say what they are for."""
+        works = []
+        with self._store.turn() as turn:
+            new = {one.source: self._env.new_id() for one in planned if one.source not in prepared}
+            if new:
+                placed = {
+                    one.source: placement.choose(turn.state, turn.writable, one.config.num_replicas)
+                    for one in planned
+                    if one.source in new
+                }
+                until_ns = self._env.now_ns() + PREPARED_NS
+                self._store.propose(turn, PrepareStreams(tuple(new.values()), until_ns))
+            for one in planned:
+                known = prepared.get(one.source)
+                if known is not None:
+                    head, incarnation = known.head, known.incarnation
+                else:
+                    head = ImportHead(self._id, one.source, one.name, placed[one.source])
+                    incarnation = new[one.source]
+                stream = StreamState(one.config, incarnation, self._env.now_ns(), head.placement)
+                appends.make_directories(turn, incarnation, head.placement, self._env)
+                target = self._target(turn, stream, head)
+                write_record(target.directories, HEAD_FILE, head, self._env)
+                works.append(Work(one, stream, target, tuple(_tasks(target, one.slices))))
+        return works
+
+    def _target(self, turn: Turn, stream: StreamState, head: ImportHead) -> ImportTarget:
+        config = stream.config
+        return ImportTarget(
+            name=config.name,
+            store_id=turn.state.store_id,
+            incarnation=stream.incarnation,
+            transaction_id=self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8),
+            directories=placement.write_directories(turn.state, stream, turn.volumes),
+            quorum=placement.quorum(stream),
+            compression=config.compression,
+            block_max_msgs=config.block_max_msgs,
+            block_max_bytes=config.block_max_bytes,
+            source=head.source,
+            goes_on=self._request.goes_on,
+        )
+
+    def _fill(self, works: Sequence[Work]) -> None:
+        """Write what is missing, and bring the streams of one entry."""
+        records: dict[bytes, dict[int, PartRecord]] = {}
+        left: list[PartTask] = []
+        for work in works:
+            done = self._done_before(work)
+            records[work.stream.incarnation] = done
+            self._step(sum(len(task.slices) for task in work.tasks if task.number in done))
+            left += [task for task in work.tasks if task.number not in done]
+        for record in self._run_parts(left, self._step):
+            records[record.incarnation][record.number] = record
+        with self._store.turn() as turn:
+            made = [assemble(turn, work, records[work.stream.incarnation], self._id, self._env) for work in works]
+            left_over = [path for one in made for path in leftovers(turn, one.stream, self._env)]
+            self._store.propose(turn, self._command(made))
+            sweep(left_over, self._env)
+        for work, one in zip(works, made, strict=True):
+            self._tell(work.planned, one.stream, one.records, False, one.notes)
+
+    def _run_here(self, tasks: Sequence[PartTask], step: Callable[[int], None]) -> Iterator[PartRecord]:
+        for task in tasks:
+            yield write_part(task, self._env, self._files, lambda: step(1))
+
+    def _done_before(self, work: Work) -> dict[int, PartRecord]:
+        """Return the parts that an earlier run has done: a record says so, and a quorum has every block, whole."""
+        numbers = {part_file(task.number): task.number for task in work.tasks}
+        found: dict[int, PartRecord] = {}
+        for directory in work.target.directories:
+            for name in set(self._names_in(Path(directory.path))) & set(numbers):
+                if numbers[name] in found:
+                    continue
+                record = read_record(Path(directory.path) / name, self._env.files)
+                is_ours = isinstance(record, PartRecord) and record.source == work.target.source
+                if is_ours and isinstance(record, PartRecord) and record.incarnation == work.stream.incarnation:
+                    if is_whole(work, record, self._store.volumes(), self._env):
+                        found[record.number] = record
+        return found
+
+    def _command(self, made: Sequence[Assembled]) -> RestoreStreams:
+        encoded = tuple(encode_stream(one.stream) for one in made)
+        size = sum(map(len, encoded))
+        if size > STATE_SIZE_MAX:
+            raise RequirementError(
+                f"the streams have {size} bytes of metadata, one entry takes {STATE_SIZE_MAX}: import some, by --stream"
+            )
+        return RestoreStreams(encoded, tuple(event for one in made for event in one.events))
+
+    # --- telling
+
+    def _step(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _tell(
+        self,
+        planned: PlannedStream,
+        stream: StreamState,
+        records: Sequence[PartRecord],
+        already: bool,
+        notes: Sequence[str],
+    ) -> None:
+        beside = [damage_row(one) for one in planned.damage]
+        found = [*beside, *(row for record in records for row in record.damage)]
+        self._damage += found
+        count, lost = stream.message_count, len(stream.lost)
+        shown = stream.next_sequence - stream.floor
+        self._reports.append(
+            {
+                "name": stream.name,
+                "source": planned.foreign,
+                "account": planned.account,
+                "already": already,
+                "incarnation": stream.incarnation.hex(),
+                "first_seq": stream.floor,
+                "last_seq": stream.next_sequence - 1,
+                "read": count if already else sum(one.read_count for one in records),
+                "messages": count,
+                "bytes": stream.data_size,
+                "holes": shown - count - lost,
+                "lost": lost,
+                "lost_ranges": [list(one) for one in stream.lost.ranges_head(RANGES_SHOWN)],
+                "damaged": sum(row["left"] for row in found),
+                "blocks": len(stream.blocks),
+                "num_replicas": stream.config.num_replicas,
+                "consumers": sorted(one.name for one in stream.consumers.values()),
+                "notes": list(notes),
+            }
+        )
+
+    def _report(self) -> dict[str, Any]:
+        is_whole = not any(row["left"] for row in self._damage) and not any(one["lost"] for one in self._reports)
+        return {
+            "layout": self._source.layout,
+            "import": self._id.hex(),
+            "ok": is_whole and not self._failed,
+            "streams": sorted(self._reports, key=lambda one: str(one["name"])),
+            "failed": self._failed,
+            "damage": self._damage,
+        }
+
+
+def _replicas(state: StoreState, asked: int | None) -> int:
+    """Return how many replicas imported streams get. Raises ValueError if there are not so many volumes."""
+    count = sum(not one.learner for one in state.voters)
+    if asked is None:
+        return count - (1 - count % 2)
+    if asked > count:
+        raise ValueError(f"replicas: {asked} need as many volumes; the store has {count}")
+    return asked
+
+
+def _digest(value: object) -> bytes:
+    return blake2b(json.dumps(_plain(value), sort_keys=True).encode(), digest_size=16).digest()
+
+
+def _plain(value: object) -> Any:
+    """Return plain values of plain values, for a digest; keys of encryption are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in dataclasses.fields(value) if one.name != "key"]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+
+
+def _tasks(target: ImportTarget, slices: Sequence[ForeignSlice]) -> Iterator[PartTask]:
+    """Yield the parts of a stream: neighbouring slices up to PART_SIZE together."""
+    number, gathered, size = 1, list[ForeignSlice](), 0
+    for one in slices:
+        is_full = size + one.byte_size > PART_SIZE or len(gathered) == PART_FILE_COUNT_MAX
+        if gathered and is_full:
+            yield PartTask(target, number, tuple(gathered))
+            number, gathered, size = number + 1, [], 0
+        gathered.append(one)
+        size += one.byte_size
+    if gathered:
+        yield PartTask(target, number, tuple(gathered))
+
+
+# --- uses of a store of STAN, remembered as events
+
+
+def _use_event(use: StoreUse) -> Event:
+    cut = ", with --truncate-bad-eof" if use.truncate_bad_eof else ""
+    reason = f"from {use.path} (cluster {use.cluster_id!r}){cut}"
+    return Event("import_begun", after=json.dumps(dataclasses.asdict(use)), reason=reason)
+
+
+def _last_use(state: StoreState, now: StoreUse) -> StoreUse | None:
+    """Return the last import from the same store, None if none is remembered."""
+    for event in reversed(state.events):
+        if event.kind != "import_begun":
+            continue
+        try:
+            use = StoreUse(**json.loads(event.after))
+        except (ValueError, TypeError):
+            continue
+        if (use.cluster_id, use.path) == (now.cluster_id, now.path):
+            return use
+    return None

@@ -1,0 +1,393 @@
+"""Parts of an import: runs of another server's block files, each read and written as blocks by one task.
+
+A part is done when its blocks are durable and a record of it lies beside them, in the directory of the stream to be:
+
+    VOLUME/streams/<incarnation>/import.part       what is being imported, and by which import
+    VOLUME/streams/<incarnation>/00000001.part     what became of part 1
+
+The records let an import that was interrupted go on. They prove nothing: whoever believes one looks at its blocks.
+Format: docs/formats/import.md.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from storage_core.block.format import FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary, digest_of
+from storage_core.block.writer import BlockWriter
+from storage_core.errors import (
+    CorruptRecordError,
+    DataLossError,
+    NotFoundError,
+    StorageError,
+    UnsupportedVersionError,
+)
+from storage_core.files import OS_FILES, Files
+from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
+from storage_core.foreign.union import UnionSlice
+from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.schema import FRAME_SCHEMA
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.volume.placement import BlockDirectory
+from storage_core.store.writing.messages import message_sizes
+from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
+from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX, PART_SUFFIX, block_path
+
+logger = logging.getLogger(__name__)
+HEAD_FILE = f"import{PART_SUFFIX}"
+MAGIC = b"JSTRMIMP"
+FORMAT_VERSION = 1
+RECORD_SIZE_MAX = 256 << 20  # bytes; bounds what a damaged length can make us read
+COLUMNS = ("sequence", *FRAME_SCHEMA.names)
+_HEADER = Struct("<8sII16sI")  # magic, version, payload size, digest of the payload, CRC32C of the bytes before
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTarget:
+    """A stream to be, as a task needs it. Plain values: Spark sends it to its tasks."""
+
+    name: str
+    store_id: bytes
+    incarnation: bytes
+    transaction_id: bytes  # that the blocks are written under
+    directories: tuple[BlockDirectory, ...]  # of the volumes that take blocks, in the order of the placement
+    quorum: int  # the fewest volumes that must have a block
+    compression: str
+    block_max_msgs: int
+    block_max_bytes: int
+    source: bytes  # digest of what is imported
+    goes_on: bool  # past damage that costs messages; else the first that no option allows ends the import
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """One part of one stream."""
+
+    target: ImportTarget
+    number: int  # from 1, in order of sequence
+    slices: tuple[ForeignSlice, ...]
+
+
+class ImportHead(msgspec.Struct, frozen=True, tag="head"):
+    """Which import fills a directory, and with what."""
+
+    import_id: bytes  # the same when it is gone on with
+    source: bytes
+    name: str
+    placement: tuple[bytes, ...]
+
+
+class PartRecord(msgspec.Struct, frozen=True, tag="part"):
+    """What became of a part."""
+
+    incarnation: bytes
+    source: bytes
+    number: int
+    rows: bytes  # BLOCK_DTYPE with absolute `first`; holders and subject_set are filled in at the end
+    subjects: tuple[tuple[str, ...] | None, ...]  # of each block; None: its footer has to be asked
+    holders: tuple[tuple[tuple[bytes, bytes], ...], ...]  # of each block: (volume, instance) that fsynced it
+    present: bytes  # encoded SequenceSet: messages that were read
+    lost: bytes  # encoded SequenceSet: those that the source had and that cannot be read
+    read_count: int
+    damage: tuple[dict[str, Any], ...]  # as damage_row returns them
+
+
+def readable(text: str) -> str:
+    """Return the text with what no UTF-8 can say (names of files hold any bytes) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# --- records
+
+
+def part_file(number: int) -> str:
+    return f"{number:08d}{PART_SUFFIX}"
+
+
+def encode_record(record: ImportHead | PartRecord) -> bytes:
+    payload = msgspec.msgpack.encode(record)
+    fields = _HEADER.pack(MAGIC, FORMAT_VERSION, len(payload), digest_of(payload), 0)[:-4]
+    return fields + crc32c(fields).to_bytes(4, "little") + payload
+
+
+def decode_record(data: bytes, name: str) -> ImportHead | PartRecord:
+    """Return the record in a file. Raises CorruptRecordError, UnsupportedVersionError."""
+    if len(data) < _HEADER.size:
+        raise CorruptRecordError(name, 0, f"{len(data)} bytes are no record of an import")
+    magic, version, size, digest, crc = _HEADER.unpack_from(data)
+    if magic != MAGIC or crc32c(data[: _HEADER.size - 4]) != crc:
+        raise CorruptRecordError(name, 0, "not the head of a record of an import")
+    if version != FORMAT_VERSION:
+        raise UnsupportedVersionError(f"{name} has version {version}; this program reads version {FORMAT_VERSION}")
+    payload = data[_HEADER.size :]
+    if size != len(payload) or digest_of(payload) != digest:
+        raise CorruptRecordError(name, _HEADER.size, f"{len(payload)} bytes, expected {size} with another digest")
+    try:
+        return msgspec.msgpack.decode(payload, type=ImportHead | PartRecord)
+    except msgspec.DecodeError as error:
+        raise CorruptRecordError(name, _HEADER.size, str(error)) from error
+
+
+def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
+    """Return the record in a file; None if there is none that can be believed, or one of a newer program."""
+    try:
+        file = files.open(path)
+        try:
+            return decode_record(file.read_at(0, RECORD_SIZE_MAX), str(path))
+        finally:
+            file.close()
+    except FileNotFoundError:
+        return None
+    except (StorageError, OSError) as error:
+        logger.info("%s: %s", path, error)
+        return None
+
+
+def write_record(
+    directories: Sequence[BlockDirectory], name: str, record: ImportHead | PartRecord, env: Environment
+) -> int:
+    """Write a record beside the blocks, durably; return on how many volumes. One that fails has it not, and is told."""
+    content = encode_record(record)
+    calls = [partial(_write_file, Path(one.path) / name, content, env) for one in directories]
+    written = 0
+    for outcome in env.parallel(calls):
+        if isinstance(outcome, OSError):
+            logger.warning("record of an import: %s", outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            written += 1
+    return written
+
+
+def _write_file(path: Path, content: bytes, env: Environment) -> None:
+    remove(path, env)
+    file = env.files.create(path)
+    try:
+        file.write_at(0, content)
+        file.sync()
+    finally:
+        file.close()
+    env.files.sync_directory(path.parent)
+
+
+def damage_row(damage: ForeignDamage) -> dict[str, Any]:
+    """Return damage as a row in DAMAGE_SCHEMA, and whether anything is left of it in what was imported."""
+    row = {key: readable(value) if isinstance(value, str) else value for key, value in damage.row().items()}
+    is_note = damage.first is None and not damage.end_bytes and not damage.elsewhere
+    return {**row, "left": damage.costs or damage.served or damage.disputed or is_note}
+
+
+# --- writing a part
+
+
+def write_part(
+    task: PartTask,
+    env: Environment = REAL,
+    source_files: Files = OS_FILES,
+    on_slice: Callable[[], None] | None = None,
+) -> PartRecord:
+    """Read the slices of a part and write their messages as blocks, durably; return what became of it.
+
+    With an error nothing of the part is left behind. Raises DataLossError at damage that the import does not go on
+    past, DiskFullError, ReadOnlyError, VolumeFailedError, StorageError (the source cannot be read).
+    """
+    target = task.target
+    reading = _Reading(target.goes_on)
+    with translated(f"stream {target.name!r}"):
+        blocks = _Blocks(target, env)
+        try:
+            for part in task.slices:
+                for batch in reading.read(part, source_files):
+                    blocks.write(batch)
+                if on_slice is not None:
+                    on_slice()
+            blocks.finish()
+            record = blocks.record(task, reading)
+            write_record(target.directories, part_file(task.number), record, env)
+        except BaseException:
+            blocks.discard()
+            raise
+    return record
+
+
+class _Reading:
+    """What was read of a part, and what was found wrong with it."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self._goes_on = goes_on
+        self._seen: list[np.ndarray] = []
+        self._missed: list[tuple[SequenceSet, SequenceSet]] = []  # (may be lost, removed) slice by slice
+        self._slice: ForeignSlice | None = None
+        self.damage: list[ForeignDamage] = []
+        self.read_count = 0
+
+    def read(self, part: ForeignSlice, files: Files) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a slice, columns COLUMNS. Raises as write_part does."""
+        told: list[ForeignDamage] = []
+
+        def hear(damage: ForeignDamage) -> None:
+            told.append(damage)
+            if damage.costs and not damage.allowed and not self._goes_on:
+                raise DataLossError(damage.explain())
+
+        _check_seen(part, files)
+        try:
+            for batch in read_foreign_slice(part, COLUMNS, hear, files):
+                self._seen.append(batch.column("sequence").to_numpy())
+                self.read_count += batch.num_rows
+                yield batch
+        except OSError as error:
+            if error.filename is not None and not str(error.filename).startswith(str(part.path)):
+                raise
+            raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error
+        doubtful = SequenceSet.from_ranges(
+            (max(one.first, part.first), part.end if one.end is None else min(one.end, part.end))
+            for one in told
+            if one.first is not None and one.costs
+        )
+        self._missed.append((doubtful, SequenceSet.decode(part.removed)))
+        self.damage += told
+
+    def present(self) -> SequenceSet:
+        return SequenceSet.from_sequences(np.concatenate(self._seen)) if self._seen else SequenceSet.empty()
+
+    def lost(self) -> SequenceSet:
+        """Return what the source had and what was not read: where damage is, but for what was removed before."""
+        lost = SequenceSet.empty()
+        for doubtful, removed in self._missed:
+            lost = lost.union(doubtful.difference(removed))
+        return lost.difference(self.present())
+
+
+def _check_seen(part: ForeignSlice, files: Files) -> None:
+    """Raise NotFoundError if the source cannot be seen from here, which would look as if all of it were lost."""
+    copies = [one.path for one in part.copies if not one.problem] if isinstance(part, UnionSlice) else []
+    for place in copies or [os.path.dirname(part.path)]:
+        if not files.is_directory(Path(place)):
+            raise NotFoundError(
+                f"{place} cannot be seen on {socket.gethostname()}: it was there when the import was planned; every "
+                "executor must see it at the same path"
+            )
+
+
+class _Blocks:
+    """Writes messages with the sequences that they have as blocks, on all volumes of the placement at once."""
+
+    def __init__(self, target: ImportTarget, env: Environment) -> None:
+        self._target, self._env = target, env
+        self._file: MirroredFile | None = None
+        self._writer: BlockWriter | None = None
+        self._first = self._rows = self._bytes = 0  # of the block that is being written
+        self._sealed: list[tuple[BlockSummary, int, tuple[bytes, ...]]] = []  # with its first sequence and holders
+        self._paths: list[Path] = []
+        self._durable = {one.volume_id: one.instance_id for one in target.directories}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        sequences = batch.column("sequence").to_numpy()
+        frame = pa.RecordBatch.from_arrays([batch.column(name) for name in FRAME_SCHEMA.names], schema=FRAME_SCHEMA)
+        sizes = message_sizes(frame)
+        start = 0
+        while start < frame.num_rows:
+            start += self._write_some(frame, sequences, sizes, start)
+
+    def _write_some(self, frame: pa.RecordBatch, sequences: np.ndarray, sizes: np.ndarray, start: int) -> int:
+        """Write rows from `start` as far as they fit the block; return how many."""
+        room = self._target.block_max_bytes - self._bytes
+        fit = int(np.searchsorted(np.cumsum(sizes[start:]), room, side="right"))
+        fit = min(fit, self._target.block_max_msgs - self._rows, FRAME_ROW_COUNT_MAX)
+        if fit == 0 and self._rows:
+            self._seal()
+            return 0
+        fit = max(fit, 1)
+        if self._writer is None:
+            self._open(int(sequences[start]))
+        assert self._writer is not None
+        end = start + fit
+        self._writer.write(frame.slice(start, fit), sequences=sequences[start:end] - self._first)
+        self._rows += fit
+        self._bytes += int(sizes[start:end].sum())
+        if self._writer.size >= FILE_SIZE_TARGET_MAX:
+            self._seal()
+        return fit
+
+    def _open(self, first: int) -> None:
+        target, block_id = self._target, self._env.new_id()
+        identity = BlockIdentity(target.store_id, target.incarnation, block_id, target.transaction_id)
+        places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
+        self._file = MirroredFile(places, target.quorum, self._env)
+        self._writer = BlockWriter(self._file, identity, target.compression)
+        self._first, self._rows, self._bytes = first, 0, 0
+
+    def _seal(self) -> None:
+        assert self._writer is not None and self._file is not None
+        summary = self._writer.finish()
+        self._file.close()
+        self._paths += self._file.paths
+        self._sealed.append((summary, self._first, self._file.holders))
+        self._file = self._writer = None
+        self._rows = self._bytes = 0
+
+    def finish(self) -> None:
+        """Make everything durable, names and all. Raises OSError if too few volumes have a block."""
+        if self._writer is not None:
+            self._seal()
+        if not self._sealed:
+            return
+        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in self._target.directories]
+        failures = []
+        for directory, outcome in zip(self._target.directories, self._env.parallel(calls), strict=True):
+            if isinstance(outcome, OSError):
+                logger.warning("%s: %s", directory.path, outcome)
+                failures.append(outcome)
+                del self._durable[directory.volume_id]
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        fewest = min(sum(one in self._durable for one in held) for _, _, held in self._sealed)
+        if fewest < self._target.quorum:
+            raise decisive(failures)
+
+    def record(self, task: PartTask, reading: _Reading) -> PartRecord:
+        rows = np.zeros(len(self._sealed), BLOCK_DTYPE)
+        now_ns = self._env.now_ns()
+        for at, (one, first, _) in enumerate(self._sealed):
+            rows[at] = (
+                one.block_id, one.digest, first, one.span, one.row_count, one.file_size, one.data_size,
+                one.time_min_ns, one.time_max_ns, now_ns, one.msg_id_count, 0, 0,
+            )  # fmt: skip
+        return PartRecord(
+            incarnation=self._target.incarnation,
+            source=self._target.source,
+            number=task.number,
+            rows=rows.tobytes(),
+            subjects=tuple(summary.subjects for summary, _, _ in self._sealed),
+            holders=tuple(
+                tuple((volume_id, self._durable[volume_id]) for volume_id in held if volume_id in self._durable)
+                for _, _, held in self._sealed
+            ),
+            present=reading.present().encode(),
+            lost=reading.lost().encode(),
+            read_count=reading.read_count,
+            damage=tuple(damage_row(one) for one in reading.damage),
+        )
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.discard()
+        self._file = self._writer = None
+        for path in self._paths:
+            remove(path, self._env)
+        self._paths, self._sealed = [], []

@@ -1,0 +1,117 @@
+"""Questions about what a stream holds: one message, the last of a subject, subjects with counts, times."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.errors import DataLossError, StaleIncarnationError
+from storage_core.metadata.state import StreamState
+from storage_core.store.reading.plan import ReadRequest, whole_blocks
+from storage_core.store.reading.reading import ReadOptions, ask_block, read_slices
+from storage_core.store.reading.slices import BlockSlice, BlockSlices
+from storage_core.store.writing.duplicates import msg_ids
+from storage_core.subjects import match_mask
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+    from storage_core.store.stream import Message
+
+_MESSAGE_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start
+
+
+def messages(
+    store: "Store", stream: StreamState, first: int, end: int, subject_filters: tuple[str, ...] = ()
+) -> Iterator["Message"]:
+    """Yield the messages of [first, end) as values; for people and single messages, not for data that flows."""
+    from storage_core.store.stream import Message
+
+    request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=subject_filters)
+    options = ReadOptions(_MESSAGE_COLUMNS, subject_filters=subject_filters)
+    for batch in read_slices(slices(store, stream, request), options, env=store.environment):
+        for row in batch.to_pylist():
+            headers = row["headers"]
+            pairs = None if headers is None else [(one["key"], one["value"]) for one in headers]
+            yield Message(stream.name, row["sequence"], row["subject"], row["timestamp_ns"], pairs, row["data"])
+
+
+def last_sequence_of(store: "Store", stream: StreamState, subject_filter: str) -> int | None:
+    """Return the sequence of the newest message that the filter takes, searching backwards."""
+    filters = (subject_filter,)
+    options = ReadOptions(("sequence",), subject_filters=filters)
+    for block in reversed(slices(store, stream, ReadRequest((stream.name,), subject_filters=filters))):
+        for part in reversed(block.split(PROBE_ROW_COUNT)):
+            found = [batch.column("sequence") for batch in read_slices([part], options, env=store.environment)]
+            found = [one for one in found if len(one)]
+            if found:
+                return int(found[-1][-1].as_py())
+    return None
+
+
+def first_at_time(store: "Store", stream: StreamState, time_ns: int) -> int | None:
+    """Return the first sequence whose time is not before `time_ns`, None if there is none."""
+    request = ReadRequest((stream.name,), time_first_ns=time_ns)
+    options = ReadOptions(("sequence",), time_first_ns=time_ns)
+    for batch in read_slices(slices(store, stream, request), options, env=store.environment):
+        if batch.num_rows:
+            return int(batch.column("sequence")[0].as_py())
+    return None
+
+
+def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]) -> dict[str, int]:
+    """Return the subjects of the messages that are shown, with their numbers, sorted.
+
+    Blocks that are shown whole and carry counts are answered by their footers, others by their subject column.
+    """
+    counts: dict[str, int] = {}
+    rows = {bytes(row["block_id"]): int(row["row_count"]) for row in stream.blocks.rows}
+    for one in slices(store, stream, ReadRequest((stream.name,), subject_filters=filters)):
+        whole = one.row_count == rows[one.block_id] and not one.removed
+        known = _footer_counts(store, one) if whole else None
+        for subject, count in known or _column_counts(store, one):
+            counts[subject] = counts.get(subject, 0) + count
+    if filters and counts:
+        names = pa.array(list(counts), pa.string())
+        taken = match_mask(filters, names).to_pylist()
+        counts = {name: counts[name] for name, take in zip(names.to_pylist(), taken, strict=True) if take}
+    return dict(sorted(counts.items()))
+
+
+def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | None:
+    try:
+        counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
+    except DataLossError:  # perhaps it was merged a moment ago: reading it follows, or says what is lost
+        return None
+    return None if counted is None else list(counted.items())
+
+
+def _column_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]]:
+    found: dict[str, int] = {}
+    for batch in read_slices([one], ReadOptions(("subject",)), env=store.environment):
+        for pair in batch.column("subject").value_counts().to_pylist():
+            found[pair["values"]] = found.get(pair["values"], 0) + pair["counts"]
+    return list(found.items())
+
+
+def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
+    """Return the first sequence that carries this msg_id within the duplicate window, None if there is none."""
+    wanted = msg_id_hashes(pa.array([msg_id], pa.string()))[0]
+    recent = store.environment.now_ns() - stream.config.duplicate_window
+    rows = stream.blocks.rows
+    rows = rows[(rows["msg_id_count"] > 0) & (rows["committed_ns"] >= recent)]
+    for one in whole_blocks(store.state(), stream, rows, store.volumes()):
+        found = ask_block(one, msg_ids, store.environment)
+        hits = found[(found[:, 0] == wanted[0]) & (found[:, 1] == wanted[1])]
+        if len(hits):
+            return one.block_first + int(hits[0, 2])
+    return None
+
+
+def slices(store: "Store", stream: StreamState, request: ReadRequest) -> BlockSlices:
+    """Return the plan of a read of one stream; raises StaleIncarnationError if it was made again since `stream`."""
+    plan = store.plan(request)
+    if plan.ranges[0].incarnation != stream.incarnation:
+        raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again")
+    return plan.slices

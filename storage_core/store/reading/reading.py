@@ -1,0 +1,380 @@
+"""Reading slices: what an executor does with a plan.
+
+Each copy of a block is opened against what the manifest says of it (store, incarnation, block id, size, footer
+digest); frames are checked by their CRC32C. What is damaged is never served. The rows of a copy that cannot be opened,
+and the rows of a damaged frame, come from the next copy, in their place: copies with the same digest have the same
+frames. Whatever was found bad is told with stream, sequences, file and offset, and left as a report on another volume,
+so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
+where its messages are now (it was merged), or whether they were removed too long ago (the plan is stale).
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from storage_core.block.damage import Defect, FrameDamage
+from storage_core.block.format import BlockExpectation
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
+from storage_core.files import File
+from storage_core.sequences import SequenceSet
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.reading.plan import BlockSlice, CopyPlace
+from storage_core.store.reading.successors import Successors
+from storage_core.store.replicas import reports
+from storage_core.store.writing.messages import message_sizes
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Rows = Generator[pa.RecordBatch, None, bool]  # returns whether every row that was asked for was there
+
+REMEDY = "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false); `jstream verify` lists all damage"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDamage:
+    """A copy that a read found damaged or missing, and the messages that it could not serve from there."""
+
+    stream: str
+    file: str
+    offset_bytes: int
+    first: int  # sequences [first, end) are affected; removed ones among them are not missed
+    end: int
+    reason: str
+    served: bool = False  # another copy had all of them: nothing is lost
+
+    def __str__(self) -> str:
+        what = "were read from another copy" if self.served else "cannot be read"
+        return (
+            f"stream {self.stream!r}: sequences {self.first} to {self.end - 1} {what}: {self.reason} "
+            f"({self.file}, offset_bytes {self.offset_bytes})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How slices are read."""
+
+    columns: tuple[str, ...]  # of schema.READ_FIELDS, in the order in which they come out
+    subject_filters: tuple[str, ...] = ()
+    time_first_ns: int | None = None
+    time_end_ns: int | None = None
+    verify: bool = True  # check frame checksums
+    on_loss: str = "raise"  # or "skip": report, and go on with what is whole
+
+
+def read_slices(
+    slices: Sequence[BlockSlice],
+    options: ReadOptions,
+    report: Callable[[ReadDamage], None] | None = None,
+    env: Environment = REAL,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the slices in order, as batches of `schema.read_schema(options.columns)`.
+
+    `report` hears of every bad copy that was met: with `served` after its rows came from another one, without for rows
+    that no copy has. Raises DataLossError at the first of those (unless on_loss is "skip"), StalePlanError if the plan
+    is older than the store keeps what it names.
+    """
+    successors = Successors(env)
+    for one in slices:
+        reading = _Reading(one, options, report, env, successors)
+        try:
+            yield from reading.rows(one.first, one.end, 0, ())
+        finally:
+            reading.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Something wrong with one copy."""
+
+    copy: CopyPlace
+    path: Path
+    offset_bytes: int
+    reason: str
+    error: Exception | None
+    is_bad: bool  # False: the copy is not there, and nobody said that it would be
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.path}, offset_bytes {self.offset_bytes})"
+
+
+class _Reading:
+    """One slice being read: its copies, opened when they are needed, and what was found wrong with them.
+
+    A frame that is damaged in copy i is asked for from the copies behind i, so that each range meets each copy once.
+    """
+
+    def __init__(
+        self,
+        one: BlockSlice,
+        options: ReadOptions,
+        report: Callable[[ReadDamage], None] | None,
+        env: Environment,
+        successors: Successors,
+    ) -> None:
+        self._one, self._options, self._report, self._env = one, options, report, env
+        self._successors = successors
+        self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
+        self._left_reports: set[bytes] = set()  # volumes
+        self._why_missing = ""  # what the store says of a copy that is gone
+
+    def close(self) -> None:
+        for copy in self._opened:
+            if isinstance(copy, _Copy):
+                copy.file.close()
+
+    def rows(self, first: int, end: int, start: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from the first copy from `start` on that can be opened.
+
+        `before`: what is wrong with the copies that were asked for this range already.
+        """
+        passed: list[_Finding] = []
+        for at in range(start, len(self._one.copies)):
+            is_new = at == len(self._opened)
+            copy = self._copy(at)
+            if isinstance(copy, _Copy):
+                for finding in passed:
+                    self._leave_report(finding, self._one.first, self._one.end)
+                whole = yield from self._rows_of(copy, at, first, end, before)
+                break
+            before = (*before, copy)
+            if is_new:
+                passed.append(copy)
+        else:
+            return (yield from self._from_successors(first, end, before))
+        if whole:
+            for finding in passed:
+                self._tell(finding, first, end)
+        return whole
+
+    def _from_successors(self, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from the blocks that the store has them in now; if there are none, say so."""
+        if any(isinstance(one.error, FileNotFoundError) for one in before):
+            found = self._successors.of(self._one)
+            if not isinstance(found, str):
+                whole = True
+                for one in found:
+                    reading = _Reading(one, self._options, self._report, self._env, self._successors)
+                    try:
+                        part = max(one.first, first), min(one.end, end)
+                        if part[0] < part[1]:
+                            whole = (yield from reading.rows(*part, 0, ())) and whole
+                    finally:
+                        reading.close()
+                return whole
+            self._why_missing = found
+        self._lose(first, end, before)
+        return False
+
+    def _rows_of(self, copy: "_Copy", at: int, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
+        """Yield the rows of [first, end) from one copy, those of its damaged frames from the ones behind it."""
+        damaged: list[tuple[FrameDamage, _Finding]] = []
+        whole = True
+
+        def hear(damage: FrameDamage) -> None:
+            if damage.row_count:
+                damaged.append((damage, copy.finding(damage)))
+
+        for batch in copy.reader.read(self._request(first, end, hear)):
+            if damaged:  # frames that come before this one
+                whole = (yield from self._elsewhere(at, first, end, damaged, before)) and whole
+            yield batch
+            del batch  # while the next frame is read, one is enough
+        return (yield from self._elsewhere(at, first, end, damaged, before)) and whole
+
+    def _elsewhere(
+        self, at: int, first: int, end: int, damaged: list[tuple[FrameDamage, _Finding]], before: tuple[_Finding, ...]
+    ) -> Rows:
+        """Yield the rows of damaged frames of copy `at` from the copies behind it; empties `damaged`."""
+        whole = True
+        frames, damaged[:] = list(damaged), []
+        for frame, finding in frames:
+            self._leave_report(finding, frame.first, frame.end)
+            part = max(frame.first, first), min(frame.end, end)
+            if (yield from self.rows(*part, at + 1, (*before, finding))):
+                self._tell(finding, *part)
+            else:
+                whole = False
+        return whole
+
+    def _request(self, first: int, end: int, hear: Callable[[FrameDamage], None]) -> FrameRequest:
+        one, options = self._one, self._options
+        return FrameRequest(
+            columns=options.columns,
+            stream=one.stream,
+            first_sequence=one.block_first,
+            first=first,
+            end=end,
+            time_first_ns=options.time_first_ns,
+            time_end_ns=options.time_end_ns,
+            subject_filters=options.subject_filters,
+            removed=SequenceSet.decode(one.removed) if one.removed else None,
+            verify=options.verify,
+            on_damage=hear,
+        )
+
+    def _copy(self, at: int) -> "_Copy | _Finding":
+        """Return a copy, open, or what keeps it from being opened."""
+        if at == len(self._opened):
+            self._opened.append(_open(self._one, self._one.copies[at], self._env))
+        return self._opened[at]
+
+    # --- telling
+
+    def _tell(self, finding: _Finding, first: int, end: int) -> None:
+        """Say of a bad copy that its rows came from another one."""
+        if finding.is_bad and self._report is not None:
+            self._report(self._damage(finding, first, end, served=True))
+
+    def _lose(self, first: int, end: int, findings: tuple[_Finding, ...]) -> None:
+        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped."""
+        newer = next((one.error for one in findings if isinstance(one.error, UnsupportedVersionError)), None)
+        if newer is not None:
+            raise newer
+        bad = [one for one in findings if one.is_bad] or [*findings, _nowhere(self._one)]
+        damage = self._damage(bad[0], first, end, served=False)
+        if isinstance(bad[0].error, FileNotFoundError):
+            damage = replace(damage, reason=damage.reason + self._why_missing)
+        for finding in bad:
+            self._leave_report(finding, first, end)
+        others = [str(one) for one in bad[1:] if one.is_bad]
+        if others and bad[0].is_bad:
+            damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
+        if self._report is not None:
+            self._report(damage)
+        if self._options.on_loss != "skip":
+            raise DataLossError(f"{damage}; {REMEDY}") from bad[0].error
+
+    def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
+        return ReadDamage(self._one.stream, str(finding.path), finding.offset_bytes, first, end, finding.reason, served)
+
+    def _leave_report(self, finding: _Finding, first: int, end: int) -> None:
+        """Leave word of a bad copy, once a slice and copy: one report is enough to have it repaired."""
+        if finding.is_bad and finding.copy.volume_id not in self._left_reports:
+            self._left_reports.add(finding.copy.volume_id)
+            _leave_report(self._one, finding, first, end, self._env)
+
+
+class _Copy:
+    """A copy of a block that was opened: header, footer and trailer are those that the manifest names."""
+
+    def __init__(self, copy: CopyPlace, path: Path, file: "_Readable", reader: BlockReader) -> None:
+        self.copy, self.path, self.file, self.reader = copy, path, file, reader
+
+    def finding(self, damage: FrameDamage) -> _Finding:
+        error, self.file.error = self.file.error, None
+        reason = damage.reason if error is None else f"{damage.reason}; {error.strerror or error}"
+        return _Finding(self.copy, self.path, damage.offset_bytes, reason, error, True)
+
+
+class _Readable:
+    """A file in which a frame that the disk does not give back counts as cut off: those around it may be whole."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self.path = file, file.path
+        self.error: OSError | None = None  # of the last read that failed
+        self.read_at, self.size, self.close = file.read_at, file.size, file.close
+        self.write_at, self.truncate, self.sync = file.write_at, file.truncate, file.sync
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        try:
+            return self._file.read_into(offset_bytes, buffer)
+        except OSError as error:
+            logger.warning("%s: offset_bytes %s: %s", self.path, offset_bytes, error)
+            self.error = error
+            return 0
+
+
+def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
+    path = one.path_on(copy)
+    try:
+        file = env.files.open(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return _Finding(copy, path, 0, reports.FILE_IS_MISSING, FileNotFoundError(*error.args), copy.expected)
+    except OSError as error:
+        return _Finding(copy, path, 0, f"the file cannot be opened: {error.strerror}", error, True)
+    readable = _Readable(file)
+    try:
+        return _Copy(copy, path, readable, BlockReader.open(readable, expectation(one)))
+    except (StorageError, OSError) as error:
+        file.close()
+        return _Finding(copy, path, *place_and_reason(error), error, True)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
+    """Leave word of a bad copy on another volume."""
+    volume_id = finding.copy.volume_id
+    volumes = [Path(other.volume) for other in one.copies if other.volume_id != volume_id]
+    if volumes:
+        made = reports.Report(
+            one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason, env.now_ns()
+        )
+        reports.leave(env, volumes, made)
+
+
+def _nowhere(one: BlockSlice) -> _Finding:
+    """Return what is wrong where no volume of the stream could be seen when the read was planned."""
+    nobody = CopyPlace(b"", "", False)
+    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, False)
+
+
+def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
+    """Return what `question` makes of the slice's block, from the first copy on which it can be answered.
+
+    Raises DataLossError if there is none.
+    """
+    findings: list[_Finding] = []
+    for copy in one.copies:
+        opened = _open(one, copy, env)
+        if isinstance(opened, _Finding):
+            findings.append(opened)
+            continue
+        try:
+            answer = question(opened.reader)
+        except (StorageError, OSError) as error:
+            findings.append(_Finding(copy, opened.path, *place_and_reason(error), error, True))
+            continue
+        finally:
+            opened.file.close()
+        for finding in findings:
+            if finding.is_bad:
+                _leave_report(one, finding, one.first, one.end, env)
+        return answer
+    first, *others = [one for one in findings if one.is_bad] or [*findings, _nowhere(one)]
+    also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad)
+    damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
+    raise DataLossError(str(damage)) from first.error
+
+
+def place_and_reason(error: Exception) -> tuple[int, str]:
+    """Return offset_bytes and reason of an error about a block, without the file's name."""
+    defect = error.args[0] if error.args else None
+    return (defect.offset_bytes, defect.reason) if isinstance(defect, Defect) else (0, str(error))
+
+
+def expectation(one: BlockSlice) -> BlockExpectation:
+    return BlockExpectation(one.store_id, one.written_as, one.block_id, one.digest, one.file_size)
+
+
+def measured(
+    slices: Sequence[BlockSlice], wanted: SequenceSet | None, env: Environment = REAL
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (sequences, message bytes) of the rows that the slices show, batch by batch; `wanted` narrows them."""
+    options = ReadOptions(columns=("sequence", "subject", "headers", "data"))
+    for batch in read_slices(slices, options, env=env):
+        sequences = batch.column("sequence").to_numpy()
+        sizes = message_sizes(batch)
+        if wanted is not None:
+            chosen = wanted.mask(sequences)
+            sequences, sizes = sequences[chosen], sizes[chosen]
+        yield sequences, sizes

@@ -1,0 +1,85 @@
+"""Where messages are whose block is gone: merged into other blocks, or removed too long ago.
+
+A plan names blocks. Those that were merged since are kept for as long as removed ones are, so that most plans never
+notice; after that a reader comes here. The store says which blocks hold these sequences now. If all that the plan shows
+is still shown, the reader goes on with them and yields the same rows; if any of it was removed, the plan is stale.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from storage_core.errors import StalePlanError, StorageError
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.environment import Environment
+from storage_core.store.reading.plan import ReadRequest, plan_stream
+from storage_core.store.reading.slices import BlockSlice
+from storage_core.store.volume.volumes import Volume
+
+
+class Successors:
+    """What the store says of blocks that are gone, asked when the first one is met. One for a read."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._known: tuple[StoreState, tuple[Volume, ...]] | None = None
+
+    def of(self, one: BlockSlice) -> list[BlockSlice] | str:
+        """Return slices of the blocks that hold what this one holds, or why it is missing though it should be there.
+
+        Raises StalePlanError if messages of it were removed since.
+        """
+        stream = self._stream(one)
+        if self._known is None or _is_live(stream, one):  # what is remembered is older than the loss
+            why = self._ask(one)
+            if why:
+                return why
+            stream = self._stream(one)
+        if _is_live(stream, one):
+            return ""
+        assert self._known is not None
+        removed = SequenceSet.decode(one.removed) if one.removed else SequenceSet.empty()
+        wanted = SequenceSet.from_ranges([(one.first, one.end)]).difference(removed)
+        if stream is None or wanted.difference(_shown(stream, one.first, one.end)):
+            raise StalePlanError(
+                f"stream {one.stream!r}: this read was planned before sequences {one.first} to {one.end - 1} were "
+                "removed, and they are no longer kept; read again"
+            )
+        state, volumes = self._known
+        slices, _ = plan_stream(
+            state, stream, volumes, ReadRequest((stream.name,), {stream.name: (one.first, one.end)})
+        )
+        if wanted.difference(SequenceSet.from_ranges([(there.first, there.end) for there in slices])):
+            return ", and no other block has its messages"
+        return [_as_planned(there, one.stream, removed) for there in slices]
+
+    def _stream(self, one: BlockSlice) -> StreamState | None:
+        return self._known[0].by_incarnation(one.incarnation) if self._known is not None else None
+
+    def _ask(self, one: BlockSlice) -> str:
+        """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
+        from storage_core.store.store import Store  # which reads by way of this module
+
+        try:
+            paths = list(dict.fromkeys(copy.volume for copy in one.copies))
+            with Store.open(paths, read_only=True, lock_timeout_s=0.0, env=self._env) as store:
+                self._known = store.state(), store.volumes()
+        except (StorageError, OSError, ValueError) as error:
+            return f", and the store cannot be asked why: {error}"
+        return ""
+
+
+def _is_live(stream: StreamState | None, one: BlockSlice) -> bool:
+    return stream is not None and bool((stream.blocks.rows["block_id"] == np.void(one.block_id)).any())
+
+
+def _shown(stream: StreamState, first: int, end: int) -> SequenceSet:
+    """Return what the stream shows of [first, end)."""
+    there = SequenceSet.from_ranges([(max(first, stream.floor), min(end, stream.next_sequence))])
+    return there.difference(stream.removed.clip(first, end))
+
+
+def _as_planned(there: BlockSlice, stream: str, removed: SequenceSet) -> BlockSlice:
+    inside = removed.clip(there.first, there.end)
+    return replace(there, stream=stream, removed=inside.encode() if inside else b"")

@@ -1,0 +1,382 @@
+"""Copies of blocks: looked at, and made anew from what is whole in other copies.
+
+A block is fixed by the digest of its footer, which the manifest has: footer, then header and frame checksums. So a new
+copy is put together from any files that are supposed to be the block, each part taken from the first that has it whole:
+
+    trailer, footer   from the copy whose footer has the digest; a damaged trailer follows from the footer
+    header            from the copy whose header has the checksum that the footer states
+    frame             from the copy whose payload has the checksum that the footer states; the rest of it is known
+
+The new file is written whole under `<block id>.repair`, fsynced, read again, and only then takes the block's name. All
+of it happens under the volume's lock, so a `.repair` file that is met there is one that a killed holder left.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from storage_core.block.footer import Footer, decode_footer
+from storage_core.block.format import (
+    ALIGNMENT,
+    CODECS,
+    FRAME_HEADER_SIZE,
+    HEADER_SIZE,
+    KIND_MESSAGES,
+    TRAILER_SIZE,
+    BlockExpectation,
+    BlockHeader,
+    BlockIdentity,
+    Trailer,
+    decode_header,
+    decode_trailer,
+    digest_of,
+)
+from storage_core.block.reader import BlockReader
+from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
+from storage_core.files import File
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.environment import Environment
+from storage_core.store.reading.reading import place_and_reason
+from storage_core.store.volume.placement import block_directory, holders
+from storage_core.store.writing.mirrored_file import remove
+from storage_core.store.writing.staging import BLOCK_SUFFIX, block_id_of, block_path
+
+logger = logging.getLogger(__name__)
+REPAIR_SUFFIX = ".repair"
+FOOTER_SEARCH_SIZE = 256 << 10  # bytes at the end in which a footer is looked for by its digest alone
+STRUCTURE = -1  # instead of the position of a frame: header, footer or trailer, or the file as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block that the manifest names."""
+
+    stream: str
+    incarnation: bytes  # of the stream now
+    written_as: bytes  # the incarnation whose directory it lies in
+    first: int
+    end: int  # sequences [first, end)
+    row_count: int
+    data_size: int  # message bytes
+    held_by: tuple[bytes, ...]  # volumes of which the manifest says that they have it
+    expected: BlockExpectation
+
+    @property
+    def block_id(self) -> bytes:
+        return self.expected.block_id
+
+    @property
+    def file_size(self) -> int:
+        return self.expected.file_size
+
+    def path_on(self, volume: Path) -> Path:
+        """Return where a volume has it."""
+        return block_path(str(block_directory(volume, self.written_as)), self.block_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Something wrong with one copy of a block."""
+
+    frame: int  # position, or STRUCTURE
+    offset_bytes: int
+    first: int  # sequences [first, end) cannot be read because of it; 0, 0 if no message is touched
+    end: int
+    reason: str
+    is_missing: bool = False  # there is no such file
+    error: OSError | None = None  # what the disk said
+
+    def is_settled(self, stream: StreamState) -> bool:
+        """Return whether it costs only messages that are known to be gone: it asks for no repair any more."""
+        if self.frame == STRUCTURE or self.end <= self.first:
+            return False
+        if self.first >= stream.floor and not stream.lost.count_in(self.first, self.end):
+            return False
+        first = min(max(self.first, stream.floor), self.end)
+        return stream.removed.count_in(first, self.end) == self.end - first
+
+
+def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None = None) -> list[LiveBlock]:
+    """Return the blocks of these rows of the manifest; None: all."""
+    rows = stream.blocks.rows if rows is None else rows
+    names = ("block_id", "digest", "first", "span", "row_count", "file_size", "data_size", "holders")
+    blocks = []
+    for block_id, digest, first, span, row_count, file_size, data_size, mask in zip(
+        *(rows[name].tolist() for name in names), strict=True
+    ):
+        written_as = stream.written_as(first)
+        expected = BlockExpectation(state.store_id, written_as, block_id, digest, file_size)
+        blocks.append(
+            LiveBlock(
+                stream.name, stream.incarnation, written_as, first, first + span, row_count, data_size,
+                holders(stream, mask), expected,
+            )
+        )  # fmt: skip
+    return blocks
+
+
+# --- looking
+
+
+def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, afresh: bool = False) -> list[Wrong]:
+    """Read one copy from end to end; return what is wrong with it, but for what is settled. Never raises.
+
+    `afresh`: from the disk, past the page cache.
+    """
+    path = block.path_on(volume)
+    try:
+        if afresh:
+            env.files.drop_cache(path)
+        file = env.files.open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return [Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)]
+    except OSError as error:
+        return [Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)]
+    try:
+        found = [
+            Wrong(one.frame, one.offset_bytes, one.first, one.end, one.reason)
+            for one in BlockReader.open(file, block.expected).verify(block.first)
+        ]
+        return [one for one in found if not one.is_settled(stream)]
+    except (StorageError, OSError) as error:
+        offset_bytes, reason = place_and_reason(error)
+        disk = error if isinstance(error, OSError) else None
+        return [Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)]
+    finally:
+        file.close()
+
+
+# --- making anew
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of a new copy."""
+
+    written: bool  # it has the block's name now
+    lost: SequenceSet  # messages that no source has whole: the copy has something else in their place
+    unread: tuple[str, ...]  # sources that the disk did not give back: they may have what is lost
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of a block around its frames."""
+
+    header: bytes
+    footer: Footer
+    footer_bytes: bytes
+    trailer: Trailer
+
+
+def copy_block(
+    block: LiveBlock, sources: Sequence[Path], target: Path, env: Environment, own: Sequence[Wrong] = ()
+) -> Made:
+    """Write the block on the volume `target`, from what is whole on the volumes `sources`, best first.
+
+    `own`: what is wrong with the copy that is there; it is left alone if nothing of it could be mended. Raises OSError
+    if it could not be written; then what was there is still there.
+    """
+    opened, unread = _open(block, sources, env)
+    try:
+        parts = _parts(block, opened, unread)
+        if parts is None:
+            return Made(False, SequenceSet.from_ranges([(block.first, block.end)]), tuple(unread))
+        path = block.path_on(target)
+        temporary = path.with_suffix(REPAIR_SUFFIX)
+        _make_directory(path.parent, env)
+        try:
+            lost_frames = _write(block, parts, opened, temporary, unread, env)
+            lost = _sequences(block, parts.footer, lost_frames)
+            if own and all(one.frame in lost_frames for one in own):
+                remove(temporary, env)
+                return Made(False, lost, tuple(unread))
+            _check(block, temporary, lost_frames, env)
+            env.files.replace(temporary, path)
+        except BaseException:
+            _discard(temporary, env)
+            raise
+        env.files.sync_directory(path.parent)
+        return Made(True, lost, tuple(unread))
+    finally:
+        for file in opened:
+            file.close()
+
+
+def _open(block: LiveBlock, sources: Sequence[Path], env: Environment) -> tuple[list[File], list[str]]:
+    opened: list[File] = []
+    unread: list[str] = []
+    for volume in sources:
+        try:
+            opened.append(env.files.open(block.path_on(volume)))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            unread.append(f"{block.path_on(volume)}: {error.strerror or error}")
+    return opened, unread
+
+
+def _read(file: File, offset_bytes: int, size: int, unread: list[str]) -> bytes:
+    """Return what a source has there; nothing if the disk does not give it back."""
+    try:
+        return file.read_at(offset_bytes, size)
+    except OSError as error:
+        unread.append(f"{file.path}: offset_bytes {offset_bytes}: {error.strerror or error}")
+        return b""
+
+
+def _parts(block: LiveBlock, opened: Sequence[File], unread: list[str]) -> _Parts | None:
+    """Return the parts around the frames; None if one of them is whole nowhere."""
+    found = _end(block, opened, unread) or _search_end(block, opened, unread)
+    if found is None:
+        return None
+    footer_bytes, trailer = found
+    footer = decode_footer(footer_bytes, block.block_id.hex(), trailer.footer_offset)
+    for file in opened:
+        header = _header(block, _read(file, 0, HEADER_SIZE, unread), footer.header_crc32c, str(file.path))
+        if header is not None:
+            return _Parts(header, footer, footer_bytes, trailer)
+    return None
+
+
+def _end(block: LiveBlock, opened: Sequence[File], unread: list[str]) -> tuple[bytes, Trailer] | None:
+    """Return footer and trailer by any trailer that is whole."""
+    size, trailers = block.file_size, []
+    for file in opened:
+        try:
+            tail = _read(file, size - TRAILER_SIZE, TRAILER_SIZE, unread)
+            trailers.append(decode_trailer(tail, size, str(file.path)))
+        except StorageError:
+            continue
+    for trailer in dict.fromkeys(trailers):
+        for file in opened:
+            footer = _read(file, trailer.footer_offset, trailer.footer_size, unread)
+            if digest_of(footer) == block.expected.digest:
+                return footer, trailer
+    return None
+
+
+def _search_end(block: LiveBlock, opened: Sequence[File], unread: list[str]) -> tuple[bytes, Trailer] | None:
+    """Return footer and trailer without one that is whole: the footer is known by its digest, and the rest follows."""
+    end = block.file_size - TRAILER_SIZE
+    begin = max(HEADER_SIZE, (end - FOOTER_SEARCH_SIZE) // ALIGNMENT * ALIGNMENT)
+    for file in opened:
+        data = _read(file, begin, end - begin, unread)
+        for at in range((len(data) - 1) // ALIGNMENT * ALIGNMENT, -1, -ALIGNMENT):
+            if len(data) == end - begin and digest_of(data[at:]) == block.expected.digest:
+                footer = data[at:]
+                return footer, Trailer(begin + at, len(footer), crc32c(footer))
+    return None
+
+
+def _header(block: LiveBlock, found: bytes, checksum: int, file: str) -> bytes | None:
+    """Return the header that the footer vouches for, if what was found leads to it.
+
+    All but the transaction and the codec is known beforehand, so that damage elsewhere in it costs nothing.
+    """
+    try:
+        decode_header(found, file)
+    except UnsupportedVersionError:
+        raise
+    except StorageError:
+        pass
+    if len(found) < HEADER_SIZE:
+        return None
+    expected = block.expected
+    identity = BlockIdentity(expected.store_id, expected.incarnation, expected.block_id, found[64:80])
+    for codec in CODECS:
+        header = BlockHeader(identity, codec).encode()
+        if int.from_bytes(header[-4:], "little") == checksum:
+            return header
+    return None
+
+
+def _write(
+    block: LiveBlock, parts: _Parts, opened: Sequence[File], path: Path, unread: list[str], env: Environment
+) -> set[int]:
+    """Write the new file and fsync it; return the positions of the frames that no source has whole."""
+    frames, lost = parts.footer.frames, set()
+    _discard(path, env)
+    file = env.files.create(path)
+    try:
+        file.write_at(0, parts.header)
+        for position in range(frames.count):
+            offset = int(frames.offsets[position])
+            extent, size = int(frames.offsets[position + 1]) - offset, int(frames.payload_sizes[position])
+            payload, best = None, b""
+            for source in opened:
+                found = _read(source, offset + FRAME_HEADER_SIZE, size, unread)
+                if len(found) == size and crc32c(found) == int(frames.payload_crcs[position]):
+                    payload = found
+                    break
+                best = best or found
+            if payload is None:
+                lost.add(position)
+                payload = best.ljust(size, b"\0")  # what is left of it may help somebody yet
+            file.write_at(offset, frames.header(position, block.block_id).encode() + payload)
+            file.write_at(offset + FRAME_HEADER_SIZE + size, bytes(extent - FRAME_HEADER_SIZE - size))
+        file.write_at(parts.trailer.footer_offset, parts.footer_bytes + parts.trailer.encode())
+        file.sync()
+    finally:
+        file.close()
+    return lost
+
+
+def _check(block: LiveBlock, path: Path, lost: set[int], env: Environment) -> None:
+    """Read the new file as anyone would. Raises CorruptionError: what was written is not what is there."""
+    file = env.files.open(path)
+    try:
+        for one in BlockReader.open(file, block.expected).verify():
+            if one.frame not in lost:
+                raise CorruptionError(f"{path}: the new copy does not read as it was written: {one.reason}")
+    finally:
+        file.close()
+
+
+def _sequences(block: LiveBlock, footer: Footer, positions: set[int]) -> SequenceSet:
+    """Return the messages in these frames."""
+    parts = []
+    for position in sorted(positions):
+        if int(footer.frames.kinds[position]) == KIND_MESSAGES:
+            first = int(footer.frames.first_rows[position])
+            parts.append(footer.runs.sequences(first, first + int(footer.frames.row_counts[position])) + block.first)
+    return SequenceSet.from_sequences(np.concatenate(parts)) if parts else SequenceSet.empty()
+
+
+def _make_directory(directory: Path, env: Environment) -> None:
+    """Make the directory of a stream's blocks, and what it lies in, if somebody took it away."""
+    for one in (directory.parent, directory):
+        if not env.files.is_directory(one):
+            env.files.make_directory(one)
+            env.files.sync_directory(one.parent)
+
+
+def _discard(path: Path, env: Environment) -> None:
+    """Take a half-written copy away; no name but its own leads to it."""
+    try:
+        env.files.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def sweep_leftovers(directory: Path, env: Environment) -> int:
+    """Unlink the `.repair` files that a killed holder left in a directory of blocks; return how many there were.
+
+    Under the volume's lock. Raises OSError.
+    """
+    try:
+        names = env.files.list_directory(directory)
+    except FileNotFoundError:
+        return 0
+    ours = [
+        name
+        for name in names
+        if name.endswith(REPAIR_SUFFIX) and block_id_of(name[: -len(REPAIR_SUFFIX)] + BLOCK_SUFFIX) is not None
+    ]
+    for name in ours:
+        env.files.unlink(directory / name)
+    return len(ours)

@@ -1,0 +1,155 @@
+"""Drift: a volume that does not have the blocks of which the manifest says that it does.
+
+Names and sizes tell without reading: of the first and last blocks when a store is opened, of all when it is scrubbed or
+maintained. What is found is written down as an event, and reports are left for upkeep; nothing is mended here, and
+nothing of it is served, because a read goes by digest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.metadata.commands import Event, RecordEvents
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import reports
+from storage_core.store.replicas.copies import LiveBlock, live_blocks
+from storage_core.store.replicas.reports import Report
+from storage_core.store.upkeep.mending import missing_copies
+from storage_core.store.volume.placement import is_recorded
+from storage_core.store.volume.volumes import Volume
+
+COMPARED_AT_OPEN_MAX = 256  # copies
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Copies that the manifest says a volume has, and that are not there in their full size."""
+
+    stream: str
+    volume: Volume
+    blocks: tuple[LiveBlock, ...]  # in the order of the stream
+    sizes: tuple[int, ...]  # of each, -1 if it is not there
+    compared: int  # copies that were looked at
+
+    def event(self) -> Event:
+        first, last = self.blocks[0], self.blocks[-1]
+        absent = sum(size < 0 for size in self.sizes)
+        what = (
+            f"{absent} of {self.compared} blocks compared are not there, {len(self.blocks) - absent} have another size"
+        )
+        reason = f"{what}; between sequences {first.first} and {last.end - 1}"
+        after = "missing" if absent == self.compared else "damaged"
+        return Event("drift", self.stream, "", self.volume.name, "current", after, reason)
+
+
+def compare(
+    state: StoreState, stream: StreamState, volume: Volume, env: Environment, count_max: int | None = None
+) -> Drift | None:
+    """Compare names and sizes of the blocks that a volume should have; None if all are as they should be.
+
+    `count_max`: the first and the last blocks only, half and half, looked at one by one.
+    """
+    if volume.volume_id not in stream.placement or not is_recorded(state, volume):
+        return None
+    rows = stream.blocks.rows
+    position = np.uint32(stream.placement.index(volume.volume_id))
+    held = np.flatnonzero((rows["holders"] >> position) & np.uint32(1))
+    if count_max is not None and len(held) > count_max:
+        held = np.concatenate((held[: count_max // 2], held[len(held) - count_max // 2 :]))
+    blocks = live_blocks(state, stream, rows[held])
+    sizes = _sizes_one_by_one(blocks, volume, env) if count_max is not None else _sizes_at_once(blocks, volume, env)
+    differing = [(one, size) for one, size in zip(blocks, sizes, strict=True) if size != one.file_size]
+    if not differing:
+        return None
+    found, found_sizes = zip(*differing, strict=True)
+    return Drift(stream.name, volume, found, found_sizes, len(blocks))
+
+
+def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume, env: Environment) -> list[int]:
+    sizes = []
+    for one in blocks:
+        try:
+            sizes.append(env.files.file_size(one.path_on(volume.path)))
+        except OSError:
+            sizes.append(-1)
+    return sizes
+
+
+def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume, env: Environment) -> list[int]:
+    there: dict[Path, dict[str, int]] = {}
+    for directory in {one.path_on(volume.path).parent for one in blocks}:
+        try:
+            there[directory] = env.files.file_sizes(directory)
+        except OSError:
+            there[directory] = {}
+    paths = [one.path_on(volume.path) for one in blocks]
+    return [there[path.parent].get(path.name, -1) for path in paths]
+
+
+def tell(turn: Turn, drifts: Sequence[Drift], env: Environment) -> None:
+    """Write down drift that was not told before, and leave reports of the copies, so that they are mended.
+
+    Raises what a turn raises.
+    """
+    events = []
+    for one in drifts:
+        others = [volume.path for volume in turn.writable if volume.volume_id != one.volume.volume_id]
+        for block, size in zip(one.blocks[: reports.REPORT_COUNT_MAX], one.sizes, strict=False):
+            reason = "the file is missing" if size < 0 else f"file size: expected {block.file_size}, found {size}"
+            left = Report(
+                block.written_as, block.block_id, one.volume.volume_id, block.first, block.end, 0, reason, env.now_ns()
+            )
+            reports.leave(env, others, left)
+        event = one.event()
+        if not _is_told(turn.state, event):
+            events.append(event)
+    if events:
+        turn.propose(RecordEvents(tuple(events)))
+
+
+def _is_told(state: StoreState, event: Event) -> bool:
+    """Return whether the last event about the same copies says the same."""
+    for last in reversed(state.events):
+        if (last.stream, last.volume) == (event.stream, event.volume):
+            return (last.kind, last.reason) == (event.kind, event.reason)
+    return False
+
+
+def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[Drift]]:
+    """Return, after a short look without a lock, whether copies need mending, and drift that shows in names and sizes.
+
+    How long it takes does not depend on how many blocks there are: it looks at the first and last ones of streams.
+    """
+    if len(volumes) < 2:
+        return False, []
+    counted = {one.volume_id: one for one in volumes if is_recorded(state, one)}
+    due = any(_has_reports(one, env) for one in counted.values())
+    due = due or any(missing_copies(stream, counted) for stream in state.streams.values())
+    drifts, left = [], COMPARED_AT_OPEN_MAX
+    for stream in state.streams.values():
+        for volume_id in stream.placement:
+            if left < 2 or volume_id not in counted:
+                continue
+            found = compare(state, stream, counted[volume_id], env, left if left < 64 else max(32, left // 4))
+            left -= min(len(stream.blocks), max(32, left // 4))
+            if found is not None:
+                drifts.append(found)
+    return due, drifts
+
+
+def _has_reports(volume: Volume, env: Environment) -> bool:
+    try:
+        return bool(env.files.list_directory(volume.path / reports.DIRECTORY))
+    except OSError:
+        return False
+
+
+def everywhere(turn: Turn, env: Environment) -> list[Drift]:
+    """Return the drift of all streams on all volumes that can be written, from the names and sizes of all blocks."""
+    state = turn.state
+    found = [compare(state, stream, one, env) for stream in state.streams.values() for one in turn.writable]
+    return [one for one in found if one is not None]

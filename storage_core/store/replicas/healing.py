@@ -1,0 +1,233 @@
+"""Healing: bad copies of blocks replaced by good ones, in a turn, and what no volume has any more declared lost.
+
+Blocks never change, so whoever finds a bad copy may do so without a lock; what is done about it is done under the locks
+of the volumes, a bounded piece a turn. One round of fsyncs writes down what was done.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.errors import StorageError
+from storage_core.files import FULL
+from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEvents, RecordHolders
+from storage_core.metadata.manifest import ids
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look
+from storage_core.store.volume.placement import is_recorded, read_directories
+from storage_core.store.writing.mirrored_file import says_broken
+
+logger = logging.getLogger(__name__)
+EVENTS_PER_VOLUME_MAX = 4  # a turn and stream; more repaired copies than that make one event
+HELD_PER_ENTRY_MAX = 4096  # block ids
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A block, what is wrong with some of its copies, and which volumes have it whole without anyone knowing."""
+
+    block: LiveBlock
+    wrong: Mapping[bytes, Sequence[Wrong]]  # by volume
+    proven: tuple[bytes, ...] = ()  # volumes whose copy was read and found whole
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a patient."""
+
+    block: LiveBlock
+    is_gone: bool = False  # removed meanwhile: nothing was done, and nothing has to be
+    repaired: list[bytes] = field(default_factory=list)  # volumes
+    left: dict[bytes, str] = field(default_factory=dict)  # volumes whose copy is as bad as before: why
+    lost: SequenceSet = field(default_factory=SequenceSet.empty)  # declared lost
+
+
+def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[bytes, bytes], LiveBlock]:
+    """Return those of the blocks that the manifest still names, by (incarnation, block id), as it names them now."""
+    wanted: dict[bytes, list[bytes]] = defaultdict(list)
+    for one in blocks:
+        wanted[one.incarnation].append(one.block_id)
+    found = {}
+    for incarnation, block_ids in wanted.items():
+        stream = state.by_incarnation(incarnation)
+        if stream is not None:
+            rows = stream.blocks.rows
+            chosen = rows[np.isin(rows["block_id"], ids(block_ids))]
+            found.update({(incarnation, one.block_id): one for one in live_blocks(state, stream, chosen)})
+    return found
+
+
+def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost: bool = False) -> list[Outcome]:
+    """Replace bad copies by good ones, and write that down; return what became of each.
+
+    `declare_lost`: messages that no volume has are given up. Only somebody who asks for a repair may say so: until then
+    readers are told what they miss.
+    Raises what a turn raises; copies that were made by then are good, and are found so the next time.
+    """
+    live = still_live(turn.state, [one.block for one in patients])
+    ward = _Ward(turn, env, declare_lost)
+    outcomes = []
+    for one in patients:
+        block = live.get((one.block.incarnation, one.block.block_id))
+        if block is None:
+            outcomes.append(Outcome(one.block, is_gone=True))
+            continue
+        stream = turn.state.by_incarnation(block.incarnation)
+        assert stream is not None
+        outcomes.append(ward.treat(stream, block, one))
+    ward.write_down()
+    return outcomes
+
+
+class _Ward:
+    """What is done in one turn, and what there is to write down of it."""
+
+    def __init__(self, turn: Turn, env: Environment, declare_lost: bool) -> None:
+        self._turn, self._env, self._declare_lost = turn, env, declare_lost
+        self._held: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)  # (incarnation, volume): blocks
+        self._events: dict[tuple[str, bytes], list[Event]] = defaultdict(list)  # (stream, volume)
+        self._lost: dict[bytes, SequenceSet] = {}  # by incarnation
+        self._lost_size: Counter[bytes] = Counter()
+        self._why_lost: dict[bytes, str] = {}
+        self._full: dict[bytes, str] = {}  # volumes without room: why
+
+    def treat(self, stream: StreamState, block: LiveBlock, patient: Patient) -> Outcome:
+        """Make new copies of one block wherever there is a bad one."""
+        outcome = Outcome(block)
+        sources = self._sources(stream, patient)
+        writable = {one.volume_id: one.path for one in self._turn.writable}
+        lost, unread = SequenceSet.empty(), set[str]()
+        for volume_id in stream.placement:
+            wrong = patient.wrong.get(volume_id)
+            if not wrong:
+                continue
+            if volume_id not in writable or volume_id in self._full:
+                outcome.left[volume_id] = self._full.get(volume_id, "the volume cannot be written now")
+                continue
+            try:
+                made = copy_block(block, sources, writable[volume_id], self._env, wrong)
+            except (OSError, StorageError) as error:
+                outcome.left[volume_id] = str(error)
+                self._failed(volume_id, error)
+                continue
+            lost = lost.union(made.lost)
+            unread.update(made.unread)
+            if made.written and not made.lost:
+                outcome.repaired.append(volume_id)
+                self._note_repaired(block, volume_id, wrong, writable[volume_id])
+            elif not made.lost:
+                outcome.left[volume_id] = f"no copy has it whole: {wrong[0].reason}"
+        for volume_id in (*outcome.repaired, *patient.proven):
+            if volume_id in block.held_by or volume_id not in stream.placement:
+                continue
+            if volume_id in outcome.repaired or self._is_durable(stream, block, volume_id, writable.get(volume_id)):
+                self._held[block.incarnation, volume_id].append(block.block_id)
+        if lost:
+            self._lose(stream, block, lost, unread, outcome, patient)
+        return outcome
+
+    def _is_durable(self, stream: StreamState, block: LiveBlock, volume_id: bytes, volume: Path | None) -> bool:
+        """Return whether a copy that nobody vouches for is whole on the disk itself, and make it so if it can be.
+
+        What can be read may be in the page cache only, after an fsync that failed also for good.
+        """
+        if volume is None:
+            return False
+        path = block.path_on(volume)
+        try:
+            file = self._env.files.open(path, writable=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self._env.files.sync_directory(path.parent)
+        except OSError as error:
+            self._failed(volume_id, error)
+            return False
+        return not look(block, volume, stream, self._env, afresh=True)
+
+    def _sources(self, stream: StreamState, patient: Patient) -> list[Path]:
+        """Return the volumes to copy from: those that are not known to be bad first."""
+        places = read_directories(self._turn.state, stream, self._turn.volumes)
+        good = [path for volume_id, path in places if volume_id not in patient.wrong]
+        return good + [path for volume_id, path in places if volume_id in patient.wrong]
+
+    def _failed(self, volume_id: bytes, error: OSError | StorageError) -> None:
+        logger.warning("a block could not be repaired: %s", error)
+        if not isinstance(error, OSError):
+            return
+        if error.errno in FULL:
+            self._full[volume_id] = str(error)
+        elif says_broken(error) and len(self._turn.volumes) > 1:
+            self._turn.failed(volume_id, error)
+
+    def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], volume: Path) -> None:
+        is_behind = volume_id not in block.held_by and all(one.is_missing for one in wrong)
+        before = "behind" if is_behind else "missing" if wrong[0].is_missing else "damaged"
+        reason = "fetched from another volume" if is_behind else f"{block.path_on(volume)}: {wrong[0].reason}"
+        event = Event("repaired", block.stream, "", volume_id.hex(), before, "current", reason)
+        self._events[block.stream, volume_id].append(event)
+
+    def _lose(
+        self, stream: StreamState, block: LiveBlock, lost: SequenceSet, unread: set[str], outcome: Outcome,
+        patient: Patient,
+    ) -> None:  # fmt: skip
+        """Declare messages lost that no volume has, if all that could have them were asked."""
+        absent = [*self._absent(stream), *sorted(unread)]
+        if absent or not self._declare_lost:
+            why = f"sequences {lost.ranges_head(3)} are whole nowhere; "
+            why += f"they may still be on {', '.join(absent)}" if absent else "a repair gives them up"
+            for volume_id in patient.wrong:
+                outcome.left.setdefault(volume_id, why)
+            return
+        outcome.lost = lost
+        shown = lost.clip(stream.floor, stream.next_sequence).difference(stream.removed)
+        self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
+        self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
+        wrong = next((one[0] for one in patient.wrong.values() if one), None)
+        self._why_lost.setdefault(stream.incarnation, wrong.reason if wrong is not None else "no copy is left")
+
+    def _absent(self, stream: StreamState) -> list[str]:
+        """Return the volumes of the placement that cannot be asked now."""
+        at_hand = {one.volume_id: one for one in self._turn.volumes}
+        absent = []
+        for volume_id in stream.placement:
+            volume, voter = at_hand.get(volume_id), self._turn.state.voter(volume_id)
+            if volume is None or voter is None or not (voter.learner or is_recorded(self._turn.state, volume)):
+                absent.append(f"volume {volume_id.hex()}" + (f" ({volume.path})" if volume is not None else ""))
+        return absent
+
+    def write_down(self) -> None:
+        """Say in the metadata what was lost, what volumes hold now, and what was repaired."""
+        commands: list[Command] = [
+            DeclareLost(incarnation, lost.encode(), self._lost_size[incarnation], self._why_lost[incarnation])
+            for incarnation, lost in self._lost.items()
+        ]
+        for (incarnation, volume_id), blocks in self._held.items():
+            for start in range(0, len(blocks), HELD_PER_ENTRY_MAX):
+                part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
+                commands.append(RecordHolders(incarnation, volume_id, part))
+        events = [event for told in self._events.values() for event in _summed_up(told)]
+        if events:
+            commands.append(RecordEvents(tuple(events)))
+        if commands:
+            with self._turn.group():
+                for command in commands:
+                    self._turn.propose(command)
+
+
+def _summed_up(events: list[Event]) -> list[Event]:
+    """Return the events about one stream on one volume, as one if they are many."""
+    if len(events) <= EVENTS_PER_VOLUME_MAX:
+        return events
+    first = events[0]
+    before = next(one for one in ("damaged", "missing", "behind") if any(event.before == one for event in events))
+    reason = f"{len(events)} blocks; the first: {first.reason}"
+    return [Event(first.kind, first.stream, "", first.volume, before, first.after, reason)]

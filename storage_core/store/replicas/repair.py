@@ -1,0 +1,311 @@
+"""Repair: everything brought back to current that can be, and what is lost declared so.
+
+    volumes     those that take no part get their metadata anew (rejoin.py), and damaged metadata files are replaced
+    blocks      every copy is read, bad ones are replaced by good ones (healing.py), what nobody has is declared lost
+    the rest    damage reports that are settled go, leftovers of killed repairs go, index.db is written
+
+Reading is done without a lock. What is written is written in turns of bounded length, between which others go on, so a
+repair may take as long as it takes; ended anywhere, the next one goes on with what is left.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import NoOp
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble import decision, rejoin
+from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble.membership import resume_quietly
+from storage_core.store.ensemble.rejoin import Absent
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import reports
+from storage_core.store.replicas.copies import sweep_leftovers
+from storage_core.store.replicas.healing import Outcome, Patient, heal
+from storage_core.store.replicas.verification import (
+    Damage,
+    Indexes,
+    Progress,
+    absent_volumes,
+    block_damage,
+    check_blocks,
+    metadata_damage,
+    save_indexes,
+)
+from storage_core.store.volume import volumes
+from storage_core.store.volume.identity import STREAMS
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+WRITTEN_PER_TURN_MAX = 64 << 20  # bytes of copies that are made before others get their turn; one copy at least
+PATIENTS_PER_TURN_MAX = 1024  # also those that need no copy, only a note that they were found whole
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a repair has found and done so far."""
+
+    damage: list[Damage] = field(default_factory=list)
+    volumes: list[dict[str, object]] = field(default_factory=list)
+    lost: dict[str, SequenceSet] = field(default_factory=dict)  # by stream
+    checked: int = 0
+    settled: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # (written as, block, volume): whole now
+
+
+class Repair:
+    """One repair of a store."""
+
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+        self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+        self._seen = _Progress()
+        self._afresh: set[bytes] = set()  # volumes whose disk failed before: read past the page cache
+        self._patients: list[Patient] = []
+        self._waiting_size = 0  # bytes of the copies that they ask for
+        self._told: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those patients, by (incarnation, block)
+
+    def run(self, names: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
+        """Repair the volumes, then the blocks of these streams (None: all); return the report.
+
+        Raises NotFoundError, NoQuorumError, StoreBusyError, and what else a turn raises.
+        """
+        self.volumes()
+        why = resume_quietly(self._metadata, self._env, self._lock_timeout_s)
+        if why:
+            place = self._metadata.label
+            self._seen.damage.append(Damage("", "", place, 0, 0, 0, f"a change of volumes does not go on: {why}"))
+        self._metadata_files()
+        self.blocks(names, progress)
+        self.sweep(names)
+        return self._report(names)
+
+    # --- volumes
+
+    def volumes(self, ask: bool = True) -> None:
+        """Let volumes that take no part rejoin; with `ask` not given only those that are known to be volumes.
+
+        An empty or missing directory looks like a disk that is not mounted: only somebody who asks for a repair says
+        that it is to be a volume from now on.
+        """
+        self._reread_only_volume()
+        before = self._metadata.standings()
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            for one in turn.writable:
+                was = before.get(one.volume_id)
+                if was is not None and was.state in (decision.DAMAGED, decision.ROLLED_BACK):  # the turn settled it
+                    self._note_volume(Absent(one, was.state, was.reason), one)
+            missing = []
+            for absent in rejoin.absent(turn):
+                if absent.state == volumes.MISSING:
+                    missing.append(absent)
+                elif ask or (absent.has_identity and absent.state != decision.RETIRED):
+                    self._rejoin(turn, absent)
+            if ask:
+                self._stream_directories(turn)
+        if ask and missing:
+            self._make_anew(missing)
+
+    def _stream_directories(self, turn: Turn) -> None:
+        """Make directories of streams that were lost with all that was in them: new blocks need them, too."""
+        for one in turn.writable:
+            try:
+                self._env.files.make_directory(one.path / STREAMS)
+                rejoin.make_stream_directories(turn.state, one, self._env)
+                self._env.files.sync_directory(one.path)
+            except OSError as error:
+                logger.warning("%s: directories of streams: %s", one.path, error)
+
+    def _make_anew(self, missing: Sequence[Absent]) -> None:
+        """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
+        made: dict[bytes, Absent] = {}
+        for one in missing:
+            try:
+                rejoin.make_directory(one, self._env)
+                made[one.volume.volume_id] = one
+            except StorageError as error:
+                self._note_volume(one, error)
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            for absent in rejoin.absent(turn):
+                before = made.get(absent.volume.volume_id)
+                if before is not None:
+                    self._rejoin(turn, replace(absent, state=before.state, reason=before.reason))
+
+    def _rejoin(self, turn: Turn, one: Absent) -> None:
+        if one.state in (decision.RETIRED, volumes.UNREADABLE):
+            self._afresh.add(one.volume.volume_id)
+        outcome: Volume | StorageError
+        try:
+            outcome = rejoin.rejoin(turn, one, self._env)
+        except StorageError as error:
+            logger.warning("%s does not rejoin: %s", one.volume.path, error)
+            outcome = error
+        self._note_volume(one, outcome)
+
+    def _note_volume(self, one: Absent, outcome: Volume | StorageError) -> None:
+        self._seen.volumes.append(rejoin.describe(one, outcome))
+        why = f"the volume is {one.state}: {one.reason if isinstance(outcome, Volume) else outcome}"
+        place = str(one.volume.path)
+        self._seen.damage.append(Damage("", one.volume.name, place, 0, 0, 0, why, isinstance(outcome, Volume)))
+
+    def _reread_only_volume(self) -> None:
+        """Read the log of a store's only volume past the page cache after its I/O failed, and trust it again."""
+        at_hand = self._metadata.volumes()
+        if len(at_hand) > 1 or not self._metadata.failed:
+            return
+        (only,) = at_hand
+        log = self._metadata.log_of(only)
+        with translated(only.path):
+            for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
+                self._env.files.drop_cache(path)
+            log.read()
+        self._afresh.add(only.volume_id)
+        self._metadata.trust_again()
+
+    # --- metadata files
+
+    def _metadata_files(self) -> None:
+        """Replace damaged metadata files: two snapshots later nothing refers to them, and they go."""
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            found = self._damaged_files(turn)
+            if not found:
+                return
+            for _ in range(2):
+                turn.propose(NoOp())
+                turn.snapshot()
+            left = {(one.volume, one.file) for one in self._damaged_files(turn)}
+        self._seen.damage.extend(replace(one, repaired=(one.volume, one.file) not in left) for one in found)
+
+    def _damaged_files(self, turn: Turn) -> list[Damage]:
+        return [damage for one in turn.writable for damage in metadata_damage(self._metadata, one, self._env)]
+
+    # --- blocks
+
+    def blocks(self, names: Sequence[str] | None, progress: Progress | None) -> None:
+        """Read all copies, and replace those that are bad, turn by turn."""
+        state = self._metadata.view(self._lock_timeout_s).state
+        streams = self._streams(names)
+        at_hand = self._metadata.volumes()
+        indexes = Indexes(at_hand, self._env)
+        for checked in check_blocks(state, streams, at_hand, self._env, progress, self._afresh):
+            indexes.note(checked)
+            block, found = checked.block, checked.found
+            self._seen.checked += len(found)
+            whole = tuple(volume_id for volume_id, wrong in found.items() if not wrong)
+            self._seen.settled.update((block.written_as, block.block_id, one) for one in whole)
+            wrong = {volume_id: one for volume_id, one in found.items() if one}
+            unheld = [one for one in whole if one not in block.held_by]
+            if wrong or unheld:
+                self._told[block.incarnation, block.block_id] = block_damage(checked, at_hand)
+                self._patients.append(Patient(block, wrong, whole))
+                self._waiting_size += _cost(self._patients[-1])
+            if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._patients) >= PATIENTS_PER_TURN_MAX:
+                self._heal(indexes)
+        self._heal(indexes)
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            save_indexes(turn, indexes.by_volume)
+
+    def _streams(self, names: Sequence[str] | None) -> list[StreamState]:
+        state = self._metadata.view(self._lock_timeout_s).state
+        return [one for one in state.streams.values() if names is None or one.name in names]
+
+    def _heal(self, indexes: Indexes) -> None:
+        while self._patients:
+            part = self._next_part()
+            with self._metadata.turn(self._lock_timeout_s) as turn:
+                for outcome in heal(turn, part, self._env, declare_lost=True):
+                    self._note(outcome, indexes)
+        self._waiting_size = 0
+
+    def _next_part(self) -> list[Patient]:
+        part: list[Patient] = []
+        size = 0
+        while self._patients and (not part or size < WRITTEN_PER_TURN_MAX):
+            one = self._patients.pop(0)
+            part.append(one)
+            size += _cost(one)
+        return part
+
+    def _note(self, outcome: Outcome, indexes: Indexes) -> None:
+        block = outcome.block
+        told = self._told.pop((block.incarnation, block.block_id))
+        if outcome.is_gone:
+            return
+        repaired = {volume_id.hex() for volume_id in outcome.repaired}
+        left = {volume_id.hex(): why for volume_id, why in outcome.left.items()}
+        for one in told:
+            why = f"{one.reason}; {left[one.volume]}" if one.volume in left else one.reason
+            self._seen.damage.append(replace(one, reason=why, repaired=one.volume in repaired))
+        for volume_id in outcome.repaired:
+            indexes.verified(volume_id, block, True)
+            self._seen.settled.add((block.written_as, block.block_id, volume_id))
+        if outcome.lost:
+            known = self._seen.lost.get(block.stream, SequenceSet.empty())
+            self._seen.lost[block.stream] = known.union(outcome.lost)
+
+    # --- the end
+
+    def sweep(self, names: Sequence[str] | None = None) -> None:
+        """Take away what is settled: damage reports, and files of repairs that were killed."""
+        with self._metadata.turn(self._lock_timeout_s) as turn:
+            settle_reports(turn, self._env, self._seen.settled)
+            for stream in self._streams(names):
+                for one in turn.writable:
+                    for incarnation in stream.incarnations:
+                        try:
+                            sweep_leftovers(block_directory(one.path, incarnation), self._env)
+                        except OSError as error:
+                            logger.warning("%s: leftovers of repairs: %s", one.path, error)
+
+    def _report(self, names: Sequence[str] | None) -> dict[str, Any]:
+        seen = self._seen
+        view = self._metadata.view(self._lock_timeout_s)
+        left = absent_volumes(view.state, self._metadata)
+        told = {one.volume for one in seen.damage if not one.stream}
+        seen.damage.extend(one for one in left if one.volume not in told)
+        ok = not left and all(one.repaired for one in seen.damage)
+        return {
+            "ok": ok,
+            "checked_blocks": seen.checked,
+            "damage": [one.to_json() for one in seen.damage],
+            "volumes": seen.volumes,
+            "lost": [
+                {"stream": name, "first": first, "end": end}
+                for name, lost in sorted(seen.lost.items())
+                for first, end in lost.ranges()
+            ],
+        }
+
+
+def _cost(patient: Patient) -> int:
+    """Return the bytes that are read or written for a patient: bad copies, and those that nobody vouches for yet."""
+    unheld = sum(volume_id not in patient.block.held_by for volume_id in patient.proven)
+    return (len(patient.wrong) + unheld) * patient.block.file_size
+
+
+def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, bytes, bytes]]) -> int:
+    """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many."""
+    whole, count = set(settled), 0
+    live = {
+        (stream.written_as(first), block_id): stream
+        for stream in turn.state.streams.values()
+        for block_id, first in zip(
+            stream.blocks.rows["block_id"].tolist(), stream.blocks.rows["first"].tolist(), strict=True
+        )
+    }
+    for one in turn.writable:
+        try:
+            for path, report in reports.read_all(env, one.path):
+                stream = live.get((report.incarnation, report.block_id))
+                is_wanted = stream is not None and report.volume_id in stream.placement
+                if not is_wanted or (report.incarnation, report.block_id, report.volume_id) in whole:
+                    reports.remove(env, path)
+                    count += 1
+            for path in reports.unreadable(env, one.path):
+                reports.remove(env, path)
+        except OSError as error:
+            logger.warning("%s: damage reports: %s", one.path, error)
+    return count

@@ -1,0 +1,213 @@
+"""The truth about copies: for every stream and volume whether its copy is current, and if not, why.
+
+A copy is current only if the metadata log of its volume is at the commit index, and every live block of the stream is
+there by name and size with none of them known to be damaged: from the last read of it (index.db), or from a reader's
+report. The last sequence alone proves nothing. Two copies have the same digest exactly if the same blocks are whole.
+
+    state        what it means for one stream on one volume
+    current      as above
+    behind       the log ends early, or blocks are not there that were never written there
+    damaged      the volume's metadata, or a block that it took, is damaged or gone
+    missing      the volume is not there; or it is, and not one block that it took
+    foreign      another volume, another instance of it, or one of another copy of the store is in its place
+    rolled_back  its log ends before what was durable there: an older copy was put back
+    retired      it failed, and counts again when it was verified
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.raft.quorum import majority
+from storage_core.store.ensemble.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
+from storage_core.store.ensemble.turn import Standing
+from storage_core.store.ensemble.view import View
+from storage_core.store.replicas import reports
+from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.volume.volumes import Volume
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+STATES = (CURRENT, BEHIND, DAMAGED, MISSING, FOREIGN, ROLLED_BACK, RETIRED)
+_WORST_FIRST = (FOREIGN, ROLLED_BACK, RETIRED, MISSING, DAMAGED, BEHIND, CURRENT)
+_UNKNOWN = Standing(MISSING, "no volume of this store", 0)
+_Copy = tuple[bytes, bytes]  # incarnation, block id
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The copy of one stream on one volume of its placement."""
+
+    volume_id: bytes
+    path: Path
+    state: str  # one of STATES
+    applied: int  # entry at which the volume's metadata log ends
+    lag: int  # entries that it is behind the commit index
+    block_count: int  # live blocks that are whole there by name and size, and not known to be damaged
+    size: int  # bytes of them
+    damaged_blocks: int  # live blocks that it took and has not whole; 0 if the volume itself is not there
+    missing_blocks: int  # live blocks that are not there: gone, or never written there
+    last_scrub_ns: int  # when the block that waits longest was read as a whole; 0: one of them never was
+    digest: str  # hex, over the whole blocks
+    reason: str  # why it is not current, for people; empty if it is
+
+    @property
+    def name(self) -> str:
+        return self.volume_id.hex()
+
+    @property
+    def current(self) -> bool:
+        return self.state == CURRENT
+
+
+def replica_states(store: "Store", stream: StreamState) -> list[Replica]:
+    """Return the copies of a stream in the order of its placement. Takes no lock, reads no block."""
+    return Survey(store).replicas(stream)
+
+
+class Survey:
+    """One look at all volumes of a store: made once, and asked about any number of its streams."""
+
+    def __init__(self, store: "Store") -> None:
+        self._files = store.environment.files
+        self.view: View = store.view()
+        self.standings: Mapping[bytes, Standing] = _decided(store.metadata.standings(), self.view.state)
+        voters = {one.volume_id for one in self.view.state.voters}
+        self.volumes: tuple[Volume, ...] = tuple(one for one in store.volumes() if one.volume_id in voters)
+        self._at = {one.volume_id: one for one in self.volumes}
+        self._indexes = {one.volume_id: VolumeIndex(self._files, one.path) for one in self.volumes if _readable(one)}
+        self._reported = self._reports(store)
+
+    def standing(self, volume_id: bytes) -> Standing:
+        """Return what the metadata of a volume is like."""
+        return self.standings.get(volume_id, _UNKNOWN)
+
+    def lag(self, volume_id: bytes) -> int:
+        """Return how many entries a volume's log is behind the commit index."""
+        one = self.standing(volume_id)
+        return 0 if one.state == CURRENT else max(0, self.view.index - one.index)
+
+    def leader(self, volume_ids: Iterable[bytes]) -> bytes | None:
+        """Return the first of these volumes that may vote, None if there is none.
+
+        One process hosts all voters: leading means no more here.
+        """
+        return next((one for one in volume_ids if self.standing(one).state == CURRENT), None)
+
+    def replicas(self, stream: StreamState) -> list[Replica]:
+        """Return the copies of a stream in the order of its placement."""
+        return [self._replica(stream, position, one) for position, one in enumerate(stream.placement)]
+
+    def _reports(self, store: "Store") -> dict[bytes, dict[_Copy, int]]:
+        """Return, by volume, which copies readers reported, and when last."""
+        found: dict[bytes, dict[_Copy, int]] = {}
+        for one in self.volumes:
+            try:
+                left = reports.read_all(store.environment, one.path) if _readable(one) else []
+            except OSError:
+                continue  # a volume that cannot be looked at has its own state
+            for _, report in left:
+                if report.reason == reports.FILE_IS_MISSING:
+                    continue  # the listing says whether it is; the whole volume may have been away
+                copies = found.setdefault(report.volume_id, {})
+                copy = (report.incarnation, report.block_id)
+                copies[copy] = max(copies.get(copy, 0), report.time_ns)
+        return found
+
+    def _replica(self, stream: StreamState, position: int, volume_id: bytes) -> Replica:
+        standing, volume = self.standing(volume_id), self._at.get(volume_id)
+        rows = stream.blocks.rows
+        sizes, verified_ns = self._held(stream, volume_id)
+        there = sizes >= 0
+        whole = (sizes == rows["file_size"]) & (verified_ns >= 0)
+        took = (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1
+        state, reason = standing.state, standing.reason
+        damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
+        if state in (MISSING, FOREIGN):
+            damaged = 0
+        if state in (CURRENT, BEHIND):
+            if took.any() and not there.any():
+                state, reason = MISSING, f"none of its {len(rows)} blocks is there"
+            elif damaged:
+                state, reason = DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
+            elif absent and state == CURRENT:
+                state, reason = BEHIND, f"{_blocks(absent)} of {len(rows)} not written there yet"
+        return Replica(
+            volume_id=volume_id,
+            path=volume.path if volume is not None else Path(),
+            state=state,
+            applied=standing.index,
+            lag=self.lag(volume_id),
+            block_count=int(np.count_nonzero(whole)),
+            size=int(rows["file_size"][whole].sum()),
+            damaged_blocks=damaged,
+            missing_blocks=absent,
+            last_scrub_ns=int(np.abs(verified_ns).min()) if len(rows) and not absent else 0,
+            digest=_digest(rows[whole]),
+            reason=reason,
+        )
+
+    def _held(self, stream: StreamState, volume_id: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each live block its size on a volume, -1 if it is not there, and when it was read last.
+
+        The time is 0 if it never was, and negative if the block is known to be damaged.
+        """
+        rows, index = stream.blocks.rows, self._indexes.get(volume_id)
+        sizes, verified_ns = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
+        if index is None or not len(rows):
+            return sizes, verified_ns
+        ids, begin = rows["block_id"].tobytes(), 0
+        reported = self._reported.get(volume_id, {})
+        ends = [*(int(np.searchsorted(rows["first"], end)) for _, end in stream.origins), len(rows)]
+        for incarnation, end in zip(stream.incarnations, ends, strict=True):
+            if begin == end:
+                continue
+            sizes[begin:end], verified_ns[begin:end] = index.held(incarnation, ids[16 * begin : 16 * end])
+            if any(one == incarnation for one, _ in reported):
+                for at in range(begin, end):
+                    told_ns = reported.get((incarnation, ids[16 * at : 16 * at + 16]), 0)
+                    if told_ns > verified_ns[at] >= 0:  # a copy that was read as a whole since is whole
+                        verified_ns[at] = -told_ns
+            begin = end
+        return sizes, verified_ns
+
+
+def _decided(standings: Mapping[bytes, Standing], state: StoreState) -> Mapping[bytes, Standing]:
+    """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
+    voting = [one.volume_id for one in state.voters if not one.learner]
+    count = sum(standings.get(one, _UNKNOWN).state in (CURRENT, BEHIND) for one in voting)
+    if count >= majority(len(voting)):
+        return standings
+    reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
+    return {
+        volume_id: Standing(BEHIND, reason, one.index) if one.state == CURRENT else one
+        for volume_id, one in standings.items()
+    }
+
+
+def worst(states: Iterable[str]) -> str:
+    """Return the state that says most about what has to be done; current if there is none."""
+    return min(states, key=_WORST_FIRST.index, default=CURRENT)
+
+
+def _readable(volume: Volume) -> bool:
+    """Return whether blocks can be looked for: there is a directory, and it is not known to be another volume's."""
+    return volume.problem not in (MISSING, FOREIGN)
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block" if count == 1 else f"{count} blocks"
+
+
+def _digest(rows: np.ndarray) -> str:
+    """Return a digest over what blocks hold and where in the stream they stand; equal rows give equal ones."""
+    content = hashlib.blake2b(digest_size=16)
+    for column in ("block_id", "digest", "first", "span"):
+        content.update(np.ascontiguousarray(rows[column]).tobytes())
+    return content.hexdigest()

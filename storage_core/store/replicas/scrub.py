@@ -1,0 +1,166 @@
+"""Scrub: all copies read from end to end, a portion at a time, so that damage is found before it is met.
+
+The order is that of (incarnation, sequence), all volumes of a stream's placement side by side. How far it has come
+stands in index.db of each volume, a cache: without it the scrub begins anew. The metadata files are looked at when it
+begins. What is found is written down as events, and reports are left for upkeep and repair; nothing is mended here.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import Event, RecordEvents
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import drift, reports
+from storage_core.store.replicas.reports import Report
+from storage_core.store.replicas.verification import (
+    CHUNK_SIZE_MAX,
+    Checked,
+    Damage,
+    Indexes,
+    Progress,
+    absent_volumes,
+    block_damage,
+    check_blocks,
+    metadata_damage,
+    save_indexes,
+)
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+Cursor = tuple[bytes, int]  # incarnation, sequence
+BEGINNING: Cursor = (b"", 0)
+
+
+class Scrub:
+    """One portion of a scrub."""
+
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, read_only: bool) -> None:
+        self._metadata, self._env = metadata, env
+        self._lock_timeout_s, self._read_only = lock_timeout_s, read_only
+        self._damage: list[Damage] = []
+        self._bad: list[Checked] = []
+        self._checked = 0
+
+    def run(
+        self,
+        progress: Progress | None,
+        limit_bytes: int | None,
+        rate_bytes_per_s: int | None,
+        names: Sequence[str] | None,
+    ) -> dict[str, Any]:
+        """Read from where the last portion ended; return {ok, checked_blocks, damage, done}.
+
+        With `names` the portion is all of these streams, and the place where the next one goes on stays what it was.
+        Raises ValueError for a limit or rate that is not positive.
+        """
+        for name, value in (("limit_bytes", limit_bytes), ("rate_bytes_per_s", rate_bytes_per_s)):
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}: {value} has to be more than 0; leave it out for no limit")
+        state = self._metadata.view(self._lock_timeout_s).state
+        at_hand = self._metadata.volumes()
+        indexes = Indexes(at_hand, self._env)
+        streams = sorted(
+            (one for one in state.streams.values() if names is None or one.name in names),
+            key=lambda one: one.incarnation,
+        )
+        start = _cursor(indexes) if names is None else BEGINNING
+        if start == BEGINNING:
+            self._look_at_metadata(state, at_hand)
+        end = self._read(state, streams, at_hand, indexes, start, limit_bytes, rate_bytes_per_s, progress)
+        if names is None:
+            for index in indexes.by_volume.values():
+                index.scrubbed_to = end
+        if not self._read_only:
+            self._write_down(state, streams, indexes, is_whole_pass=end is None and names is None)
+        return {
+            "ok": not self._damage,
+            "checked_blocks": self._checked,
+            "damage": [one.to_json() for one in self._damage],
+            "done": end is None,
+        }
+
+    def _look_at_metadata(self, state: StoreState, at_hand: Sequence[Volume]) -> None:
+        self._damage.extend(absent_volumes(state, self._metadata))
+        for one in at_hand:
+            if one.identity is not None:
+                self._damage.extend(metadata_damage(self._metadata, one, self._env))
+
+    def _read(
+        self,
+        state: StoreState,
+        streams: Sequence[StreamState],
+        at_hand: Sequence[Volume],
+        indexes: Indexes,
+        start: Cursor,
+        limit_bytes: int | None,
+        rate_bytes_per_s: int | None,
+        progress: Progress | None,
+    ) -> Cursor | None:
+        """Read copies from `start` on; return where the next portion goes on, None if the end was reached."""
+        begun_ns, read_size = self._env.now_ns(), 0
+        ahead = CHUNK_SIZE_MAX if limit_bytes is None else min(CHUNK_SIZE_MAX, limit_bytes // max(1, len(at_hand)))
+        for one in check_blocks(state, streams, at_hand, self._env, progress, start=start, ahead_size_max=ahead):
+            if limit_bytes is not None and read_size >= limit_bytes:
+                return (one.block.incarnation, one.block.first)
+            indexes.note(one)
+            self._checked += len(one.found)
+            read_size += one.block.file_size * len(one.found)
+            if any(one.found.values()):
+                self._bad.append(one)
+                self._damage.extend(block_damage(one, at_hand))
+            if rate_bytes_per_s is not None:
+                due_s = read_size / rate_bytes_per_s
+                passed_s = (self._env.now_ns() - begun_ns) / 1_000_000_000
+                if 0 <= passed_s < due_s:
+                    self._env.sleep(due_s - passed_s)
+        return None
+
+    def _write_down(
+        self, state: StoreState, streams: Sequence[StreamState], indexes: Indexes, is_whole_pass: bool
+    ) -> None:
+        """Leave reports and events of what was found; where that cannot be done the answer is the same."""
+        try:
+            with self._metadata.turn(self._lock_timeout_s) as turn:
+                drifts = [drift.compare(state, stream, one, self._env) for stream in streams for one in turn.writable]
+                drift.tell(turn, [one for one in drifts if one is not None], self._env)
+                events = self._leave_reports(turn)
+                if is_whole_pass:
+                    events.append(Event("scrub", reason=f"all copies were read; {len(self._damage)} are damaged"))
+                if events:
+                    turn.propose(RecordEvents(tuple(events)))
+                save_indexes(turn, indexes.by_volume)
+        except StorageError as error:
+            logger.warning("what a scrub found could not be written down: %s", error)
+
+    def _leave_reports(self, turn: Turn) -> list[Event]:
+        """Leave a report of each bad copy; return an event for each stream and volume that has some."""
+        told: dict[tuple[str, bytes], list[str]] = {}
+        for checked in self._bad:
+            block = checked.block
+            for volume_id, found in checked.found.items():
+                if not found or (found[0].is_missing and volume_id not in block.held_by):
+                    continue  # it is behind, and the manifest says so
+                one = found[0]
+                others = [volume.path for volume in turn.writable if volume.volume_id != volume_id]
+                left = Report(
+                    block.written_as, block.block_id, volume_id, one.first, one.end, one.offset_bytes, one.reason,
+                    self._env.now_ns(),
+                )  # fmt: skip
+                reports.leave(self._env, others, left)
+                if not one.is_missing:
+                    told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {one.reason}")
+        return [
+            Event("damaged", stream, "", volume_id.hex(), "current", "damaged", f"{len(found)} blocks; {found[0]}")
+            for (stream, volume_id), found in told.items()
+        ]
+
+
+def _cursor(indexes: Indexes) -> Cursor:
+    """Return where to go on: with the volume that is least far, from the beginning if one does not know."""
+    places = [index.scrubbed_to or BEGINNING for index in indexes.by_volume.values()]
+    return min(places, default=BEGINNING)

@@ -1,0 +1,121 @@
+"""The copies of one stream on the volumes of a store, held against what the manifest says: what `jstream drift` shows.
+
+Every byte of every copy is read. The manifest fixes each block by the digest of its footer, so nothing has to be voted
+on: a copy has a message whole, or it does not.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage_core.block.reader import BlockReader
+from storage_core.comparison import CopyDrift, Drift, RunsBuilder, State, labels_of
+from storage_core.errors import StorageError
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.environment import Environment
+from storage_core.store.replicas.copies import STRUCTURE, LiveBlock, Wrong
+from storage_core.store.replicas.verification import Progress, check_blocks, counts
+from storage_core.store.volume.volumes import Volume
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+LAYOUT = "jstream"
+
+
+def compare(store: "Store", stream: str, progress: Progress | None = None) -> Drift:
+    """Return the copies of a stream side by side, in the order of its placement. Nothing is written or repaired.
+
+    `progress` hears (copies of blocks done, copies in all). Raises NotFoundError.
+    """
+    state = store.state()
+    one = store.stream_state(stream, state)
+    volumes = {volume.volume_id: volume for volume in store.volumes()}
+    there = {volume_id: volumes[volume_id] for volume_id in one.placement if volume_id in volumes}
+    counted = [volume for volume in there.values() if counts(state, volume)]
+    shown, env = one.shown(), store.environment
+    copies = {volume.volume_id: _Copy(volume, env) for volume in counted}
+    together = RunsBuilder()
+    for checked in check_blocks(state, [one], counted, env, progress):
+        inside = shown.clip(checked.block.first, checked.block.end)
+        lost = inside
+        for volume_id, wrong in checked.found.items():
+            lost = lost.intersection(copies[volume_id].add(checked.block, inside, wrong))
+        together.add_set(inside.difference(lost), State.THERE)
+        together.add_set(lost, State.MISSING)
+    names = [str(there[each].path) if each in there else each.hex() for each in one.placement]
+    found = [
+        copies[volume_id].drift(label, one)
+        if volume_id in copies
+        else _absent(there.get(volume_id), label, path, shown)
+        for volume_id, label, path in zip(one.placement, labels_of(names), names, strict=True)
+    ]
+    return Drift(one.name, LAYOUT, tuple(found), together.build())
+
+
+class _Copy:
+    """What has been seen of one copy, block after block."""
+
+    def __init__(self, volume: Volume, env: Environment) -> None:
+        self._volume, self._env = volume, env
+        self._runs, self._digest = RunsBuilder(), hashlib.blake2b(digest_size=16)
+        self._harmless: list[str] = []  # damage that touches no message
+
+    def add(self, block: LiveBlock, shown: SequenceSet, found: list[Wrong]) -> SequenceSet:
+        """Note what the copy has of a block; return the messages of it that the copy has not whole."""
+        wrong = SequenceSet.empty()
+        for one in found:
+            state = self._state(block, one)
+            # Of two that overlap the first counts: what is wrong with the block as a whole comes alone.
+            touched = shown.clip(one.first, one.end).difference(wrong)
+            self._runs.add_set(touched, state)
+            wrong = wrong.union(touched)
+            if one.end <= one.first:
+                self._harmless.append(f"{block.path_on(self._volume.path)}: {one.reason}")
+        whole = shown.difference(wrong)
+        self._runs.add_set(whole, State.THERE)
+        for run in whole.ranges():
+            self._digest.update(block.expected.digest + b"%d-%d," % run)
+        return wrong
+
+    def _state(self, block: LiveBlock, wrong: Wrong) -> State:
+        if wrong.is_missing:
+            return State.MISSING
+        is_other = wrong.frame == STRUCTURE and _is_whole(block.path_on(self._volume.path), self._env)
+        return State.DIFFERENT if is_other else State.DAMAGED
+
+    def drift(self, label: str, stream: StreamState) -> CopyDrift:
+        runs = self._runs.build()
+        has = runs.sequences(State.THERE)
+        return CopyDrift(
+            label=label,
+            path=str(self._volume.path),
+            runs=runs,
+            first=int(has.starts[0]) if has else stream.first_sequence,
+            last=int(has.ends[-1]) - 1 if has else stream.first_sequence - 1,
+            digest=self._digest.hexdigest(),
+            problem="; ".join(self._harmless[:3]),
+        )
+
+
+def _is_whole(path: Path, env: Environment) -> bool:
+    """Return whether the file is a block in itself, if not the one that it should be."""
+    try:
+        file = env.files.open(path)
+    except OSError:
+        return False
+    try:
+        return not list(BlockReader.open(file).verify())
+    except (StorageError, OSError):
+        return False
+    finally:
+        file.close()
+
+
+def _absent(volume: Volume | None, label: str, path: str, shown: SequenceSet) -> CopyDrift:
+    """Return the copy on a volume that does not count now."""
+    runs = RunsBuilder()
+    runs.add_set(shown, State.MISSING)
+    reason = "is none of the store" if volume is None else volume.reason or "does not count until it is repaired"
+    return CopyDrift(label, path, runs.build(), None, None, "", f"the volume {reason}" if volume is None else reason)

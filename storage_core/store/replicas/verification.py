@@ -1,0 +1,263 @@
+"""Verification: every copy of every block read and checked from end to end, and the metadata files with them."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from storage_core.errors import StorageError
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble import decision
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.placement import is_recorded
+from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.volumes import Volume
+
+logger = logging.getLogger(__name__)
+CHUNK_SIZE_MAX = 64 << 20  # bytes of blocks that are looked at before anything is said about them
+CHUNK_COUNT_MAX = 64
+Progress = Callable[[int, int], None]  # hears (copies done, copies in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that verification found. Sequences [first, end) are touched; 0, 0 for metadata."""
+
+    stream: str
+    volume: str
+    file: str
+    offset_bytes: int
+    first: int
+    end: int
+    reason: str
+    repaired: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A block with what is wrong with its copies on the volumes that were looked at."""
+
+    block: LiveBlock
+    found: Mapping[bytes, list[Wrong]]  # by volume; empty list: the copy is whole
+
+
+def verify(
+    state: StoreState,
+    streams: Sequence[StreamState],
+    metadata: Metadata,
+    env: Environment,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], dict[bytes, VolumeIndex]]:
+    """Return {ok, checked_blocks, damage}, and the indexes of the volumes with what was found, to be saved.
+
+    Every byte of every copy of every block and of the metadata that counts was read; nothing was written.
+    """
+    volumes = metadata.volumes()
+    damage = absent_volumes(state, metadata)
+    told = {one.volume for one in damage}
+    for one in volumes:
+        if one.identity is not None:
+            damage.extend(metadata_damage(metadata, one, env))
+        elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
+            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.problem}: {one.reason}"))
+    indexes = Indexes(volumes, env)
+    count = 0
+    for checked in check_blocks(state, streams, volumes, env, progress):
+        indexes.note(checked)
+        count += len(checked.found)
+        damage.extend(block_damage(checked, volumes))
+    report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
+    return report, indexes.by_volume
+
+
+def absent_volumes(state: StoreState, metadata: Metadata) -> list[Damage]:
+    """Return the volumes that take no part in the store, as damage."""
+    standings = metadata.standings()
+    damage = []
+    for one in metadata.volumes():
+        standing = standings.get(one.volume_id)
+        if standing is None or standing.state in (decision.CURRENT, decision.BEHIND):
+            continue
+        if one.identity is None or not is_recorded(state, one):
+            reason = f"the volume is {standing.state}: {standing.reason or one.reason}"
+            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, reason))
+    return damage
+
+
+# --- blocks
+
+
+def check_blocks(
+    state: StoreState,
+    streams: Sequence[StreamState],
+    volumes: Sequence[Volume],
+    env: Environment,
+    progress: Progress | None = None,
+    afresh: Collection[bytes] = (),
+    start: tuple[bytes, int] = (b"", 0),
+    ahead_size_max: int = CHUNK_SIZE_MAX,
+) -> Iterator[Checked]:
+    """Read all copies of all blocks on the volumes that count, several volumes at once; yield block by block.
+
+    `afresh`: volumes that are read past the page cache. `start`: (incarnation, sequence) before which all is passed
+    over; the streams are in the order of their incarnations then. A block of which no copy counts is yielded as well.
+    `ahead_size_max`: bytes of blocks that are read before the first of them is yielded; one block at least.
+    """
+    counted = {one.volume_id: one for one in volumes if counts(state, one)}
+    placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
+    total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
+    done = 0
+    for stream, there in zip(streams, placed, strict=True):
+        rows = stream.blocks.rows
+        if stream.incarnation <= start[0]:
+            passed = len(rows) if stream.incarnation < start[0] else int(np.searchsorted(rows["first"], start[1]))
+            rows, done = rows[passed:], done + passed * len(there)
+        for chunk in _chunks(live_blocks(state, stream, rows), ahead_size_max):
+            calls = [partial(_look_at, chunk, one, stream, env, one.volume_id in afresh) for one in there]
+            results = env.parallel(calls)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            for at, block in enumerate(chunk):
+                yield Checked(block, {one.volume_id: found[at] for one, found in zip(there, results, strict=True)})
+                done += len(there)
+                if progress is not None:
+                    progress(done, total)
+
+
+def counts(state: StoreState, volume: Volume) -> bool:
+    """Return whether copies on the volume are part of the store: also on one that is about to become a voter."""
+    voter = state.voter(volume.volume_id)
+    if voter is None or volume.identity is None or voter.retired:
+        return False
+    return volume.identity.instance_id == voter.instance_id
+
+
+def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlock]]:
+    chunk: list[LiveBlock] = []
+    size = 0
+    for one in blocks:
+        if chunk and (size + one.file_size > size_max or len(chunk) >= CHUNK_COUNT_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += one.file_size
+    if chunk:
+        yield chunk
+
+
+def _look_at(
+    blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, env: Environment, afresh: bool
+) -> list[list[Wrong]]:
+    return [look(one, volume.path, stream, env, afresh) for one in blocks]
+
+
+def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
+    """Return what is wrong with the copies of a block, for people."""
+    paths = {one.volume_id: one.path for one in volumes}
+    return [
+        Damage(
+            checked.block.stream, volume_id.hex(), str(checked.block.path_on(paths[volume_id])), one.offset_bytes,
+            one.first, one.end, one.reason,
+        )
+        for volume_id, found in checked.found.items()
+        for one in found
+    ]  # fmt: skip
+
+
+class Indexes:
+    """What index.db of each volume says, brought up to date by what is found."""
+
+    def __init__(self, volumes: Sequence[Volume], env: Environment) -> None:
+        self._env = env
+        self.by_volume = {
+            one.volume_id: VolumeIndex(env.files, one.path) for one in volumes if one.identity is not None
+        }
+        self._held: dict[tuple[bytes, bytes], dict[bytes, tuple[int, int]]] = {}
+
+    def note(self, checked: Checked) -> None:
+        """Note when the copies of a block were read, and whether each was whole."""
+        for volume_id, found in checked.found.items():
+            self.verified(volume_id, checked.block, not found)
+
+    def verified(self, volume_id: bytes, block: LiveBlock, is_whole: bool) -> None:
+        index = self.by_volume.get(volume_id)
+        if index is None:
+            return
+        key = (volume_id, block.written_as)
+        if key not in self._held:
+            self._held[key] = index.stream(block.written_as).blocks
+        size = block.file_size if is_whole else self._held[key].get(block.block_id, (-1, 0))[0]
+        if size >= 0:
+            index.verified(block.written_as, block.block_id, size, self._env.now_ns(), is_whole)
+
+
+def save_indexes(turn: Turn, indexes: Mapping[bytes, VolumeIndex]) -> None:
+    """Write what was verified into index.db of the volumes, a cache: one that cannot be written is told, not raised."""
+    known = {incarnation for stream in turn.state.streams.values() for incarnation in stream.incarnations}
+    for one in turn.writable:
+        if one.volume_id in indexes:
+            try:
+                indexes[one.volume_id].save(known)
+            except OSError as error:
+                logger.info("%s: index.db was not written: %s", one.path, error)
+
+
+# --- metadata
+
+
+def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
+    """Return what is wrong with the metadata files of one volume."""
+    journal = PlacementJournal(env.files, volume.path)
+    found = _metadata_damage(metadata.log_of(volume), journal)
+    return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
+
+
+def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[str, str]]:
+    """Return (file, reason) for what is wrong with the metadata's own files."""
+    journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
+    try:
+        evidence = log.read()
+        found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
+        found.extend(_damaged_snapshots(log, {where for where, _ in found}))
+    except (StorageError, OSError) as error:
+        return [*found, (str(log.directory), str(error))]
+    if journaled > evidence.tip[0]:
+        ends = f"it ends at entry {evidence.tip[0]}, and the journal of placements has blocks of entry {journaled}"
+        found.append((str(log.directory), f"the metadata was rolled back: {ends}"))
+    return found
+
+
+def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:
+    """Return the newest entry that the journal of placements speaks of, and what is wrong with the journal.
+
+    It is written after the log is durable, and never before: metadata that ends sooner is older than the volume.
+    """
+    try:
+        return max((one.index for one in journal.read()), default=0), []
+    except (StorageError, OSError) as error:
+        return 0, [(str(journal.path), str(error))]
+
+
+def _damaged_snapshots(log: VolumeLog, told: set[str]) -> list[tuple[str, str]]:
+    """Return the snapshots that are not whole: also the older one, which is there in case the newest is damaged."""
+    found = []
+    for index in log.snapshots():
+        path = str(log.snapshot_path(index))
+        try:
+            if path not in told and not log.snapshot_is_whole(index):
+                found.append((path, "the snapshot is damaged"))
+        except FileNotFoundError:
+            continue  # a newer one has taken its place meanwhile
+    return found

@@ -1,0 +1,170 @@
+"""Who merges small blocks, and when: a holder a bounded run a turn, `maintain` and `compact` all that is due.
+
+In a turn one run is read and written under the lock, small enough that nobody notices. Whoever does all of it reads and
+writes without a lock, and takes it for each commit alone; whatever changed meanwhile is looked at again.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage_core.errors import NoQuorumError, RequirementError, StaleIncarnationError, StorageError
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import StreamState
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import REAL, Environment
+from storage_core.store.upkeep import merging
+from storage_core.store.upkeep.merging import IN_A_TURN, MergePolicy, MergeTask, StagedMerge, UnreadableBlockError
+from storage_core.store.volume import placement
+
+logger = logging.getLogger(__name__)
+REST_NS = 600 * 1_000_000_000  # before a block that could not be read is tried again
+ROUND_COUNT_MAX = 64  # looks for more; each merges all that it finds, so a few are enough unless others write on
+
+
+class Merging:
+    """The merging that a holder does on its way. One for a store; used under its locks."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._nothing_due: dict[bytes, Table] = {}  # by incarnation: manifests in which nothing was due
+        self._resting: dict[bytes, int] = {}  # blocks that could not be read: since when
+
+    def merge(self, turn: Turn) -> bool:
+        """Merge one run if one is due; return whether one was. Raises what a turn raises."""
+        for stream in turn.state.streams.values():
+            if self._nothing_due.get(stream.incarnation) is stream.blocks:
+                continue
+            run = next(merging.due(stream, IN_A_TURN, self._env.now_ns(), self._barred()), None)
+            if run is None:
+                self._nothing_due[stream.incarnation] = stream.blocks
+            elif _takes_copies(turn, stream):
+                self._merge(turn, stream, *run)
+                return True
+        if len(self._nothing_due) > 2 * len(turn.state.streams) + 16:
+            live = {one.incarnation for one in turn.state.streams.values()}
+            self._nothing_due = {one: known for one, known in self._nothing_due.items() if one in live}
+        return False
+
+    def _merge(self, turn: Turn, stream: StreamState, start: int, end: int) -> None:
+        task = merging.task_of(turn.state, stream, start, end, turn.volumes, self._env)
+        try:
+            staged = merging.carry_out(task, self._env)
+            merging.commit(turn, staged, self._env)
+        except UnreadableBlockError as error:
+            self._rest(error.args[1])
+            raise
+        except StorageError:  # no room, for example: the same would be tried at each turn
+            self._rest(task.slices[0].block_id)
+            raise
+
+    def _rest(self, block_id: bytes) -> None:
+        self._resting[block_id] = self._env.now_ns()
+
+    def _barred(self) -> set[bytes]:
+        now = self._env.now_ns()
+        self._resting = {one: since for one, since in self._resting.items() if abs(now - since) < REST_NS}
+        return set(self._resting)
+
+
+def _takes_copies(turn: Turn, stream: StreamState) -> bool:
+    """Return whether every volume of the placement takes blocks: else fewer would have the new one than the old."""
+    here = {one.volume_id for one in turn.writable if placement.is_recorded(turn.state, one)}
+    return here.issuperset(stream.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of a task. A plain value."""
+
+    staged: StagedMerge | None
+    reason: str = ""  # why there is nothing
+    unreadable: bytes | None = None  # the block because of which
+
+
+def attempt(task: MergeTask, env: Environment = REAL) -> Attempt:
+    """Carry a task out, in whatever process."""
+    try:
+        return Attempt(merging.carry_out(task, env))
+    except UnreadableBlockError as error:
+        return Attempt(None, error.args[0], error.args[1])
+    except RequirementError as error:
+        return Attempt(None, str(error))
+
+
+class Compaction:
+    """Merging of all that is due, by one process or by many. Takes the lock for commits alone."""
+
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, policy: MergePolicy) -> None:
+        self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
+        self._policy = policy
+        self.unreadable: dict[bytes, str] = {}  # blocks of which no copy can be read whole: why
+
+    def plan(self, names: Sequence[str] | None) -> list[MergeTask]:
+        """Return what there is to be merged now in these streams (None: all). Takes no lock."""
+        state = self._metadata.view(self._lock_timeout_s).state
+        volumes = self._metadata.volumes()
+        tasks = []
+        for stream in state.streams.values():
+            if names is not None and stream.name not in names:
+                continue
+            for start, end in merging.due(stream, self._policy, self._env.now_ns(), self.unreadable):
+                try:
+                    tasks.append(merging.task_of(state, stream, start, end, volumes, self._env))
+                except NoQuorumError as error:
+                    logger.warning("stream %r is not merged: %s", stream.name, error)
+                    break
+        return tasks
+
+    def commit(self, staged: StagedMerge) -> bool:
+        """Put a block in the place of its run; return whether the run was still there. Raises what a turn raises."""
+        is_held = False
+        try:
+            with self._metadata.turn(self._lock_timeout_s) as turn:
+                is_held = True
+                merging.commit(turn, staged, self._env)
+        except (RequirementError, StaleIncarnationError) as error:
+            logger.info("a merge is given up: %s", error)
+            return False
+        finally:
+            if not is_held:  # the store is busy, or has no quorum: nobody will ever name the block
+                merging.discard(staged, self._env)
+        return True
+
+    def note_unreadable(self, block_id: bytes, reason: str) -> None:
+        """Leave a block alone from now on, if it is there still: a repair has to come first."""
+        state = self._metadata.view(self._lock_timeout_s).state
+        if merging.is_live(state, block_id):
+            logger.warning("a block is not merged: %s", reason)
+            self.unreadable[block_id] = reason
+
+    def run(
+        self,
+        names: Sequence[str] | None,
+        progress: Callable[[int, int], None] | None = None,
+        through: Callable[[Sequence[MergeTask]], Iterable[Attempt]] | None = None,
+    ) -> dict[str, Any]:
+        """Merge until nothing is due any more; return {runs, blocks, bytes, unreadable}: what was merged, and what not.
+
+        `through` carries tasks out, in whatever order and processes; None: here, one after another. `progress` hears
+        (blocks done, blocks in all). Raises what a turn raises; what was merged by then stays merged.
+        """
+        runs = blocks = size = 0
+        for _ in range(ROUND_COUNT_MAX):
+            tasks, before = self.plan(names), (runs, len(self.unreadable))
+            total = blocks + sum(len(one.slices) for one in tasks)
+            attempts = through(tasks) if through is not None else (attempt(one, self._env) for one in tasks)
+            for one in attempts:
+                if one.unreadable is not None:
+                    self.note_unreadable(one.unreadable, one.reason)
+                elif one.staged is None:
+                    logger.warning("%s", one.reason)
+                elif self.commit(one.staged):
+                    runs, blocks, size = runs + 1, blocks + len(one.staged.task.slices), size + one.staged.task.size
+                if progress is not None:
+                    progress(blocks, total)
+            if before == (runs, len(self.unreadable)):
+                break
+        return {"runs": runs, "blocks": blocks, "bytes": size, "unreadable": sorted(self.unreadable.values())}

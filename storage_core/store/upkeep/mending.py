@@ -1,0 +1,230 @@
+"""Mending: what upkeep does about copies, a bounded piece a turn.
+
+Two things say without a scan that a copy needs looking at: a damage report that a reader left, and a missing bit in the
+manifest of a volume that was away or failed when a block was written. The copy itself is then read: one that is whole
+is noted as such, any other is made anew.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.replicas import reports
+from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.replicas.healing import Outcome, Patient, heal
+from storage_core.store.replicas.reports import Report
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.mirrored_file import says_broken
+
+logger = logging.getLogger(__name__)
+COPIES_PER_TURN_MAX = 8
+LOOKED_AT_ONCE = 32  # copies that a volume lacks
+LOOKED_AT_PER_TURN_MAX = 1024  # with those that rest
+READ_PER_TURN_MAX = 64 << 20  # bytes of copies that are looked at or made
+LOOK_EVERY_NS = 1_000_000_000  # between two looks for damage reports
+REST_NS = 30 * 1_000_000_000  # before a copy that could not be mended is tried again
+_Copy = tuple[bytes, bytes, bytes]  # (written as, block, volume)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What may be read and written in one turn; the first copy may be as large as it is."""
+
+    copies_left: int = COPIES_PER_TURN_MAX
+    size_left: int = READ_PER_TURN_MAX
+
+    def takes(self, block: LiveBlock) -> bool:
+        """Return whether there is room for another copy of this size, and take it."""
+        if self.copies_left <= 0 or (block.file_size > self.size_left and self.size_left < READ_PER_TURN_MAX):
+            return False
+        self.copies_left -= 1
+        self.size_left -= block.file_size
+        return True
+
+
+@dataclass(slots=True)
+class _Case:
+    """A block with the copies of it that need a look."""
+
+    block: LiveBlock
+    volumes: list[Volume] = field(default_factory=list)
+
+
+class Mending:
+    """The copies that need a look, as far as this process knows. One for a store; used under its locks."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._looked_ns: int | None = None  # when reports were looked for last
+        self._complete: dict[bytes, tuple[Table, frozenset[bytes]]] = {}  # by incarnation: nothing is missing there
+        self._resting: dict[_Copy, int] = {}  # copies that could not be mended: since when
+
+    def mend(self, turn: Turn, everything: bool = False) -> bool:
+        """Look at some copies that need it and mend them; return whether there may be more to do.
+
+        `everything`: look for reports now. Raises what a turn raises.
+        """
+        budget, cases = _Budget(), dict[tuple[bytes, bytes], _Case]()
+        told = self._reports(turn, everything)
+        self._add_reported(turn, told, budget, cases)
+        self._add_missing(turn, budget, cases)
+        if not cases:
+            return False
+        patients = [self._examine(turn, case) for case in cases.values()]
+        for outcome in heal(turn, patients, self._env):
+            self._settle(turn, outcome, told)
+        return budget.copies_left <= 0 or budget.size_left <= 0
+
+    # --- reports
+
+    def _reports(self, turn: Turn, everything: bool) -> list[tuple[Path, Report]]:
+        """Return the reports on all volumes, if it is time for a look."""
+        now = self._env.now_ns()
+        if not everything and self._looked_ns is not None and abs(now - self._looked_ns) < LOOK_EVERY_NS:
+            return []
+        self._looked_ns = now
+        return [one for volume in turn.writable for one in _left_on(volume, self._env)]
+
+    def _add_reported(
+        self, turn: Turn, told: list[tuple[Path, Report]], budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]
+    ) -> None:
+        """Take up the copies that reports name; reports about what is not there any more are removed."""
+        writable = {one.volume_id: one for one in turn.writable}
+        for path, report in told:
+            stream = _written_as(turn.state, report.incarnation)
+            block = _find(turn.state, stream, report.block_id) if stream is not None else None
+            if stream is None or block is None or report.volume_id not in stream.placement:
+                self._remove(path)
+            elif report.volume_id in writable and not self._rests((*_key(block), report.volume_id)):
+                _add(cases, block, writable[report.volume_id], budget)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            reports.remove(self._env, path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", path, error)
+
+    # --- missing bits
+
+    def _add_missing(self, turn: Turn, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
+        """Take up copies that the manifest says a volume does not have, as many as there is room for."""
+        writable = {one.volume_id: one for one in turn.writable}
+        here = frozenset(writable)
+        for stream in turn.state.streams.values():
+            known = self._complete.get(stream.incarnation)
+            if known is not None and known[0] is stream.blocks and known[1] == here:
+                continue
+            missing = missing_copies(stream, writable)
+            if not missing:
+                self._complete[stream.incarnation] = (stream.blocks, here)
+            for volume_id, at in missing.items():
+                self._add_some(turn, stream, at, writable[volume_id], budget, cases)
+                if budget.copies_left <= 0:
+                    return
+        self._forget_deleted(turn.state)
+
+    def _add_some(
+        self, turn: Turn, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
+        cases: dict[tuple[bytes, bytes], _Case],
+    ) -> None:  # fmt: skip
+        """Take up copies that a volume lacks; those that could not be mended a moment ago do not stand in the way."""
+        for start in range(0, min(len(at), LOOKED_AT_PER_TURN_MAX), LOOKED_AT_ONCE):
+            for block in live_blocks(turn.state, stream, stream.blocks.rows[at[start : start + LOOKED_AT_ONCE]]):
+                if budget.copies_left <= 0:
+                    return
+                if not self._rests((*_key(block), volume.volume_id)):
+                    _add(cases, block, volume, budget)
+            if len(cases) >= COPIES_PER_TURN_MAX:
+                return
+
+    def _forget_deleted(self, state: StoreState) -> None:
+        if len(self._complete) > 2 * len(state.streams) + 16:
+            live = {one.incarnation for one in state.streams.values()}
+            self._complete = {one: known for one, known in self._complete.items() if one in live}
+
+    # --- one by one
+
+    def _examine(self, turn: Turn, case: _Case) -> Patient:
+        """Read the copies; one on a disk that does not give it back retires its volume, if there are others."""
+        stream = turn.state.by_incarnation(case.block.incarnation)
+        assert stream is not None
+        wrong: dict[bytes, Sequence[Wrong]] = {}
+        proven = []
+        for volume in case.volumes:
+            found = look(case.block, volume.path, stream, self._env)
+            broken = next((one.error for one in found if one.error is not None and says_broken(one.error)), None)
+            if broken is not None and len(turn.volumes) > 1:
+                turn.failed(volume.volume_id, broken)
+            if found:
+                wrong[volume.volume_id] = found
+            else:
+                proven.append(volume.volume_id)
+        return Patient(case.block, wrong, tuple(proven))
+
+    def _settle(self, turn: Turn, outcome: Outcome, told: list[tuple[Path, Report]]) -> None:
+        """Remove the reports about copies that are whole now, or gone; let the others rest for a while."""
+        left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
+        for copy in left:
+            self._resting[copy] = self._env.now_ns()
+        for path, report in told:
+            copy = (report.incarnation, report.block_id, report.volume_id)
+            if copy[:2] == _key(outcome.block) and copy not in left:
+                self._remove(path)
+
+    def _rests(self, copy: _Copy) -> bool:
+        since = self._resting.get(copy)
+        if since is None:
+            return False
+        if abs(self._env.now_ns() - since) < REST_NS:
+            return True
+        del self._resting[copy]
+        return False
+
+
+def _key(block: LiveBlock) -> tuple[bytes, bytes]:
+    return (block.written_as, block.block_id)
+
+
+def _add(cases: dict[tuple[bytes, bytes], _Case], block: LiveBlock, volume: Volume, budget: _Budget) -> None:
+    case = cases.get(_key(block))
+    if case is not None and volume in case.volumes:
+        return
+    if budget.takes(block):
+        cases.setdefault(_key(block), _Case(block)).volumes.append(volume)
+
+
+def _left_on(volume: Volume, env: Environment) -> list[tuple[Path, Report]]:
+    try:
+        return reports.read_all(env, volume.path)
+    except OSError as error:
+        logger.warning("%s: damage reports: %s", volume.path, error)
+        return []
+
+
+def _written_as(state: StoreState, incarnation: bytes) -> StreamState | None:
+    return next((one for one in state.streams.values() if incarnation in one.incarnations), None)
+
+
+def _find(state: StoreState, stream: StreamState, block_id: bytes) -> LiveBlock | None:
+    rows = stream.blocks.rows
+    found = live_blocks(state, stream, rows[rows["block_id"] == np.void(block_id)])
+    return found[0] if found else None
+
+
+def missing_copies(stream: StreamState, volume_ids: Iterable[bytes]) -> dict[bytes, np.ndarray]:
+    """Return, by volume, the positions of the rows of the manifest that say that it does not have the block."""
+    rows, wanted = stream.blocks.rows, set(volume_ids)
+    missing = {}
+    for position, volume_id in enumerate(stream.placement):
+        if volume_id in wanted:
+            at = np.flatnonzero((rows["holders"] >> np.uint32(position)) & np.uint32(1) == 0)
+            if len(at):
+                missing[volume_id] = at
+    return missing

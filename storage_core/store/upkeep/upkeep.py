@@ -1,0 +1,194 @@
+"""Upkeep: the bounded maintenance that a holder does after its ack.
+
+Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
+unlinking of blocks whose grave is old enough, a snapshot of the metadata. Each piece is bounded, and one that fails is
+said and tried again at the next turn: an append that was acked stays acked.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.errors import StorageError
+from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.metadata.manifest import Table
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.upkeep.compaction import Merging
+from storage_core.store.upkeep.mending import Mending
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.placements import Placement, PlacementJournal
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.staging import PART_SUFFIX, block_id_of, block_path
+
+logger = logging.getLogger(__name__)
+UNLINKED_PER_TURN_MAX = 256
+TRANSACTIONS_KEPT_MAX = 16_384  # remembered outcomes beyond which the old ones go
+TRANSACTION_KEEP_NS = 24 * 3_600 * 1_000_000_000
+_NO_BLOCK = bytes(16)  # a grave without a block: the stream's directory
+
+
+class Upkeep:
+    """Bounded maintenance of the volumes. One for a store; used under its locks."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        # By volume, then by incarnation: the manifest as of which the journal of the volume has every block.
+        self._journaled: dict[Volume, dict[bytes, Table]] = {}
+        self._mending = Mending(env)
+        self._merging = Merging(env)
+
+    def after(self, turn: Turn, everything: bool = False) -> None:
+        """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
+        for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
+            try:
+                piece(turn, everything)
+            except (OSError, StorageError) as error:
+                logger.warning("%s: upkeep (%s): %s", turn.label, piece.__name__.strip("_"), error)
+        try:
+            if turn.snapshot_if_due():
+                self._sync_journals(turn)
+        except (OSError, StorageError) as error:
+            logger.warning("%s: upkeep (snapshot): %s", turn.label, error)
+
+    def mend(self, turn: Turn) -> bool:
+        """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
+
+        Raises what a turn raises.
+        """
+        return self._mending.mend(turn, everything=True)
+
+    def _mend(self, turn: Turn, everything: bool) -> None:
+        self._mending.mend(turn, everything)
+
+    def _merge(self, turn: Turn, everything: bool) -> None:
+        self._merging.merge(turn)
+
+    def _write_journal(self, turn: Turn, everything: bool) -> None:
+        for one in turn.writable:
+            try:
+                self._write_one(turn, one)
+            except OSError as error:
+                self._failed(turn, one, error)
+
+    def _write_one(self, turn: Turn, volume: Volume) -> None:
+        # What this process has not written itself may be torn anywhere: it goes by what it finds, once.
+        journal = PlacementJournal(self._env.files, volume.path)
+        journaled = self._journaled.get(volume)
+        found = _blocks(journal) if journaled is None else {}
+        placements = []
+        for stream in turn.state.streams.values():
+            if volume.volume_id not in stream.placement:
+                continue
+            rows = stream.blocks.rows
+            if journaled is not None and stream.incarnation in journaled:
+                rows = _new_rows(rows, journaled[stream.incarnation].rows)
+            if stream.incarnation in found:
+                rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
+            if len(rows):
+                placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
+        journal.append(placements)
+        self._journaled[volume] = {one.incarnation: one.blocks for one in turn.state.streams.values()}
+
+    def _sync_journals(self, turn: Turn) -> None:
+        for one in turn.writable:
+            try:
+                PlacementJournal(self._env.files, one.path).sync()
+            except OSError as error:
+                self._failed(turn, one, error)
+
+    def _failed(self, turn: Turn, volume: Volume, error: OSError) -> None:
+        """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so."""
+        logger.warning("%s: upkeep: %s", volume.path, error)
+        if len(turn.volumes) > 1:
+            turn.failed(volume.volume_id, error)
+
+    def _unlink(self, turn: Turn, everything: bool) -> None:
+        """Unlink what has been in its grave for long enough. A volume that is away finds it when it is repaired."""
+        graves = turn.state.graves
+        due = graves[graves["dropped_ns"] <= self._env.now_ns() - turn.state.settings.graveyard_keep]
+        if not everything:
+            due = due[:UNLINKED_PER_TURN_MAX]
+        if not len(due):
+            return
+        gone, directories = [], set()
+        for grave in due:
+            incarnation, block_id = bytes(grave["incarnation"]), bytes(grave["block_id"])
+            try:
+                for one in turn.writable:
+                    directories.add(self._unlink_one(block_directory(one.path, incarnation), block_id))
+            except OSError as error:  # it stays in the graveyard; those behind it shall not wait for it
+                logger.warning("%s: upkeep (unlink): %s", turn.label, error)
+            else:
+                gone.append(incarnation + block_id)
+        for directory in directories:
+            self._sync(directory)
+        if gone:
+            turn.propose(Bury(tuple(gone)))
+
+    def _unlink_one(self, directory: Path, block_id: bytes) -> Path:
+        """Unlink a block, or what is left of a deleted stream; return the directory that has to be synced for it."""
+        files = self._env.files
+        try:
+            if block_id != _NO_BLOCK:
+                files.unlink(block_path(str(directory), block_id))
+                return directory
+            # What still lies there was staged for the stream and never committed; what is no block, and no record of
+            # an import, is not ours.
+            for name in files.list_directory(directory):
+                if block_id_of(name) is not None or name.endswith(PART_SUFFIX):
+                    files.unlink(directory / name)
+            files.remove_directory(directory)
+        except FileNotFoundError:
+            pass
+        return directory if block_id != _NO_BLOCK else directory.parent
+
+    def _sync(self, directory: Path) -> None:
+        """Make removals durable before their graves are forgotten: what a power loss brought back nobody would know."""
+        try:
+            self._env.files.sync_directory(directory)
+        except FileNotFoundError:
+            return
+
+    def _forget_transactions(self, turn: Turn, everything: bool) -> None:
+        known = turn.state.transactions.rows
+        if len(known) <= TRANSACTIONS_KEPT_MAX:
+            return
+        made_ns = np.frombuffer(np.ascontiguousarray(known["id"]).tobytes(), ">u8").reshape(-1, 2)[:, 0]
+        before_ns = min(int(np.sort(made_ns)[len(made_ns) // 2]), self._env.now_ns() - TRANSACTION_KEEP_NS)
+        if before_ns > turn.state.transaction_floor_ns:
+            turn.propose(ForgetTransactions(before_ns))
+
+
+def _blocks(journal: PlacementJournal) -> dict[bytes, set[bytes]]:
+    """Return, by incarnation, which blocks the journal knows."""
+    blocks: dict[bytes, set[bytes]] = {}
+    for one in journal.read():
+        blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
+    return blocks
+
+
+def _new_rows(rows: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return the rows of a manifest that were not in it before: behind its end then, and in the place of merged ones.
+
+    Blocks go by being removed or merged, and come at the end or by being merged: if as many as before stand below the
+    end of then, none of them is new.
+    """
+    if not len(before):
+        return rows
+    below = int(np.searchsorted(rows["first"], before["first"][-1], side="right"))
+    if below == len(before):
+        return rows[below:]
+    head = _equal_count(rows[:below], before)
+    tail = _equal_count(rows[head:below][::-1], before[head:][::-1])
+    middle = rows[head : below - tail]  # comparing ids of all of them would take long
+    is_new = ~np.isin(middle["block_id"], before["block_id"][head : len(before) - tail])
+    return np.concatenate((middle[is_new], rows[below:]))
+
+
+def _equal_count(rows: np.ndarray, others: np.ndarray) -> int:
+    """Return how many rows at the beginning have the same places in the stream."""
+    count = min(len(rows), len(others))
+    differs = (rows["first"][:count] != others["first"][:count]) | (rows["span"][:count] != others["span"][:count])
+    return int(differs.argmax()) if differs.any() else count

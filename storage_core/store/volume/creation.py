@@ -1,0 +1,169 @@
+"""Creation of volumes: everything durable before the identity is written, so a volume is whole or is none."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_core.errors import AlreadyExistsError
+from storage_core.metadata.commands import Adopt, Envelope, Init, Voter, encode_envelope
+from storage_core.metadata.config import StoreSettings
+from storage_core.metadata.state import StoreState, encode_state
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.environment import Environment
+from storage_core.store.volume import identity as volume_file
+from storage_core.store.volume import locks, log
+from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
+from storage_core.store.volume.volumes import Volume, recorded_paths
+
+logger = logging.getLogger(__name__)
+Content = Callable[[Sequence[Volume]], None]
+
+
+def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
+    """Make the directories the volumes of a new store; each may be missing or empty.
+
+    Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
+    VolumeFailedError; ValueError if a parent is missing, or for an even number of volumes.
+    """
+    check_count(paths)
+    paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
+    made = env.now_ns()
+    store_id = env.new_id()
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
+    found = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
+    places = recorded_paths(found)
+    voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
+    first = _first_entry(Init(store_id, settings, voters, env.lock_domain(), socket.gethostname()), made, env)
+    fill(found, first, env)
+    return found
+
+
+def check_count(paths: Sequence[Path]) -> None:
+    """Raise ValueError for a number of volumes that no store has."""
+    if len(paths) % 2 == 0:
+        raise ValueError(
+            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them: an even "
+            "number survives no more losses than one less"
+        )
+
+
+def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content: Content | None = None) -> None:
+    """Make the volumes, whole: their directories may be missing or empty, and are left so if it fails.
+
+    `content` is called in between, with their locks held: what it writes is durable when it returns, and all in files
+    that `empty` takes away.
+    """
+    with translated(", ".join(str(one.path) for one in made)):
+        for one in made:
+            _make_root(one.path, env)
+        by_id = sorted(made, key=lambda one: one.volume_id)
+        with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
+            for one in made:
+                check_empty(one.path, env)  # once more: another process may have been faster
+            try:
+                if content is not None:
+                    content(made)
+                for one in made:
+                    write_metadata(one, first, env)
+                for one in made:  # whoever sees an identity finds all the rest
+                    write_identity(one, env)
+            except Exception:  # an interrupt leaves it to the mark: threads may be writing still
+                for one in made:
+                    empty(one.path, env)
+                raise
+
+
+def write_metadata(one: Volume, first: "FirstEntry", env: Environment) -> None:
+    """Write the log of a volume that begins with this entry, and make it durable; the identity is to follow."""
+    assert one.identity is not None
+    env.files.make_directory(one.path / log.DIRECTORY)
+    env.files.make_directory(one.path / STREAMS)
+    volume_log = log.VolumeLog(env.files, one.path, one.identity)
+    position = volume_log.start_segment((0, 0, CHAIN_START), None, [first.vote, first.entry])
+    commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
+    volume_log.write_commit_record(position.segment, commit)
+    env.files.sync_directory(one.path)
+
+
+def write_identity(one: Volume, env: Environment) -> None:
+    """Write the identity of a volume whose other files are durable, and make it so itself."""
+    assert one.identity is not None
+    file = env.files.create(one.path / volume_file.FILE_NAME)
+    try:
+        file.write_at(0, one.identity.encode())
+        file.sync()
+    finally:
+        file.close()
+    env.files.sync_directory(one.path)
+    env.files.sync_directory(one.path.parent)
+
+
+def empty(path: Path, env: Environment) -> None:
+    """Take back what was made, identity first, so that the next attempt finds the directory as this one did."""
+    try:
+        if volume_file.FILE_NAME in env.files.list_directory(path):
+            env.files.unlink(path / volume_file.FILE_NAME)
+        _remove_files(path / log.DIRECTORY, env)
+        if env.files.is_directory(path / STREAMS):
+            for name in env.files.list_directory(path / STREAMS):
+                _remove_files(path / STREAMS / name, env)
+            env.files.remove_directory(path / STREAMS)
+        if RESTORING in env.files.list_directory(path):
+            env.files.sync_directory(path)  # the mark is the last to go
+            env.files.unlink(path / RESTORING)
+    except OSError as error:
+        logger.warning("%s: a store that could not be made is left there: %s", path, error)
+
+
+def _remove_files(directory: Path, env: Environment) -> None:
+    if env.files.is_directory(directory):
+        for name in env.files.list_directory(directory):
+            env.files.unlink(directory / name)
+        env.files.remove_directory(directory)
+
+
+def _make_root(path: Path, env: Environment) -> None:
+    if env.files.is_directory(path):
+        check_empty(path, env)
+        return
+    if not env.files.is_directory(path.parent):
+        raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
+    try:
+        env.files.make_directory(path)
+    except FileExistsError as error:
+        raise AlreadyExistsError(f"{path} exists and is not a directory") from error
+
+
+def check_empty(path: Path, env: Environment) -> None:
+    """Raise AlreadyExistsError unless there is nothing in the directory but its lock."""
+    there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME})
+    if volume_file.FILE_NAME in there:
+        raise AlreadyExistsError(f"{path} holds a jstream store already")
+    if RESTORING in there:
+        raise AlreadyExistsError(f"{path} holds a restore that was not finished: restore onto the same volumes again")
+    if there:
+        raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEntry:
+    """How the log of every volume of a store begins."""
+
+    vote: Vote
+    entry: Entry
+
+
+def _first_entry(command: Init | Adopt, time_ns: int, env: Environment) -> FirstEntry:
+    """Return the first vote and entry of a new log."""
+    vote = Vote(1, env.new_id())
+    payload = encode_envelope(Envelope(time_ns, command))
+    return FirstEntry(vote, make_entry(CHAIN_START, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload))
+
+
+def first_entry_of(state: StoreState, env: Environment) -> FirstEntry:
+    """Return the beginning of a log that starts with a whole state: of a store that is rebuilt or restored."""
+    return _first_entry(Adopt(encode_state(state)), env.now_ns(), env)

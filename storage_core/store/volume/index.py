@@ -1,0 +1,134 @@
+"""index.db of a volume: which blocks it holds, and when each was last read, and how it was found.
+
+    VOLUME/index.db      docs/formats/index-db.md
+
+A cache. Missing, stale, ahead of the metadata or damaged, it is made again from the block files, and the counts come
+out the same; only the times of the last verification are lost with it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+
+import numpy as np
+from crc32c import crc32c
+
+from storage_core.bounded import pack, unpack
+from storage_core.errors import CorruptionError
+from storage_core.files import Files
+from storage_core.store.writing.staging import BLOCK_SUFFIX, block_id_of
+
+FILE_NAME = "index.db"
+MAGIC = b"JSTRMIDX"
+FORMAT_VERSION = 1
+SIZE_MAX = 1 << 30  # bytes
+_CURSOR = b""  # in place of an incarnation: how far a scrub has come
+_HEADER = Struct("<8sIIQ")  # magic, version, CRC32C of the payload, payload size
+
+
+@dataclass(slots=True)
+class StreamIndex:
+    """Blocks of one incarnation on this volume: block id to (bytes, time of the last verification).
+
+    The time is in ns, 0 if the block was never read since its size changed, and negative if it was found damaged then.
+    """
+
+    blocks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+
+class VolumeIndex:
+    """What index.db says, checked against the directory whenever a stream is asked for."""
+
+    def __init__(self, files: Files, volume: Path) -> None:
+        self._files, self._volume, self.path = files, volume, volume / FILE_NAME
+        self._streams: dict[bytes, StreamIndex] = self._load()
+        # Where the next scrub goes on: (incarnation, sequence); None: at the beginning.
+        cursor = self._streams.pop(_CURSOR, StreamIndex()).blocks
+        self.scrubbed_to = next(((incarnation, sequence) for incarnation, (sequence, _) in cursor.items()), None)
+
+    def stream(self, incarnation: bytes) -> StreamIndex:
+        """Return the blocks that lie in the stream's directory now; names and sizes come from the files."""
+        known = self._streams.get(incarnation, StreamIndex()).blocks
+        found: dict[bytes, tuple[int, int]] = {}
+        for name, size in self._sizes(incarnation).items():
+            block_id = block_id_of(name)
+            if block_id is None:
+                continue
+            was_size, verified_ns = known.get(block_id, (size, 0))
+            found[block_id] = (size, verified_ns if was_size == size else 0)
+        self._streams[incarnation] = StreamIndex(found)
+        return self._streams[incarnation]
+
+    def held(self, incarnation: bytes, block_ids: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each of these blocks, 16 bytes an id, its size now, and the time of its last verification.
+
+        The size is -1 if it is not there. The same as `stream` says, for thousands of blocks whose ids are known.
+        """
+        count, text = len(block_ids) // 16, block_ids.hex()
+        there = self._sizes(incarnation)
+        names = (f"{text[at : at + 32]}{BLOCK_SUFFIX}" for at in range(0, len(text), 32))
+        sizes = np.fromiter((there.get(name, -1) for name in names), np.int64, count)
+        known = self._streams.get(incarnation, StreamIndex()).blocks
+        if not known:
+            return sizes, np.zeros(count, np.int64)
+        found = [known.get(block_ids[at : at + 16], (-1, 0)) for at in range(0, len(block_ids), 16)]
+        was_sizes, verified_ns = np.array(found, np.int64).reshape(-1, 2).T
+        return sizes, np.where(was_sizes == sizes, verified_ns, 0)
+
+    def _sizes(self, incarnation: bytes) -> dict[str, int]:
+        try:
+            return self._files.file_sizes(self._volume / "streams" / incarnation.hex())
+        except OSError:  # missing, or the disk does not give it back: no block that could be counted on
+            return {}
+
+    def verified(self, incarnation: bytes, block_id: bytes, size: int, time_ns: int, is_whole: bool) -> None:
+        """Note that the block was read, and whether it was found whole."""
+        blocks = self._streams.setdefault(incarnation, StreamIndex()).blocks
+        blocks[block_id] = (size, time_ns if is_whole else -time_ns)
+
+    def save(self, incarnations: set[bytes]) -> None:
+        """Write the index of these streams; a reader of a half-written one makes it anew."""
+        cursor = {_CURSOR: [[*self.scrubbed_to, 0]]} if self.scrubbed_to is not None else {}
+        payload = pack(
+            cursor
+            | {
+                incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
+                for incarnation, one in sorted(self._streams.items())
+                if incarnation in incarnations
+            }
+        )
+        encoded = _HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(payload), len(payload)) + payload
+        try:
+            file = self._files.open(self.path, writable=True)
+        except FileNotFoundError:
+            file = self._files.create(self.path)
+        try:
+            file.write_at(0, encoded)
+            file.truncate(len(encoded))
+        finally:
+            file.close()
+
+    def _load(self) -> dict[bytes, StreamIndex]:
+        try:
+            file = self._files.open(self.path)
+        except OSError:
+            return {}
+        try:
+            encoded = file.read_at(0, min(file.size(), SIZE_MAX))
+        except OSError:
+            return {}
+        finally:
+            file.close()
+        if len(encoded) < _HEADER.size:
+            return {}
+        magic, version, crc, size = _HEADER.unpack_from(encoded)
+        payload = encoded[_HEADER.size :]
+        if (magic, version, size) != (MAGIC, FORMAT_VERSION, len(payload)) or crc32c(payload) != crc:
+            return {}
+        try:
+            return {
+                incarnation: StreamIndex({block_id: (int(size), int(time_ns)) for block_id, size, time_ns in rows})
+                for incarnation, rows in unpack(payload, SIZE_MAX, "index.db").items()
+            }
+        except (CorruptionError, ValueError, TypeError, AttributeError):
+            return {}

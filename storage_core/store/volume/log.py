@@ -1,0 +1,624 @@
+"""Metadata files of one volume: log segments with commit records, and snapshots.
+
+This module reads and writes them; what the evidence means (torn tail or damage, who may vote) is decided in turn.py.
+
+    meta/<segment number, 16 hex>.log      docs/formats/log.md
+    meta/<index, 16 hex>.snap              docs/formats/snapshot.md
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage_core.errors import (
+    CorruptionError,
+    CorruptRecordError,
+    StorageError,
+    TruncatedRecordError,
+    UnsupportedVersionError,
+)
+from storage_core.files import File, Files
+from storage_core.raft import log_format, snapshot_format
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Seal, Vote
+from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store.volume.identity import VolumeIdentity
+
+logger = logging.getLogger(__name__)
+DIRECTORY = "meta"
+SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
+SEGMENT_NUMBER_MAX = (1 << 64) - 1
+SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
+_NUMBER = re.compile(r"[0-9a-f]{16}")
+
+
+class SyncError(OSError):
+    """An fsync failed: what was written can be read, and may or may not be on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the next batch goes."""
+
+    segment: int  # 0: there is none yet
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """The first log position that is missing, torn or damaged."""
+
+    index: int
+    where: str  # file and offset_bytes, for people
+    followed: bool  # whole entries of higher positions stand after it
+
+
+@dataclass(slots=True)
+class Tail:
+    """Records after a position of the newest segment."""
+
+    records: list[Record]
+    position: Position  # after the last of them
+    is_clean: bool  # nothing torn, damaged or unfinished stands there
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that one volume's files say, without judgement."""
+
+    snapshot: SnapshotHeader | None = None
+    snapshot_body: SnapshotBody | None = None
+    entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
+    votes: list[Vote] = field(default_factory=list)
+    commit: CommitRecord | None = None  # the best readable one
+    bad: Bad | None = None
+    position: Position = Position(0, 0)
+    tail_is_clean: bool = True  # a batch may be appended at `position`
+    slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
+    marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
+    everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
+    damage: list[str] = field(default_factory=list)  # for people: files that are not whole
+
+    @property
+    def tip(self) -> tuple[int, int, bytes]:
+        """Return (index, term, chain) of the last entry on the chain."""
+        if self.entries:
+            last = self.entries[-1]
+            return last.index, last.term, last.chain
+        if self.snapshot is not None:
+            return self.snapshot.index, self.snapshot.term, self.snapshot.chain
+        return 0, 0, CHAIN_START
+
+    @property
+    def tip_history(self) -> bytes:
+        if self.entries:
+            return self.entries[-1].history
+        return self.snapshot.history if self.snapshot is not None else bytes(HISTORY_SIZE)
+
+    @property
+    def term(self) -> int:
+        """Return the highest term that any record speaks of, also one that no chain leads to."""
+        entries = max((entry.term for entry in self.everything.values()), default=0)
+        votes = max((vote.term for vote in self.votes), default=0)
+        return max(self.tip[1], entries, votes, self.commit.term if self.commit else 0)
+
+
+class VolumeLog:
+    """The metadata files below one volume."""
+
+    def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
+        self._files, self._identity = files, identity
+        self.directory = volume / DIRECTORY
+
+    # --- names
+
+    def segments(self) -> list[int]:
+        """Return the numbers of the segment files, ascending."""
+        return self._numbers(".log")
+
+    def snapshots(self) -> list[int]:
+        """Return the indexes of the snapshot files, ascending."""
+        return self._numbers(".snap")
+
+    def _numbers(self, suffix: str) -> list[int]:
+        numbers = []
+        for name in self._files.list_directory(self.directory):
+            stem = name[: -len(suffix)]
+            if name.endswith(suffix) and _NUMBER.fullmatch(stem):
+                numbers.append(int(stem, 16))
+        return sorted(numbers)
+
+    def segment_path(self, number: int) -> Path:
+        return self.directory / f"{number:016x}.log"
+
+    def snapshot_path(self, index: int) -> Path:
+        return self.directory / f"{index:016x}.snap"
+
+    # --- reading
+
+    def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
+        """Return the best readable commit record, and whether every slot that was looked at is whole.
+
+        Costs one listing and two small reads: a new segment carries the record on, so only the newest segment that
+        has any is asked.
+        """
+        clean, numbers = True, self.segments()
+        for at in range(len(numbers) - 1, -1, -1):
+            number = numbers[at]
+            with self._open(self.segment_path(number)) as file:
+                pages = [file.read_at(PAGE_SIZE * slot, PAGE_SIZE) for slot in range(1 + log_format.SLOT_COUNT)]
+            try:
+                self._check_header(log_format.decode_segment_header(pages[0]), number)
+            except (CorruptRecordError, TruncatedRecordError):
+                # One that is being begun, or was by a holder that was killed, has no record that counts.
+                clean = clean and at > 0 and not self._leads_to(numbers[at - 1], number)
+                continue
+            best, whole = _best_commit_record(pages[1:])
+            clean = clean and whole
+            if best is not None:
+                return best, clean
+        return None, clean
+
+    def read(self, for_state: bool = False) -> Evidence:
+        """Return everything that the files say. Nothing is written, cut or removed.
+
+        `for_state`: segments whose entries the snapshot has all taken in are left out; for a reader, who wants the
+        newest state and judges nobody. Raises UnsupportedVersionError, and CorruptionError for a file of another store
+        or volume.
+        """
+        evidence = Evidence()
+        self._read_snapshots(evidence)
+        after = evidence.snapshot.index if for_state and evidence.snapshot is not None else 0
+        _link(self._read_segments(evidence, after), evidence)
+        return evidence
+
+    def read_snapshot(self) -> Evidence | None:
+        """Return what the newest whole snapshot says, whatever the segments are like; None if there is none."""
+        evidence = Evidence()
+        try:
+            self._read_snapshots(evidence)
+        except (StorageError, OSError):
+            return None
+        return evidence if evidence.snapshot is not None else None
+
+    def read_entries(self, after: int) -> Evidence:
+        """Return the entries above index `after`, and some below, without a look at whether they are a chain.
+
+        For a reader that has the state from another volume, and wants to know how far this one goes.
+        """
+        evidence = Evidence()
+        self._check_versions()
+        evidence.everything = self._read_segments(evidence, after).entries
+        if evidence.everything:
+            evidence.entries = [evidence.everything[max(evidence.everything)]]
+        return evidence
+
+    def _check_versions(self) -> None:
+        """Raise UnsupportedVersionError if a snapshot was written by a newer program."""
+        for index in self.snapshots():
+            with self._open(self.snapshot_path(index)) as file:
+                try:
+                    snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                except CorruptionError:
+                    continue  # a damaged one says nothing
+
+    def _read_segments(self, evidence: Evidence, after: int = 0) -> "_Collected":
+        """Return what the segments hold; those may be left out in which no entry above index `after` stands."""
+        collected = _Collected()
+        numbers = self.segments()
+        if not numbers:
+            raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
+        if after:
+            numbers = self._segments_after(numbers, after)
+        seal: Seal | None = None
+        for at, number in enumerate(numbers):
+            # Its predecessor is sealed only after a segment is durable, name and all; the first one was there before
+            # the volume was, or before its predecessor was removed.
+            durable = at == 0 or (seal is not None and seal.next_segment == number)
+            seal = self._read_segment(number, collected, evidence, number == numbers[-1], durable)
+        return collected
+
+    def _segments_after(self, numbers: list[int], index: int) -> list[int]:
+        """Return the newest segments, beginning with one that is known to be durable and to begin at or below `index`.
+
+        All of them if there is none.
+        """
+        for at in range(len(numbers) - 1, 0, -1):
+            base_index = self._base_index(numbers[at])
+            if base_index is not None and base_index <= index and self._leads_to(numbers[at - 1], numbers[at]):
+                return numbers[at:]
+        return numbers
+
+    def _leads_to(self, number: int, following: int) -> bool:
+        """Return whether the last record of a segment is a seal that names the following one."""
+        with self._open(self.segment_path(number)) as file:
+            last_page = max(BATCHES_OFFSET, (file.size() - 1) // PAGE_SIZE * PAGE_SIZE)
+            page = file.read_at(last_page, PAGE_SIZE)
+        records = [record for record, _ in log_format.scan(memoryview(page), last_page)]
+        return bool(records) and isinstance(records[-1], Seal) and records[-1].next_segment == following
+
+    def read_tail(self, position: Position) -> "Tail | None":
+        """Return the records after `position`; None if a full reading is called for."""
+        if self.segments()[-1:] != [position.segment]:
+            return None
+        with self._open(self.segment_path(position.segment)) as file:
+            size = file.size()
+            if size == position.offset_bytes:
+                return Tail([], position, True)
+            if size < position.offset_bytes or size > SEGMENT_READ_MAX:
+                return None
+            data = file.read_at(position.offset_bytes, size - position.offset_bytes)
+        tail = Tail([], position, size % PAGE_SIZE == 0)
+        for record, batch_end in log_format.scan(memoryview(data), position.offset_bytes):
+            if isinstance(record, BadRecord):
+                tail.is_clean = False
+                break
+            tail.records.append(record)
+            tail.position = Position(position.segment, batch_end)
+        tail.is_clean = tail.is_clean and tail.position.offset_bytes == size
+        return tail
+
+    def _read_snapshots(self, evidence: Evidence) -> None:
+        for index in reversed(self.snapshots()):
+            path = self.snapshot_path(index)
+            try:
+                with self._open(path) as file:
+                    header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                    payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
+            except CorruptionError as error:
+                evidence.damage.append(f"{path}: {error}")
+                continue
+            ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
+            if not ours or header.index != index:
+                evidence.damage.append(f"{path}: belongs to another store, volume or index")
+            elif snapshot_format.payload_digest(payload) != header.payload_digest:
+                evidence.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
+            else:
+                evidence.snapshot, evidence.snapshot_body = header, snapshot_format.decode_body(payload)
+                evidence.votes.append(evidence.snapshot_body.vote)
+                return
+
+    def _read_segment(
+        self, number: int, collected: "_Collected", evidence: Evidence, newest: bool, durable: bool
+    ) -> Seal | None:
+        """Add what the segment says to the evidence; return its seal.
+
+        `durable`: the segment was made durable before anything that came later. If not, nothing in it has counted yet
+        and its name may not last, so it is not appended to.
+        """
+        path = self.segment_path(number)
+        with self._open(path) as file:
+            size = file.size()
+            if size > SEGMENT_READ_MAX:
+                raise CorruptionError(f"{path} has {size} bytes, no log segment is that large")
+            data = memoryview(file.read_at(0, size))
+        if newest and durable and size < BATCHES_OFFSET + PAGE_SIZE:
+            raise CorruptionError(f"{path} was cut to {size} bytes: it was begun with more. Nothing has been changed")
+        clean = durable and size % PAGE_SIZE == 0
+        try:
+            header = log_format.decode_segment_header(bytes(data[:PAGE_SIZE]))
+            self._check_header(header, number)
+            evidence.damage.extend(collected.missed_at(header.base_index))
+            if durable:
+                collected.begin(header.base_index, header.base_chain)
+        except (CorruptRecordError, TruncatedRecordError):
+            clean = False
+            if durable:  # else it was torn by a power loss while a holder began it
+                evidence.damage.append(f"{path}: the segment header is damaged")
+            collected.hurt(f"{path}: offset_bytes 0")
+        pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
+        best, whole = _best_commit_record(pages)
+        if newest and not whole:  # those of older segments were carried on
+            evidence.damage.append(f"{path}: a commit record is torn or damaged")
+            evidence.slots_are_whole = False
+            evidence.marks_are_lost = best is None and all(_is_damaged_slot(page) for page in pages)
+        if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
+            evidence.commit = best
+        end_bytes, seal = BATCHES_OFFSET, None
+        for record, batch_end in log_format.scan(data[BATCHES_OFFSET:], BATCHES_OFFSET):
+            if isinstance(record, BadRecord):
+                clean = False
+                where = f"{path}: offset_bytes {record.offset_bytes}: {record.reason}"
+                collected.hurt(where)
+                collected.tail.append(where)
+            elif isinstance(record, Seal):
+                seal = record
+            else:
+                end_bytes = batch_end
+                evidence.damage.extend(collected.missed())
+                if isinstance(record, Vote):
+                    evidence.votes.append(record)
+                else:
+                    collected.take(record)
+        if newest and seal is not None:
+            raise CorruptionError(f"{path} goes on in {self.segment_path(seal.next_segment).name}, which is missing")
+        if newest:
+            evidence.damage.extend(collected.missed())
+            evidence.position, evidence.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
+        return seal
+
+    def _check_header(self, header: SegmentHeader, number: int) -> None:
+        ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
+        if not ours or header.number != number:
+            path = self.segment_path(number)
+            raise CorruptionError(f"{path} belongs to another store or volume, or was renamed from {header.number}")
+
+    # --- writing, under the volume's lock
+
+    def append(self, position: Position, records: Sequence[Record]) -> Position:
+        """Write one batch at `position` and fsync it; return the position after it."""
+        batch = log_format.encode_batch(list(records), position.offset_bytes)
+        with self._open(self.segment_path(position.segment), writable=True) as file:
+            try:
+                file.write_at(position.offset_bytes, batch)
+            except OSError:
+                # What got there may be a whole record already: only without it is nothing stored.
+                try:
+                    file.truncate(position.offset_bytes)
+                except OSError as error:
+                    raise SyncError(*error.args) from error
+                raise
+            _sync(file)
+        return Position(position.segment, position.offset_bytes + len(batch))
+
+    def start_segment(
+        self, base: tuple[int, int, bytes], commit: CommitRecord | None, records: Sequence[Record]
+    ) -> Position:
+        """Write a new segment with these records and make it durable, name and all; return the position after them.
+
+        `base` is (index, term, chain) of the log before the first entry of the segment. Older segments stay; the one
+        before is sealed, so that the loss of the new one would be noticed.
+        """
+        before = self.segments()[-1:]
+        number = before[0] + 1 if before else 1
+        if number > SEGMENT_NUMBER_MAX:
+            raise CorruptionError(f"{self.segment_path(before[0])} has a number that no segment can come after")
+        header = SegmentHeader(
+            self._identity.store_id, self._identity.volume_id, self._identity.instance_id, number, *base
+        )
+        slots = bytearray(PAGE_SIZE * log_format.SLOT_COUNT)
+        if commit is not None:
+            at = log_format.slot_offset(commit.generation) - PAGE_SIZE
+            slots[at : at + PAGE_SIZE] = log_format.encode_commit_record(commit)
+        batch = log_format.encode_batch(list(records), BATCHES_OFFSET)
+        path = self.segment_path(number)
+        file = self._files.create(path)
+        try:
+            try:
+                file.write_at(0, header.encode() + bytes(slots) + batch)
+                _sync(file)
+            finally:
+                file.close()
+            self._files.sync_directory(self.directory)
+        except OSError:
+            self._discard(path)
+            raise
+        for old in before:
+            self._seal(old, Seal(base[1], number))
+        return Position(number, BATCHES_OFFSET + len(batch))
+
+    def _discard(self, path: Path) -> None:
+        """Remove a segment or snapshot that could not be made durable: nothing in it counts."""
+        try:
+            self._files.unlink(path)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", path, error)
+
+    def _seal(self, number: int, seal: Seal) -> None:
+        """Say at the end of a segment, whatever stands there, that the log goes on in the next one."""
+        try:
+            with self._open(self.segment_path(number), writable=True) as file:
+                at = max(BATCHES_OFFSET, -(-file.size() // PAGE_SIZE) * PAGE_SIZE)
+                file.write_at(at, log_format.encode_batch([seal], at))
+        except OSError as error:
+            # The new segment is durable and counts without it; only its loss would go unnoticed.
+            logger.warning("%s could not be sealed: %s", self.segment_path(number), error)
+
+    def write_commit_record(self, segment: int, record: CommitRecord) -> None:
+        """Write the commit record, after the log up to its index was fsynced; the next fsync makes it durable."""
+        with self._open(self.segment_path(segment), writable=True) as file:
+            file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
+
+    def remove_commit_records(self) -> None:
+        """Take all commit records away, durably: what they vouch for is about to be repaired."""
+        for number in self.segments():
+            with self._open(self.segment_path(number), writable=True) as file:
+                if file.size() > PAGE_SIZE:
+                    file.write_at(PAGE_SIZE, bytes(PAGE_SIZE * log_format.SLOT_COUNT))
+                    _sync(file)
+
+    def remove_older(self, segment: int, snapshot: int) -> None:
+        """Remove every segment and snapshot but these, which are durable and say all there is to say."""
+        for number in self.segments():
+            if number != segment:
+                self._files.unlink(self.segment_path(number))
+        for index in self.snapshots():
+            if index != snapshot:
+                self._files.unlink(self.snapshot_path(index))
+        self._files.sync_directory(self.directory)
+
+    def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, body: SnapshotBody) -> None:
+        """Write a snapshot of the state after entry `tip`, which has this history id, and make it durable."""
+        index, term, chain = tip
+        payload = snapshot_format.encode_body(body)
+        digest = snapshot_format.payload_digest(payload)
+        identity = self._identity
+        header = SnapshotHeader(
+            identity.store_id, identity.volume_id, identity.instance_id, index, term, chain, history,
+            len(payload), digest,
+        )  # fmt: skip
+        path = self.snapshot_path(index)
+        try:
+            file = self._files.create(path)
+        except FileExistsError:
+            # Left by a holder that was killed while writing it: the name says nothing, only the content does.
+            self._files.unlink(path)
+            file = self._files.create(path)
+        try:
+            try:
+                file.write_at(0, snapshot_format.encode(header))
+                file.write_at(PAGE_SIZE, payload)
+                file.sync()
+            finally:
+                file.close()
+            self._files.sync_directory(self.directory)
+        except OSError:
+            self._discard(path)
+            raise
+
+    def compact(self) -> None:
+        """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
+        valid = [index for index in self.snapshots() if self.snapshot_is_whole(index)]
+        if len(valid) < 2:
+            return
+        keep_from = valid[-2]
+        for index in self.snapshots():
+            # One between the two that is not whole was torn by a power loss while a holder wrote it.
+            if index < valid[-1] and index != keep_from:
+                self._files.unlink(self.snapshot_path(index))
+        numbers = self.segments()
+        bases = [self._base_index(number) for number in numbers]
+        # What follows a segment's base stands in it and in later ones, whatever became of those before.
+        begun = [number for number, base in zip(numbers, bases, strict=True) if base is not None and base <= keep_from]
+        for number in numbers:
+            if begun and number < begun[-1]:
+                self._files.unlink(self.segment_path(number))
+        self._files.sync_directory(self.directory)
+
+    def _base_index(self, number: int) -> int | None:
+        with self._open(self.segment_path(number)) as file:
+            try:
+                return log_format.decode_segment_header(file.read_at(0, PAGE_SIZE)).base_index
+            except StorageError:
+                return None
+
+    def snapshot_is_whole(self, index: int) -> bool:
+        """Return whether every byte of the snapshot is as it was written."""
+        try:
+            with self._open(self.snapshot_path(index)) as file:
+                header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
+                payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
+        except UnsupportedVersionError:
+            raise
+        except StorageError:
+            return False
+        return header.index == index and snapshot_format.payload_digest(payload) == header.payload_digest
+
+    def _open(self, path: Path, writable: bool = False) -> "_Closing":
+        return _Closing(self._files.open(path, writable))
+
+
+def _sync(file: File) -> None:
+    try:
+        file.sync()
+    except OSError as error:
+        raise SyncError(*error.args) from error
+
+
+class _Closing:
+    """`with` for any File."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def __enter__(self) -> File:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _Collected:
+    """Entries by index, in the order of the files: an entry replaces those at and after its index.
+
+    A second copy of the same entry replaces nothing: it may be all that a killed holder rewrote.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.last = 0  # Invariant: the highest index of the entries, 0 for none
+        self.pending: str | None = None  # where a bad record stands after which no entry has come
+        self.last_bad = ""
+        self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
+
+    def missed(self) -> list[str]:
+        """Return the bad records of the tail, which turned out to be none."""
+        missed, self.tail = self.tail, []
+        return missed
+
+    def missed_at(self, base_index: int) -> list[str]:
+        """Return the same where the log went on after `base_index`; a torn tail that was set aside is no damage."""
+        missed = self.missed()
+        return missed if base_index > max(self.entries, default=0) else []
+
+    def begin(self, base_index: int, base_chain: bytes) -> None:
+        """Forget a log that does not lead to where a durable segment begins: a snapshot took its place."""
+        base = self.entries.get(base_index)
+        if base is not None and base.chain != base_chain:
+            self.entries.clear()
+            self.last, self.pending = 0, None
+
+    def take(self, entry: Entry) -> None:
+        self.pending = None
+        if self.entries.get(entry.index) == entry:
+            return
+        if entry.index < self.last:
+            for later in [index for index in self.entries if index > entry.index]:
+                if not self._is_on_chain(entry, later):
+                    del self.entries[later]
+        self.entries[entry.index] = entry
+        self.last = max(self.entries) if entry.index < self.last else entry.index
+
+    def _is_on_chain(self, entry: Entry, later: int) -> bool:
+        follower = self.entries.get(entry.index + 1)
+        return follower is not None and later > entry.index and follower.follows(entry.chain)
+
+    def hurt(self, where: str) -> None:
+        self.pending = self.last_bad = where
+
+
+def _link(collected: _Collected, evidence: Evidence) -> None:
+    """Put the entries after the snapshot on one chain, and say where it breaks."""
+    index, _, chain = evidence.tip
+    entries = evidence.everything = collected.entries
+    if index in entries and entries[index].chain != chain:
+        # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
+        evidence.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
+        return
+    if entries and min(entries) > index + 1:
+        where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
+        evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
+        return
+    while (index + 1) in entries and entries[index + 1].follows(chain):
+        index += 1
+        evidence.entries.append(entries[index])
+        chain = entries[index].chain
+    followed = any(later > index for later in entries)
+    if followed or collected.pending is not None:
+        where = collected.pending or collected.last_bad or f"entry {index + 1}"
+        evidence.bad = Bad(index + 1, where, followed)
+
+
+def _is_damaged_slot(page: bytes) -> bool:
+    """Return whether a slot that is there as a whole holds neither a commit record nor nothing."""
+    try:
+        log_format.decode_commit_record(page)
+    except CorruptRecordError:
+        return len(page) == PAGE_SIZE
+    return False
+
+
+def _best_commit_record(pages: Sequence[bytes]) -> tuple[CommitRecord | None, bool]:
+    best: CommitRecord | None = None
+    whole = True
+    for page in pages:
+        try:
+            record = log_format.decode_commit_record(page)
+        except CorruptRecordError:
+            whole = False
+            continue
+        if record is not None and (best is None or record.generation > best.generation):
+            best = record
+    return best, whole

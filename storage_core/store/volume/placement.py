@@ -1,0 +1,135 @@
+"""Where the blocks of a stream lie: on which volumes, in which directories, and how many of them decide.
+
+A stream's placement lists the volumes that keep its blocks; bit i of a block's `holders` speaks of volume i of that
+list. On each volume a block has the same name, in the directory of the incarnation that it was written as. Worked out
+from metadata and from the volumes as they were found: nothing is opened here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_core.errors import NoQuorumError
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.raft.quorum import majority
+from storage_core.store.volume.volumes import MISSING, Volume
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDirectory:
+    """Where one volume keeps the blocks of a stream."""
+
+    volume_id: bytes
+    instance_id: bytes
+    path: str  # absolute; the same on every executor
+
+
+def block_directory(volume: Path, incarnation: bytes) -> Path:
+    return volume / "streams" / incarnation.hex()
+
+
+def quorum(stream: StreamState) -> int:
+    """Return the fewest volumes of the placement that must have a block before it is acked."""
+    return majority(len(stream.placement))
+
+
+def holders_mask(stream: StreamState, volume_ids: Iterable[bytes]) -> int:
+    """Return what the manifest says of a block that these volumes have; volumes outside the placement do not count."""
+    have = set(volume_ids)
+    return sum(1 << position for position, volume_id in enumerate(stream.placement) if volume_id in have)
+
+
+def holders(stream: StreamState, mask: int) -> tuple[bytes, ...]:
+    """Return the volumes of which the manifest says that they took a block."""
+    return tuple(one for position, one in enumerate(stream.placement) if mask >> position & 1)
+
+
+def is_recorded(state: StoreState, volume: Volume) -> bool:
+    """Return whether this is the very instance that the metadata knows, and one that counts: not retired, no learner.
+
+    What was written to another instance of a volume, or before it was retired, proves nothing.
+    """
+    voter = state.voter(volume.volume_id)
+    if voter is None or voter.learner or voter.retired or volume.identity is None:
+        return False
+    return volume.identity.instance_id == voter.instance_id
+
+
+def write_directories(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[BlockDirectory, ...]:
+    """Return where new blocks of the stream go, in the order of its placement.
+
+    Raises NoQuorumError, which names each volume that is of no use, if they are fewer than a majority of the placement.
+    """
+    found = {one.volume_id: one for one in volumes}
+    made, missing = [], []
+    for volume_id in stream.placement:
+        volume = found.get(volume_id)
+        if volume is not None and volume.identity is not None and is_recorded(state, volume):
+            directory = block_directory(volume.path, stream.incarnation)
+            made.append(BlockDirectory(volume_id, volume.identity.instance_id, str(directory)))
+        else:
+            missing.append(_why_not(state, volume_id, volume))
+    if len(made) < quorum(stream):
+        raise NoQuorumError(
+            f"stream {stream.name!r}: {len(made)} of its {len(stream.placement)} volumes can be written, "
+            f"{quorum(stream)} are needed: {'; '.join(missing)}"
+        )
+    return tuple(made)
+
+
+def _why_not(state: StoreState, volume_id: bytes, volume: Volume | None) -> str:
+    """Return in words why a volume of a placement takes no blocks now."""
+    voter = state.voter(volume_id)
+    where = str(volume.path) if volume is not None else f"volume {volume_id.hex()}"
+    if volume is None or voter is None:
+        return f"{where} is not among the volumes of the store"
+    if volume.identity is None:
+        return volume.reason or f"{where} is {volume.problem}"
+    if voter.retired:
+        return f"{where} is retired: {voter.retired}"
+    if voter.learner:
+        return f"{where} has not caught up yet"
+    return f"{where} was made anew and has not been verified since"
+
+
+def read_directories(
+    state: StoreState, stream: StreamState, volumes: Sequence[Volume]
+) -> tuple[tuple[bytes, Path], ...]:
+    """Return the volumes, id and root, on which blocks of the stream may be found, the best ones first.
+
+    These are the volumes of the placement that count, in its order, then those that the placement may have been moved
+    away from, and at last volumes with a doubtful identity: a block is served only if its digest is right, whatever
+    volume it lies on. `block_directory` leads on from a root.
+    """
+
+    def rank(volume: Volume) -> tuple[bool, bool, int]:
+        placed = volume.volume_id in stream.placement
+        position = stream.placement.index(volume.volume_id) if placed else len(stream.placement)
+        return not is_recorded(state, volume), not placed, position
+
+    readable = [one for one in volumes if one.problem != MISSING]
+    return tuple((one.volume_id, one.path) for one in sorted(readable, key=rank))
+
+
+def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> tuple[bytes, ...]:
+    """Return the volumes for a new stream: those that are of use now, and of them the ones that keep the fewest bytes.
+
+    A volume that is down is taken where there is no other: it gets its blocks when it is repaired. Raises ValueError
+    if the store has fewer volumes, NoQuorumError if fewer than a majority of those chosen are of use.
+    """
+    voters = [one.volume_id for one in state.voters if not one.learner]
+    if replica_count > len(voters):
+        raise ValueError(f"num_replicas: {replica_count} replicas need as many volumes; the store has {len(voters)}")
+    usable = {one.volume_id for one in volumes if is_recorded(state, one)}
+    kept = dict.fromkeys(voters, 0)
+    for stream in state.streams.values():
+        size = int(stream.blocks.rows["file_size"].sum())
+        for volume_id in stream.placement:
+            kept[volume_id] = kept.get(volume_id, 0) + size
+    best = sorted(voters, key=lambda one: (one not in usable, kept[one]))[:replica_count]  # stable: in order of voters
+    if len(usable.intersection(best)) < majority(replica_count):
+        raise NoQuorumError(
+            f"num_replicas: of {replica_count} replicas {majority(replica_count)} must be on volumes that can be "
+            f"written now; the store has {len(usable)} of those; repair the others first"
+        )
+    return tuple(one for one in voters if one in best)

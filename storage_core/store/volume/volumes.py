@@ -1,0 +1,171 @@
+"""Volumes of a store: which directories they are, and which of them are of use.
+
+Any volume leads to the rest: the metadata records where each one was, relative to the others. Paths that are given win
+over recorded ones, so a store that was copied elsewhere is that copy and is never led back to the original.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.files import Files
+from storage_core.metadata.commands import Voter
+from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
+
+MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
+_DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One volume as it was found just now."""
+
+    volume_id: bytes
+    path: Path
+    identity: VolumeIdentity | None  # None: there is none of this volume at the path
+    problem: str = ""  # MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE; empty: its identity is whole
+    reason: str = ""  # of the problem, for people
+
+    @property
+    def name(self) -> str:
+        """The name that people and JSON see: the id in hex."""
+        return self.volume_id.hex()
+
+
+def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
+    """Return the volume that should be at `path`, with what is wrong if it is not."""
+    try:
+        identity = read_identity(files, path)
+    except UnsupportedVersionError:
+        raise
+    except NotAStoreError as error:
+        if not _is_directory(files, path):
+            return Volume(volume_id, path, None, MISSING, str(error))
+        reason = str(error) if _has_identity(files, path) else f"there is no {FILE_NAME} in {path}"
+        return Volume(volume_id, path, None, BLANK, reason)
+    except CorruptionError as error:
+        return Volume(volume_id, path, None, DAMAGED, str(error))
+    except (StorageError, OSError) as error:
+        return Volume(volume_id, path, None, UNREADABLE, str(error))
+    if identity.store_id != store_id:
+        reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
+        return Volume(volume_id, path, None, FOREIGN, reason)
+    if identity.volume_id != volume_id:
+        reason = f"{path} is volume {identity.volume_id.hex()}, not {volume_id.hex()}"
+        return Volume(volume_id, path, None, FOREIGN, reason)
+    return Volume(volume_id, path, identity)
+
+
+def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
+    """Return the volumes at the paths that a user named; those that cannot be told are left out.
+
+    Raises ValueError (one volume at two paths), NotAStoreError (two stores; or none of the paths is a volume),
+    or what is wrong with the only one.
+    """
+    found: list[Volume] = []
+    first_error: StorageError | None = None
+    for path in paths:
+        try:
+            identity = read_identity(files, path)
+        except UnsupportedVersionError:
+            raise
+        except StorageError as error:
+            first_error = first_error or error
+            continue
+        for other in found:
+            assert other.identity is not None
+            if other.identity.store_id != identity.store_id:
+                raise NotAStoreError(
+                    f"{path} belongs to store {identity.store_id.hex()}, {other.path} to "
+                    f"{other.identity.store_id.hex()}: they are volumes of two stores"
+                )
+            if other.volume_id == identity.volume_id:
+                raise ValueError(f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}")
+        found.append(Volume(identity.volume_id, path, identity))
+    if not found:
+        assert first_error is not None
+        raise first_error
+    return found
+
+
+def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], paths: Sequence[Path]) -> list[Volume]:
+    """Return every volume of the store, in the order of `voters`: as `known`, else where it was recorded.
+
+    `paths`: those that the user gave. One of them that holds no volume stands for a volume that has no other place.
+    Raises ValueError if one volume is found at two paths, NotAStoreError if none of `known` is a volume any more.
+    """
+    at = {one.volume_id: one for one in known}
+    recorded = {voter.volume_id: voter.path for voter in voters}
+    store_id = next(one.identity.store_id for one in known if one.identity is not None)
+    if not recorded.keys() & at.keys():
+        removed = ", ".join(str(one.path) for one in known)
+        raise NotAStoreError(f"{removed} was removed from store {store_id.hex()}; name a volume that is part of it")
+    search = list(known)
+    for one in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
+        for volume_id, path in _neighbours(one, recorded):
+            there = look(files, path, volume_id, store_id)
+            before = at.get(volume_id)
+            if there.identity is None:
+                continue
+            if before is None:
+                at[volume_id] = there
+                search.append(there)
+            elif not _same_place(before.path, path):
+                raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}")
+    expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
+    lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
+    spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
+    for volume_id in lost:
+        here = next((path for path in spare if volume_id in expected and _same_place(path, expected[volume_id])), None)
+        if here is not None:
+            spare.remove(here)
+            at[volume_id] = look(files, here, volume_id, store_id)
+    taken = [one.path for one in at.values()]
+    for volume_id in lost:
+        if volume_id not in at:
+            # A given path that holds no volume stands for one that has no place of its own.
+            place = spare.pop(0) if spare else expected.get(volume_id, Path("/"))
+            at[volume_id] = look(files, place, volume_id, store_id)
+            if any(_same_place(place, path) for path in taken):
+                at[volume_id] = Volume(volume_id, place, None, FOREIGN, f"{place} is another volume of the store")
+    return [at[voter.volume_id] for voter in voters]
+
+
+def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
+    """Return what the metadata keeps of each volume's place: its path from the directory that the first one lies in."""
+    if len(volumes) == 1:
+        return {volumes[0].volume_id: "."}
+    base = os.path.dirname(os.path.abspath(volumes[0].path))
+    return {one.volume_id: os.path.relpath(os.path.abspath(one.path), base) for one in volumes}
+
+
+def _neighbours(one: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Path]]:
+    """Return where every volume is if all of them stand to `one` as they were recorded."""
+    if one.volume_id not in recorded:
+        return []
+    origin = os.path.normpath(f"{_DEEP}/{recorded[one.volume_id]}")
+    found = []
+    for volume_id, path in recorded.items():
+        step = os.path.relpath(os.path.normpath(f"{_DEEP}/{path}"), origin)
+        found.append((volume_id, Path(os.path.normpath(one.path / step))))
+    return found
+
+
+def _same_place(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _has_identity(files: Files, path: Path) -> bool:
+    try:
+        return FILE_NAME in files.list_directory(path)
+    except OSError:
+        return True  # nobody can tell
+
+
+def _is_directory(files: Files, path: Path) -> bool:
+    try:
+        return files.is_directory(path)
+    except OSError:
+        return False

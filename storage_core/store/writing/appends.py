@@ -1,0 +1,400 @@
+"""The commit of an append: staged blocks become part of their streams, in one entry of the metadata log.
+
+begin      a transaction id and, for each stream, where its blocks go; nothing is written
+(tasks)    blocks are written and fsynced through a Stager, each on a majority of its stream's placement
+commit     asks whether this (writer, batch) is there already, checks the copies of the blocks, names the blocks
+abort      asks whether the transaction is committed; if not, fences it, then sweeps its blocks
+
+A copy counts if the volume that fsynced it is still the same instance and not retired, and the file still is the block
+(size, trailer, digest). The entry says which volumes have good copies; the others are behind, and upkeep fetches it.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from storage_core.block.format import BlockExpectation
+from storage_core.block.reader import BlockReader
+from storage_core.errors import RequirementError, StorageError
+from storage_core.files import Files
+from storage_core.metadata import machine
+from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
+from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
+from storage_core.raft.quorum import majority
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.turn import Turn
+from storage_core.store.environment import Environment
+from storage_core.store.reading.plan import BlockSlice, CopyPlace
+from storage_core.store.reading.reading import ask_block, measured
+from storage_core.store.upkeep.orphans import transaction_of
+from storage_core.store.volume import placement
+from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
+from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
+from storage_core.store.writing.staging import (
+    StagedBlock,
+    Transaction,
+    WriteFailure,
+    WriteTarget,
+    block_id_of,
+    block_path,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterBatch:
+    """Identity of an append for exactly-once: a writer stores each batch once."""
+
+    writer: str
+    batch: str
+    query: str = ""  # Spark's query id; empty for batch jobs
+    run: str = ""  # Spark's run id: a newer run fences older ones
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append got in one stream: sequences [first, end)."""
+
+    first: int
+    end: int
+    duplicate_count: int  # rows among them that are not shown: their msg_id was seen within the window
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    appended: dict[str, Appended]
+    already: bool  # this (writer, batch) was stored before; this time nothing was
+
+
+def make_directories(turn: Turn, incarnation: bytes, chosen: Sequence[bytes], env: Environment) -> None:
+    """Make the directories of a new stream on those of its volumes that can be written, durably, before it exists.
+
+    Raises OSError if that was possible on less than a majority; the others get theirs when they are repaired.
+    """
+    volumes = [one for one in turn.writable if one.volume_id in chosen]
+
+    def make(volume: Volume) -> None:
+        directory = block_directory(volume.path, incarnation)
+        env.files.make_directory(directory)
+        env.files.sync_directory(directory.parent)
+
+    outcomes = env.parallel([partial(make, one) for one in volumes])
+    failures = []
+    for volume, outcome in zip(volumes, outcomes, strict=True):
+        if isinstance(outcome, OSError):
+            failures.append(outcome)
+            if says_broken(outcome):
+                turn.failed(volume.volume_id, outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    if len(volumes) - len(failures) < majority(len(chosen)):
+        raise decisive(failures)
+
+
+def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], env: Environment) -> Transaction:
+    """Return a new transaction over these streams, which exist.
+
+    Raises NoQuorumError if a stream has too few volumes that can be written.
+    """
+    targets = {}
+    for name in streams:
+        stream = state.stream(name)
+        assert stream is not None, name
+        targets[name] = WriteTarget(
+            stream=name,
+            incarnation=stream.incarnation,
+            subjects=stream.config.subjects,
+            max_msg_size=stream.config.max_msg_size,
+            compression=stream.config.compression,
+            block_max_msgs=stream.config.block_max_msgs,
+            block_max_bytes=stream.config.block_max_bytes,
+            directories=placement.write_directories(state, stream, volumes),
+            replica_count=len(stream.placement),
+        )
+    # Never older than the store remembers: the clock may have been ahead when that was decided.
+    made_ns = max(env.now_ns(), state.transaction_floor_ns)
+    made = made_ns.to_bytes(8, "big") + env.random_bytes(8)
+    return Transaction(made, state.store_id, targets)
+
+
+def commit(
+    turn: Turn,
+    transaction: Transaction,
+    staged: Sequence[StagedBlock],
+    writer: WriterBatch | None,
+    overwrite: Sequence[str],
+    window: MsgIdWindow,
+    env: Environment,
+) -> CommitResult:
+    """Name the staged blocks; see Store.commit."""
+    _check_staged(transaction, staged)
+    by_stream: dict[str, list[StagedBlock]] = {name: [] for name in transaction.targets}
+    for block in sorted(staged, key=lambda one: (one.partition, one.position)):
+        by_stream[block.stream].append(block)
+    chosen = {
+        name: blocks
+        for name, blocks in by_stream.items()
+        if blocks or name in overwrite or (writer is not None and len(by_stream) == 1)
+    }
+    if not chosen:
+        return CommitResult({}, False)
+    # Asked before the blocks are looked at: those of a batch that is stored, or of an aborted transaction, may be gone.
+    nothing = [
+        AppendedBlocks(transaction.targets[name].incarnation, b"", (), b"", overwrite=name in overwrite)
+        for name in chosen
+    ]
+    result = turn.check(_append(transaction, nothing, writer))
+    assert isinstance(result, machine.AppendDone)
+    failures = [failure for blocks in chosen.values() for block in blocks for failure in block.failures]
+    if not result.already:
+        retire(turn, failures)
+        parts = [
+            _part(turn, transaction.targets[name], blocks, name in overwrite, window, env)
+            for name, blocks in chosen.items()
+        ]
+        result = turn.propose(_append(transaction, parts, writer))
+    if isinstance(result, machine.Refused):
+        result.raise_()
+    assert isinstance(result, machine.AppendDone)
+    if result.already:
+        _forget_staged(turn, transaction, env)
+    else:
+        _tell(turn, failures)
+    appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
+    return CommitResult(appended, result.already)
+
+
+def _append(transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None) -> Append:
+    identity = writer or WriterBatch("", "")
+    return Append(transaction.id, tuple(parts), identity.writer, identity.batch, identity.query, identity.run)
+
+
+def retire(turn: Turn, failures: Sequence[WriteFailure]) -> None:
+    """Let the turn know of disks that a task found broken: from here on nothing on them counts."""
+    for one in failures:
+        if one.errno in BROKEN_DISK:
+            turn.failed(one.volume_id, OSError(one.errno, os.strerror(one.errno), one.reason))
+
+
+def _tell(turn: Turn, failures: Sequence[WriteFailure]) -> None:
+    """Write down which volumes missed blocks though their disks are not broken; the append is done, come what may."""
+    reasons = {one.volume_id: one.reason for one in failures if one.errno not in BROKEN_DISK}
+    if not reasons:
+        return
+    try:
+        turn.propose(
+            RecordEvents(tuple(Event("behind", volume=one.hex(), reason=reason) for one, reason in reasons.items()))
+        )
+    except (StorageError, OSError) as error:
+        logger.warning("volumes missed blocks, and that could not be written down: %s: %s", reasons, error)
+
+
+def _forget_staged(turn: Turn, transaction: Transaction, env: Environment) -> None:
+    """Sweep what was staged for a batch that is stored already, unless it is this very transaction that stored it."""
+    try:
+        abort(turn, transaction, env)
+    except StorageError as error:
+        logger.warning("blocks of transaction %s are left where they are: %s", transaction.id.hex(), error)
+
+
+def _check_staged(transaction: Transaction, staged: Sequence[StagedBlock]) -> None:
+    for block in staged:
+        target = transaction.targets.get(block.stream)
+        if target is None or target.incarnation != block.incarnation or block.transaction_id != transaction.id:
+            raise RequirementError(f"block {block.summary.block_id.hex()} was not staged for this transaction")
+
+
+def _part(
+    turn: Turn,
+    target: WriteTarget,
+    blocks: list[StagedBlock],
+    overwrite: bool,
+    window: MsgIdWindow,
+    env: Environment,
+) -> AppendedBlocks:
+    """Return what the append adds to one stream, after a look at the files."""
+    state, stream = turn.state, turn.state.by_incarnation(target.incarnation)
+    assert stream is not None, target.stream  # the command was checked
+    rows = np.zeros(len(blocks), BLOCK_DTYPE)
+    sets: dict[tuple[str, ...], int] = {}
+    set_of = np.zeros(len(blocks), "<i4")
+    slices: list[BlockSlice] = []
+    first = 0
+    for at, (block, held) in enumerate(zip(blocks, good_copies(turn, stream, blocks, env), strict=True)):
+        summary = block.summary
+        rows[at] = (
+            summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
+            summary.data_size, summary.time_min_ns, summary.time_max_ns, 0, summary.msg_id_count, 0,
+            placement.holders_mask(stream, [one.volume_id for one in held]),
+        )  # fmt: skip
+        if summary.subjects is not None:
+            set_of[at] = sets.setdefault(summary.subjects, len(sets) + 1)
+        if summary.msg_id_count:
+            slices.append(_whole_block(state, stream, block, held, first))
+        first += summary.span
+    removed, size = SequenceSet.empty(), 0
+    if slices and stream.config.duplicate_window:
+        earlier = None if overwrite else window.hashes(state, stream, turn.volumes, env)
+        removed = _duplicates(slices, earlier, env)
+        size = _duplicate_size(removed, slices, env) if removed else 0
+    return AppendedBlocks(
+        incarnation=target.incarnation,
+        rows=rows.tobytes(),
+        subject_sets=tuple(sets),
+        subject_set_of=set_of.tobytes(),
+        duplicates=removed.encode() if removed else b"",
+        duplicate_count=len(removed),
+        duplicate_size=size,
+        overwrite=overwrite,
+    )
+
+
+def _whole_block(
+    state: StoreState, stream: StreamState, block: StagedBlock, held: Sequence[Volume], first: int
+) -> BlockSlice:
+    """Return a staged block as a slice, its relative 0 at sequence `first`."""
+    summary = block.summary
+    return BlockSlice(
+        stream=stream.name,
+        store_id=state.store_id,
+        incarnation=stream.incarnation,
+        written_as=stream.incarnation,
+        block_id=summary.block_id,
+        digest=summary.digest,
+        file_size=summary.file_size,
+        copies=tuple(CopyPlace(one.volume_id, str(one.path), True) for one in held),
+        block_first=first,
+        first=first,
+        end=first + summary.span,
+        removed=b"",
+        row_count=summary.row_count,
+        byte_size=summary.file_size,
+    )
+
+
+def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment) -> list[list[Volume]]:
+    """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
+
+    Raises RequirementError, which names what is wrong with each copy, if there are fewer.
+    """
+    failing = turn.failing  # what a disk took before it failed proves nothing
+    usable = [
+        one
+        for one in turn.volumes
+        if one.volume_id in stream.placement and placement.is_recorded(turn.state, one) and one.volume_id not in failing
+    ]
+    looks = [partial(_look, turn.state.store_id, one, blocks, env.files) for one in usable]
+    held: list[list[Volume]] = [[] for _ in blocks]
+    wrong: list[list[str]] = [[] for _ in blocks]
+    for volume, found in zip(usable, env.parallel(looks), strict=True):
+        if isinstance(found, BaseException):
+            raise found
+        for at, reason in enumerate(found):
+            if not reason:
+                held[at].append(volume)
+                continue
+            wrong[at].append(str(reason))
+            if isinstance(reason, OSError) and says_broken(reason):
+                turn.failed(volume.volume_id, reason)
+    for at, block in enumerate(blocks):
+        if len(held[at]) < placement.quorum(stream):
+            reasons = "; ".join(wrong[at]) or "the volumes that took it are retired, or were made anew since"
+            raise RequirementError(
+                f"stream {stream.name!r}: staged block {block.summary.block_id.hex()} is on {len(held[at])} of "
+                f"{len(stream.placement)} volumes, {placement.quorum(stream)} are needed; nothing was committed: "
+                f"{reasons}"
+            )
+    return held
+
+
+def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files: Files) -> list[Exception | str]:
+    """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
+    assert volume.identity is not None
+    instance = (volume.volume_id, volume.identity.instance_id)
+    found: list[Exception | str] = []
+    for block in blocks:
+        path = block_path(str(block_directory(volume.path, block.incarnation)), block.summary.block_id)
+        if instance not in block.holders:
+            found.append(f"{path} was not written")
+            continue
+        expected = BlockExpectation(
+            store_id, block.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
+        )
+        try:
+            file = files.open(path)
+            try:
+                BlockReader.open(file, expected)
+            finally:
+                file.close()
+        except (StorageError, OSError) as error:
+            found.append(error)
+        else:
+            found.append("")
+    return found
+
+
+def _duplicates(slices: Sequence[BlockSlice], window: np.ndarray | None, env: Environment) -> SequenceSet:
+    """Return the relative sequences whose msg_id came before, in the window or in this very append."""
+    parts = [ask_block(one, msg_ids, env) + np.array([0, 0, one.block_first], np.uint64) for one in slices]
+    found = np.concatenate(parts)
+    earlier = window if window is not None else np.empty((0, 2), np.uint64)
+    high = np.concatenate((earlier[:, 0], found[:, 0]))
+    low = np.concatenate((earlier[:, 1], found[:, 1]))
+    relative = np.concatenate((np.full(len(earlier), -1), found[:, 2].astype(np.int64)))
+    order = np.lexsort((relative, low, high))
+    high, low, relative = high[order], low[order], relative[order]
+    again = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (relative[1:] >= 0)
+    return SequenceSet.from_sequences(relative[1:][again])
+
+
+def _duplicate_size(removed: SequenceSet, blocks: Sequence[BlockSlice], env: Environment) -> int:
+    """Return the message bytes of the duplicates, read from the staged blocks."""
+    touched = [one for one in blocks if removed.count_in(one.first, one.end)]
+    return int(sum(sizes.sum() for _, sizes in measured(touched, removed, env)))
+
+
+def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
+    """Fence the transaction and sweep its blocks; False, and nothing touched, if it had been committed."""
+    outcome = turn.state.outcome(transaction.id)
+    if outcome == COMMITTED:
+        return False
+    if outcome != ABORTED:
+        result = turn.propose(Abort(transaction.id))
+        if isinstance(result, machine.Refused):
+            result.raise_()
+    for volume in turn.writable:
+        try:
+            for target in transaction.targets.values():
+                _sweep(volume.path, target, transaction.id, turn.state, env.files)
+        except OSError as error:  # fenced it is; what is left there is an orphan
+            logger.warning("%s: blocks of transaction %s: %s", volume.path, transaction.id.hex(), error)
+            if says_broken(error):
+                turn.failed(volume.volume_id, error)
+    return True
+
+
+def _sweep(volume: Path, target: WriteTarget, transaction_id: bytes, state: StoreState, files: Files) -> None:
+    """Unlink the blocks of an aborted transaction. Only the block's own header says whose it is."""
+    directory = block_directory(volume, target.incarnation)
+    stream = state.by_incarnation(target.incarnation)
+    named = {bytes(one) for one in stream.blocks.rows["block_id"]} if stream is not None else set()
+    try:
+        names = files.list_directory(directory)
+    except FileNotFoundError:
+        return
+    for name in names:
+        path = directory / name
+        block_id = block_id_of(name)
+        if block_id is None or block_id in named:
+            continue
+        if transaction_of(path, files) == transaction_id:
+            files.unlink(path)

@@ -1,0 +1,94 @@
+"""Removing messages: which sequences a request means, and how many bytes go.
+
+What is removed is always one explicit set, worked out here from a state and the blocks, then committed. If the stream
+changed in between, it is worked out again under the lock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from storage_core.metadata.commands import Remove
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.environment import Environment
+from storage_core.store.reading.plan import ReadRequest, plan_stream
+from storage_core.store.reading.reading import ReadOptions, measured, read_slices
+from storage_core.store.volume.volumes import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A request to remove messages."""
+
+    sequences: SequenceSet | None = None  # these; else what the fields below say
+    subject: str | None = None  # only messages that this filter takes
+    keep: int | None = None  # but not the newest `keep` of them
+    up_to: int | None = None  # only sequences below this one
+
+    @property
+    def reason(self) -> str:
+        return "purge" if self.sequences is None else "delete"
+
+
+def command(
+    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
+) -> Remove:
+    """Return the command that removes what is meant, by the state that is given."""
+    chosen, floor = _chosen(state, stream, removal, volumes, env)
+    gone = chosen.difference(stream.removed).clip(stream.floor, stream.next_sequence)
+    size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, volumes, env)
+    inside = chosen if floor == 0 else chosen.clip(floor, stream.next_sequence)
+    return Remove(stream.incarnation, inside.encode(), size, floor, removal.reason)
+
+
+def _chosen(
+    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
+) -> tuple[SequenceSet, int]:
+    """Return the sequences that are meant, and the floor that says the same, 0 if none does."""
+    if removal.sequences is not None:
+        return removal.sequences, 0
+    limit = min(removal.up_to, stream.next_sequence) if removal.up_to is not None else stream.next_sequence
+    if removal.subject is not None and removal.subject != ">":
+        request = ReadRequest((stream.name,), {stream.name: (None, limit)}, subject_filters=(removal.subject,))
+        slices, _ = plan_stream(state, stream, volumes, request)
+        options = ReadOptions(("sequence",), subject_filters=(removal.subject,))
+        parts = [batch.column("sequence").to_numpy() for batch in read_slices(slices, options, env=env)]
+        found = np.concatenate([np.empty(0, np.int64), *parts])
+        return SequenceSet.from_sequences(found[: max(0, len(found) - (removal.keep or 0))]), 0
+    shown = stream.shown().clip(stream.floor, limit)
+    if removal.keep:
+        limit = _start_of_last(shown, removal.keep, limit)
+    return shown.clip(stream.floor, limit), max(limit, stream.floor)
+
+
+def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:
+    """Return the sequence from which on `count` sequences of the set remain; its start if there are fewer."""
+    lengths = shown.ends - shown.starts
+    remaining = np.cumsum(lengths[::-1])[::-1]  # from run i on
+    if not len(lengths) or count >= remaining[0]:
+        return int(shown.starts[0]) if len(lengths) else limit
+    run = int(np.flatnonzero(remaining >= count)[-1])
+    return int(shown.ends[run] - (count - (remaining[run] - lengths[run])))
+
+
+def _size(
+    state: StoreState, stream: StreamState, gone: SequenceSet, volumes: Sequence[Volume], env: Environment
+) -> int:
+    """Return the message bytes of the sequences; blocks that go as a whole are not read."""
+    if not gone:
+        return 0
+    first, end = int(gone.starts[0]), int(gone.ends[-1])
+    slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), {stream.name: (first, end)}))
+    rows = stream.blocks.rows
+    known = dict(zip((bytes(one) for one in rows["block_id"]), rows, strict=True)) if slices else {}
+    total, partial = 0, []
+    for one in slices:
+        row = known[one.block_id]
+        whole = one.row_count == int(row["row_count"]) and not one.removed
+        if whole and gone.count_in(one.first, one.end) == one.end - one.first:
+            total += int(row["data_size"])
+        elif gone.count_in(one.first, one.end):
+            partial.append(one)
+    return total + int(sum(sizes.sum() for _, sizes in measured(partial, gone, env)))

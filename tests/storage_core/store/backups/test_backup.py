@@ -1,0 +1,467 @@
+"""Backups and stores restored from them: equal to the last message, and refused when a byte of them is not as it was.
+
+The stores live the scripted life on a simulated disk. test_backup_interrupted.py has what happens when they are cut
+short.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from harness.backups import BACKUP, NEW, files_below, lived, reopened, restored, small
+from harness.cases import Cases, quiet
+from harness.faults import end_at
+from harness.life import LOADED, WRITER, stage, to_table
+from harness.model import Row, seen_in_store, seen_in_stream
+from harness.processes import Machine
+from harness.simulated_disk import ProcessEnded
+
+from storage_core.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    DataLossError,
+    NotAStoreError,
+    NotFoundError,
+    RequirementError,
+    StorageError,
+    StoreBusyError,
+    TransactionAbortedError,
+    UnsupportedVersionError,
+)
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import StoreState, encode_stream
+from storage_core.store.backups import backup_format
+from storage_core.store.backups.backup import backup, open_backup
+from storage_core.store.backups.restore import restore, restore_store
+from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.store import Store
+from storage_core.store.volume.placement import block_directory
+
+
+@pytest.fixture(scope="module")
+def saved() -> Machine:
+    """A machine with a store of three volumes and a backup of it."""
+    machine = lived(3)
+    backup(machine.open(), BACKUP)
+    return machine
+
+
+def without_volumes(state: StoreState) -> dict[str, Any]:
+    """Return what a restored state must have of the one before."""
+    streams = {}
+    for name, one in state.streams.items():
+        rows = one.blocks.rows.copy()
+        rows["holders"] = 0
+        config = msgspec.structs.replace(one.config, num_replicas=1)
+        streams[name] = encode_stream(replace(one, placement=(), config=config, blocks=Table.of(rows)))
+    return {"store_id": state.store_id, "created": state.created_ns, "settings": state.settings, **streams}
+
+
+# --- a whole store
+
+
+@pytest.mark.parametrize("to", [1, 3, 5])
+@pytest.mark.parametrize("of", [1, 3, 5])
+def test_a_restored_store_is_the_store_on_as_many_volumes_as_are_given(of: int, to: int) -> None:
+    machine = lived(of)
+    before = machine.open()
+    seen, state = seen_in_store(before, with_times=True), before.state()
+    report = backup(before, BACKUP)
+    assert (report["whole_store"], report["index"]) == (True, before.index())
+    made = restore_store(BACKUP, list(NEW[:to]), env=machine.environment())
+    store = made.store
+    assert seen_in_store(store, with_times=True) == seen
+    assert without_volumes(store.state()) == without_volumes(state)
+    assert store.verify()["ok"]
+    listed = sorted(store.state().streams.values(), key=lambda one: one.name)
+    for stream, told in zip(listed, made.report["streams"], strict=True):
+        assert len(stream.placement) == stream.config.num_replicas == min(of, to)
+        assert (told["num_replicas"], told["num_replicas_before"]) == (min(of, to), of)
+        assert set(stream.blocks.rows["holders"].tolist()) <= {(1 << min(of, to)) - 1}
+    assert not {one.volume_id for one in state.voters} & {one.volume_id for one in store.state().voters}
+    assert [one.kind for one in store.state().events[-1:]] == ["restored"]
+    assert seen_in_store(reopened(machine, to), with_times=True) == seen
+    assert reopened(machine, to).stream("orders").append(to_table(LOADED)).start == seen["orders"].last_sequence + 1
+
+
+def test_what_a_writer_stored_is_not_stored_again_by_the_restored_store(saved: Machine) -> None:
+    machine = saved.copy()
+    store = restored(machine)
+    last = store.stream("orders").last_sequence
+    again = store.stream("orders").append(to_table(LOADED), WRITER)
+    assert (len(again), store.stream("orders").last_sequence) == (len(LOADED), last)
+
+
+def test_an_append_begun_before_the_restore_is_refused(saved: Machine) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    transaction = store.begin(["notes"])
+    staged = stage(store, transaction, {"notes": [Row("notes", b"late")]})
+    with pytest.raises(TransactionAbortedError):
+        restored(machine).commit(transaction, staged)
+
+
+def test_positions_behind_the_end_of_an_older_backup_are_of_another_history(saved: Machine) -> None:
+    """FAULTS: a store restored from an older copy that grew past the old position again is still recognised."""
+    machine = saved.copy()
+    original = machine.open()
+    original.stream("orders").append(to_table([Row("orders.eu", b"after the backup")]))
+    position = original.stream("orders").last_sequence
+    store = restored(machine, 3)
+    store.stream("orders").append(to_table([Row("orders.eu", b"%d" % number) for number in range(9)]))
+
+    def history_at(found: Store) -> bytes:
+        histories = found.state().streams["orders"].histories
+        return [history for history, first in histories if first <= position][-1]
+
+    assert store.stream("orders").last_sequence > position
+    assert history_at(store) != history_at(original)
+    assert store.stream("orders").incarnation == original.stream("orders").incarnation
+    earlier = [state.streams["orders"].histories[0] for state in (store.state(), original.state())]
+    assert earlier[0] == earlier[1]
+
+
+def test_a_backup_of_some_streams_has_no_others(saved: Machine) -> None:
+    machine = saved.copy()
+    report = backup(machine.open(), "/disk/some", streams=["notes"])
+    assert (report["whole_store"], [one["name"] for one in report["streams"]]) == (False, ["notes"])
+    store = restore("/disk/some", NEW[0], env=machine.environment())
+    assert store.streams() == ["notes"]
+    assert seen_in_store(store)["notes"] == seen_in_store(machine.open())["notes"]
+
+
+def test_a_store_without_streams_and_a_stream_without_messages_are_restored() -> None:
+    for steps in (0, 1):
+        machine = lived(1, steps)
+        backup(machine.open(), BACKUP)
+        assert seen_in_store(restored(machine, 3)) == seen_in_store(machine.open())
+
+
+def test_a_backup_of_a_restored_store_is_equal_to_the_one_before(saved: Machine) -> None:
+    machine = saved.copy()
+    backup(restored(machine), "/disk/again")
+    assert seen_in_store(restore("/disk/again", NEW[1], env=machine.environment())) == seen_in_store(machine.open())
+
+
+# --- damage of the store that is backed up
+
+
+def copies_of(store: Store, stream: str, first: int) -> list[Path]:
+    (found,) = store.plan(ReadRequest((stream,), {stream: (first, first + 1)})).slices
+    return [Path(one) for one in found.paths]
+
+
+def test_each_block_is_taken_from_whichever_copies_are_whole(saved: Machine) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    first, second, third = copies_of(store, "orders", 1)
+    machine.disk.flip_bit(first, 8 * 300)
+    machine.disk.remove(second)
+    seen = seen_in_store(store)
+    backup(store, "/disk/other")
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen
+
+
+def test_a_message_without_a_whole_copy_keeps_a_backup_from_being_finished(saved: Machine) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    for path in copies_of(store, "orders", 1):
+        machine.disk.flip_bit(path, 8 * 300)
+    with pytest.raises(DataLossError, match=r"stream 'orders': sequences 1 to 2 cannot be backed up.*jstream repair"):
+        backup(store, "/disk/other")
+    with pytest.raises(NotAStoreError, match="unfinished"):
+        open_backup("/disk/other", machine.environment())
+
+
+def test_what_was_declared_lost_is_lost_in_the_restored_store_as_well(saved: Machine) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    for path in copies_of(store, "orders", 1):
+        machine.disk.flip_bit(path, 8 * 300)
+    store.repair()
+    lost = store.state().streams["orders"].lost
+    assert lost
+    seen = seen_in_stream(store.stream("orders"))
+    backup(store, "/disk/other")
+    again = restore("/disk/other", NEW[0], env=machine.environment())
+    assert again.state().streams["orders"].lost.encode() == lost.encode()
+    assert seen_in_stream(again.stream("orders")) == seen
+
+
+# --- where a backup may be made
+
+
+def test_what_is_no_place_for_a_backup_is_refused_and_left_alone(saved: Machine) -> None:
+    machine = saved.copy()
+    store, files = machine.open(), machine.files()
+    files.make_directory(Path("/disk/mine"))
+    files.create(Path("/disk/mine/letter.txt"))
+    files.create(Path("/disk/file"))
+    refused: list[tuple[str, type[Exception], str]] = [
+        ("/disk/mine", AlreadyExistsError, "is not empty and holds no backup: letter.txt"),
+        ("/disk/file", AlreadyExistsError, "is not a directory"),
+        ("/disk/none/backup", ValueError, "/disk/none is not a directory"),
+        (str(BACKUP), AlreadyExistsError, "holds a backup already"),
+        (str(machine.paths[0]), ValueError, "must not lie in the other"),
+        (str(machine.paths[0] / "backup"), ValueError, "must not lie in the other"),
+        ("/disk", ValueError, "must not lie in the other"),
+        ("", ValueError, "is no path"),
+    ]
+    before = files_below(machine, Path("/disk"))
+    for directory, error, reason in refused:
+        with pytest.raises(error, match=reason):
+            backup(store, directory)
+    assert files_below(machine, Path("/disk")) == before
+    for streams, error, reason in (
+        ([], ValueError, "none is named"),
+        (["order"], NotFoundError, "did you mean 'orders'"),
+    ):
+        with pytest.raises(error, match=reason):
+            backup(store, "/disk/other", streams)
+    assert not files.is_directory(Path("/disk/other"))
+
+
+def test_an_unfinished_backup_of_another_store_is_not_gone_on_with(saved: Machine) -> None:
+    machine = saved.copy()
+    interrupt_backup(machine, "/disk/other")
+    other = Store.create(NEW[0], env=machine.environment())
+    with pytest.raises(AlreadyExistsError, match="unfinished backup of another store"):
+        backup(other, "/disk/other")
+    machine.files().create(Path("/disk/other/letter.txt"))
+    with pytest.raises(AlreadyExistsError, match=r"what is none of it: letter\.txt"):
+        backup(machine.open(), "/disk/other")
+
+
+def interrupt_backup(machine: Machine, directory: str, call_number: int = 20) -> None:
+    files = machine.files()
+    store = machine.open(files)
+    files.calls, files.judge = [], end_at(call_number)
+    with pytest.raises(ProcessEnded):
+        backup(store, directory)
+
+
+def test_a_backup_goes_on_with_the_blocks_that_are_there(saved: Machine) -> None:
+    machine = saved.copy()
+    interrupt_backup(machine, "/disk/other")
+    store = machine.open()
+    store.stream("orders").append(to_table([Row("orders.eu", b"in between")]))
+    report = backup(store, "/disk/other")
+    assert 0 < report["copied"] < report["blocks"]
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
+
+
+# --- damaged and foreign backups
+
+
+def test_every_byte_of_a_backup_counts(saved: Machine) -> None:
+    machine = small()
+    backup(machine.open(), BACKUP)
+    cases = Cases("backup: a flip of each byte, a cut at each place, and files that are missing")
+    whole = files_below(machine, BACKUP)
+    assert sorted(path.name for path in whole) == ["00000001.blk", "00000002.blk", "jstream.backup"]
+    env = machine.environment()
+
+    def refused(name: str, content: bytes | None) -> None:
+        path = BACKUP / name
+        with cases.case(f"{name}"):
+            if content is None:
+                machine.disk.remove(path)
+            else:
+                machine.disk.overwrite(path, content)
+            with pytest.raises((CorruptionError, NotAStoreError), match=name if content else "backup"):
+                restore(BACKUP, NEW[0], env=env)
+            assert not env.files.is_directory(NEW[0])
+
+    for path, content in whole.items():
+        for at in range(len(content)):
+            refused(path.name, content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        for size in range(1, len(content), 7):
+            refused(path.name, content[:size])
+        refused(path.name, content + b"\0")
+        machine.disk.overwrite(path, content)
+    for path in whole:
+        spoilt = machine
+        machine = spoilt.copy()
+        env = machine.environment()
+        refused(path.name, None)
+        machine = spoilt
+    cases.finish()
+
+
+def test_a_block_under_the_number_of_another_is_refused() -> None:
+    machine = small()
+    backup(machine.open(), BACKUP)
+    content = files_below(machine, BACKUP)
+    machine.disk.overwrite(BACKUP / "00000001.blk", content[BACKUP / "00000002.blk"])
+    with pytest.raises(CorruptionError, match=r"00000001\.blk"):
+        restored(machine)
+
+
+def test_what_is_no_backup_says_what_it_is(saved: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = saved.copy()
+    env = machine.environment()
+    env.files.make_directory(Path("/disk/mine"))
+    for directory, reason in (
+        ("/disk/none", "does not exist or is not a directory"),
+        ("/disk/mine", r"holds no backup: it has no jstream\.backup"),
+        (machine.paths[0], "it is a volume of a store"),
+    ):
+        with pytest.raises(NotAStoreError, match=reason):
+            restore(directory, NEW[0], env=env)
+    manifest = open_manifest(machine)
+    with monkeypatch.context() as patched:
+        patched.setattr(backup_format, "FORMAT_VERSION", 2)
+        newer = backup_format.encode_manifest(manifest)
+    machine.disk.overwrite(BACKUP / backup_format.MANIFEST, newer)
+    with pytest.raises(UnsupportedVersionError, match="version 2; this program reads version 1"):
+        restored(machine)
+    assert not env.files.is_directory(NEW[0])
+
+
+def open_manifest(machine: Machine) -> backup_format.Manifest:
+    encoded = files_below(machine, BACKUP)[BACKUP / backup_format.MANIFEST]
+    return backup_format.decode_manifest(encoded, BACKUP / backup_format.MANIFEST)
+
+
+def test_volumes_that_are_not_empty_or_too_many_are_refused_and_left_alone(saved: Machine) -> None:
+    machine = saved.copy()
+    env = machine.environment()
+    env.files.make_directory(NEW[1])
+    env.files.create(NEW[1] / "letter.txt")
+    before = files_below(machine, Path("/disk"))
+    for volumes, error, reason in (
+        ([NEW[0], machine.paths[1], NEW[2]], AlreadyExistsError, "holds a jstream store already"),
+        ([NEW[0], NEW[1], NEW[2]], AlreadyExistsError, r"is not empty: letter\.txt"),
+        ([NEW[0], NEW[2]], ValueError, "an even number"),
+        ([NEW[0], NEW[0], NEW[2]], ValueError, "given twice"),
+        ([NEW[0], Path("/disk/none/volume"), NEW[2]], ValueError, "/disk/none is not a directory"),
+        ([BACKUP], ValueError, "must not lie in the other"),
+        ([BACKUP / "volume"], ValueError, "must not lie in the other"),
+    ):
+        with pytest.raises(error, match=reason):
+            restore(BACKUP, volumes, env=env)
+    assert set(files_below(machine, Path("/disk"))) == set(before)
+    with pytest.raises(ValueError, match="name the streams as well"):
+        restore(BACKUP, NEW[0], as_names={"notes": "copy"}, env=env)
+
+
+def test_blocks_removed_for_longer_than_they_are_kept_are_told_of(saved: Machine) -> None:
+    """The plan of a backup is older than graveyard_keep: it is made again, and goes on."""
+    machine = saved.copy()
+    store, other = machine.open(), machine.open()
+    removed: list[bool] = []
+
+    def purge(done: int, total: int) -> None:
+        if done == 1 and not removed:
+            removed.append(True)
+            other.stream("notes").purge()
+            other.stream("orders").purge()
+            machine.clock.sleep(2 * 3600)
+            other.maintain()
+
+    with pytest.raises(StorageError, match="make it again"), quiet():
+        backup(store, "/disk/other", progress=purge)
+    backup(store, "/disk/other")
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
+
+
+def test_progress_counts_up_to_what_there_is(saved: Machine) -> None:
+    machine = saved.copy()
+    for act, total in (
+        (lambda hear: backup(machine.open(), "/disk/other", progress=hear), 1),
+        (lambda hear: restore("/disk/other", list(NEW[:3]), progress=hear, env=machine.environment()), 4),
+    ):
+        heard: list[tuple[int, int]] = []
+        act(lambda done, of, heard=heard: heard.append((done, of)))
+        assert heard[-1][0] == heard[-1][1] == total * len(open_backup("/disk/other", machine.environment()).numbers)
+        assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+
+
+def test_stray_blocks_of_a_volume_are_in_no_backup(saved: Machine) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    transaction = store.begin(["notes"])
+    stage(store, transaction, {"notes": [Row("notes", b"staged")]})
+    backup(store, "/disk/other")
+    again = restore("/disk/other", NEW[0], env=machine.environment())
+    directory = block_directory(NEW[0], again.stream("notes").incarnation)
+    assert len(machine.files().list_directory(directory)) == len(again.state().streams["notes"].blocks)
+    assert replace(again.view(), index=0)
+
+
+def test_two_backups_into_one_directory_do_not_meet(saved: Machine) -> None:
+    machine = saved.copy()
+    machine.files().make_directory(Path("/disk/other"))
+    met: list[Exception] = []
+
+    def begin_another(done: int, total: int) -> None:
+        with pytest.raises(StoreBusyError) as refused:
+            backup(machine.open(), "/disk/other")
+        met.append(refused.value)
+
+    backup(machine.open(), "/disk/other", progress=begin_another)
+    assert met
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+
+
+def test_a_store_opened_for_reading_can_be_backed_up(saved: Machine) -> None:
+    machine = saved.copy()
+    backup(machine.open(read_only=True), "/disk/other")
+    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+
+
+def test_a_backup_of_another_host_is_written_from_where_it_is_restored(saved: Machine) -> None:
+    machine = saved.copy()
+    here = replace(machine.environment(), lock_domain=lambda: "another host")
+    with Store.open(list(machine.paths), lock_timeout_s=0.0, env=here) as original, pytest.raises(StoreBusyError):
+        original.stream("notes").append(to_table([Row("notes", b"x")]))
+    store = restore(BACKUP, NEW[0], env=here)
+    assert store.stream("notes").append(to_table([Row("notes", b"x")]))
+    with pytest.raises(StoreBusyError):
+        reopened(machine).stream("notes").append(to_table([Row("notes", b"x")]))
+
+
+def test_what_is_on_the_volumes_of_a_restored_store_is_the_same_byte_for_byte(saved: Machine) -> None:
+    machine = saved.copy()
+    restored(machine, 3)
+    for old, new in zip(machine.paths, NEW, strict=False):
+        before, after = (
+            {path.relative_to(root): data for path, data in files_below(machine, root / "streams").items()}
+            for root in (old, new)
+        )
+        live = {path: data for path, data in before.items() if path in after}
+        assert after == live
+        assert after
+
+
+def test_metadata_that_no_log_could_begin_with_is_refused_before_anything_is_copied(
+    saved: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = saved.copy()
+    store = machine.open()
+    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 2048)
+    with pytest.raises(RequirementError, match=r"metadata has \d+ bytes, a backup takes 2048; name some streams"):
+        backup(store, "/disk/other")
+    assert not machine.files().is_directory(Path("/disk/other"))
+    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 256)
+    with pytest.raises(RequirementError, match=r"bytes of metadata, one entry takes 256; restore some"):
+        store.restore_streams(BACKUP, None, {"orders": "copy-1", "notes": "copy-2"})
+    assert store.streams() == ["notes", "orders"]
+    assert store.verify()["ok"]
+
+
+def test_links_in_a_backup_are_not_followed(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "volume") as store:
+        store.add_stream({"name": "S"}).publish("S", b"x")
+        store.backup(tmp_path / "saved")
+    for name in ("00000001.blk", backup_format.MANIFEST):
+        (tmp_path / "saved" / name).rename(tmp_path / "elsewhere")
+        (tmp_path / "saved" / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(StorageError, match="symbolic link"):
+            Store.restore(tmp_path / "saved", tmp_path / "new")
+        (tmp_path / "saved" / name).unlink()
+        (tmp_path / "elsewhere").rename(tmp_path / "saved" / name)
+    with Store.restore(tmp_path / "saved", tmp_path / "new") as restored_again:
+        assert restored_again.streams() == ["S"]

@@ -1,0 +1,136 @@
+"""The manifest and the marks of a backup: read as written, and refused with a bit changed anywhere."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.metadata.commands import Voter
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.state import StoreState, StreamState, encode_state
+from storage_core.store.backups import backup_format
+from storage_core.store.backups.backup_format import Manifest
+from storage_core.store.volume.identity import VolumeIdentity
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "backup.md"
+PATH = Path("/backup/jstream.backup")
+MADE_NS = 1_700_000_000_000_000_000
+
+
+def example() -> Manifest:
+    row = np.zeros(1, BLOCK_DTYPE)
+    row[0] = (
+        b"BLOCK-ID--------", b"DIGEST----------", 1, 3, 3, 1049, 30, MADE_NS + 1, MADE_NS + 3, MADE_NS + 5, 0, 0, 1,
+    )  # fmt: skip
+    stream = StreamState(
+        StreamConfig(name="NOTES", subjects=("notes.>",)), b"INCARNATION-----", MADE_NS, (b"V" * 16,), next_sequence=4,
+        blocks=Table.of(row), message_count=3, data_size=30, histories=((b"HISTORY1", 1),),
+    )  # fmt: skip
+    voters = (Voter(b"V" * 16, b"I" * 16, "."),)
+    state = StoreState(
+        b"S" * 16, MADE_NS, voters=voters, lock_domain="d0", host="host-a", streams={"notes": stream}
+    )  # fmt: skip
+    numbers = np.array([(b"BLOCK-ID--------", 1)], backup_format.NUMBER_DTYPE)
+    return Manifest(MADE_NS + 9, 3, "host-a", True, numbers.tobytes(), encode_state(state))
+
+
+def read(encoded: bytes) -> backup_format.Backup:
+    return backup_format.understood(backup_format.decode_manifest(encoded, PATH), PATH)
+
+
+def test_the_worked_example_is_what_the_document_says() -> None:
+    dump = DOCUMENT.read_text().split("## Worked example")[1].split("```")[1].strip().splitlines()
+    encoded = b"".join(bytes.fromhex(line[8:58]) for line in dump)
+    assert backup_format.encode_manifest(example()) == encoded
+    found = read(encoded)
+    (block,) = found.blocks(found.state.streams["notes"])
+    assert (found.manifest.index, found.manifest.is_whole, found.directory) == (3, True, Path("/backup"))
+    assert (block.first, block.end, block.file_size) == (1, 4, 1049)
+    assert block.path_on(Path("/backup")) == Path("/backup/00000001.blk")
+    assert block.path_on(Path("/volume")).parent == Path("/volume/streams") / b"INCARNATION-----".hex()
+
+
+def test_every_key_of_the_manifest_is_described() -> None:
+    table = DOCUMENT.read_text().split("| key | type |")[1].split("\n\n")[0]
+    described = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert tuple(described) == Manifest.__struct_fields__
+
+
+def test_a_flip_of_any_bit_and_a_cut_anywhere_are_refused() -> None:
+    whole = backup_format.encode_manifest(example())
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((CorruptionError, NotAStoreError), match=r"jstream\.backup"):
+            read(bytes(damaged))
+    for size in range(len(whole)):
+        with pytest.raises((CorruptionError, NotAStoreError), match=r"jstream\.backup"):
+            read(whole[:size])
+    with pytest.raises(CorruptionError, match="bytes of payload"):
+        read(whole + b"x")
+
+
+def test_a_manifest_of_a_newer_version_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(backup_format, "FORMAT_VERSION", 2)
+        newer = backup_format.encode_manifest(example())
+    with pytest.raises(UnsupportedVersionError, match="version 2; this program reads version 1"):
+        read(newer)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [],
+        [(b"ANOTHER-BLOCK---", 1)],
+        [(b"BLOCK-ID--------", 0)],
+        [(b"BLOCK-ID--------", 100_000_000)],
+        [(b"BLOCK-ID--------", 1), (b"BLOCK-ID--------", 2)],
+    ],
+)
+def test_numbers_that_are_not_those_of_the_blocks_are_refused(numbers: list[tuple[bytes, int]]) -> None:
+    rows = np.array(numbers, backup_format.NUMBER_DTYPE).tobytes()
+    with pytest.raises(CorruptionError, match="number"):
+        read(backup_format.encode_manifest(msgspec.structs.replace(example(), numbers=rows)))
+
+
+def test_a_payload_that_is_no_manifest_is_refused() -> None:
+    for changed in ({"state": b"no state"}, {"numbers": b"1"}, {"made_ns": "now"}):
+        with pytest.raises(StorageError):
+            read(backup_format.encode_manifest(msgspec.structs.replace(example(), **changed)))
+
+
+def test_only_eight_digits_and_a_suffix_are_a_number() -> None:
+    assert backup_format.block_number("00000001.blk") == 1
+    assert backup_format.block_number(backup_format.block_name(99_999_999)) == 99_999_999
+    for name in (
+        "00000000.blk",
+        "1.blk",
+        "00000001.blk.blk",
+        "0000000a.blk",
+        "00000001.repair",
+        "٠٠٠٠٠٠٠١.blk",
+        ".blk",
+    ):
+        assert backup_format.block_number(name) is None, name
+
+
+def test_marks_say_whose_they_are_until_a_bit_is_changed() -> None:
+    mark = backup_format.encode_unfinished(b"S" * 16)
+    assert backup_format.decode_unfinished(mark) == b"S" * 16
+    identities = [VolumeIdentity(b"S" * 16, bytes([number]) * 16, b"I" * 16, MADE_NS) for number in range(3)]
+    restoring = backup_format.encode_restoring(identities)
+    assert backup_format.decode_restoring(restoring, PATH) == tuple(identities)
+    assert len(restoring) <= backup_format.RESTORING_SIZE_MAX
+    for whole, decode in (
+        (mark, backup_format.decode_unfinished),
+        (restoring, lambda data: backup_format.decode_restoring(data, PATH)),
+    ):
+        for at in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[at] ^= 4
+            assert decode(bytes(damaged)) is None
+            assert decode(whole[:at]) is None

@@ -1,0 +1,316 @@
+"""Adoption: a store without a quorum of metadata goes on from blocks, journals and what is left of the logs.
+
+FAULTS scenarios 5 (majority) and 21: a clear stop, and `repair --adopt` rebuilds; nothing is deleted.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness.faults import FaultyFiles, end_at
+from harness.simulated_disk import ProcessEnded
+
+from storage_core.errors import NotAStoreError, RequirementError, StaleIncarnationError, StorageError
+from storage_core.files import OS_FILES
+from storage_core.store.ensemble import adopt
+from storage_core.store.environment import REAL, one_after_another
+from storage_core.store.replicas.replicas import replica_states
+from storage_core.store.store import Store
+
+MESSAGES = 12
+EXPECTED = [b"message %d " % number * 20 for number in range(MESSAGES)]
+
+
+def make(root: Path, count: int = 3) -> list[Path]:
+    paths = [root / f"volume-{number}" for number in range(count)]
+    with Store.create(paths, snapshot_every=5) as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s.>"], "max_msg_size": 5000})
+        for message in EXPECTED:
+            stream.publish("s.a", message)
+        store.add_stream({"name": "T"}).publish("T", b"of another stream")
+    return paths
+
+
+def blocks(volume: Path) -> list[Path]:
+    return sorted((volume / "streams").glob("*/*.blk"))
+
+
+def lose_metadata(volume: Path) -> None:
+    shutil.rmtree(volume / "meta")
+
+
+def lose_metadata_and_identity(volume: Path) -> None:
+    shutil.rmtree(volume / "meta")
+    (volume / "jstream.volume").unlink()
+
+
+def lose_segments(volume: Path) -> None:
+    """Only an older snapshot is left."""
+    for path in (volume / "meta").glob("*.log"):
+        path.unlink()
+
+
+def contents(store: Store) -> list[bytes]:
+    data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
+    return data
+
+
+def check(paths: list[Path], lost: int = 0) -> None:
+    with Store.open(paths) as store:
+        assert store.repair()["ok"]
+        replicas = replica_states(store, store.stream_state("S"))
+        assert [one.state for one in replicas] == ["current"] * len(paths), [one.reason for one in replicas]
+        assert len(contents(store)) == MESSAGES - lost
+        info = store.stream("S").info()["state"]
+        assert (info["messages"], info["last_seq"]) == (MESSAGES - lost, MESSAGES)
+        assert store.stream("S").publish("s.a", b"next").sequence == MESSAGES + 1
+        assert store.verify()["ok"]
+        assert "adopted" in [one["kind"] for one in store.events()]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("harm", [lose_metadata, lose_metadata_and_identity], ids=lambda one: one.__name__)
+def test_without_any_metadata_blocks_come_back_in_order_by_the_journals(
+    tmp_path: Path, count: int, harm: Callable[[Path], None]
+) -> None:
+    paths = make(tmp_path, count)
+    for path in paths:
+        harm(path)
+    with pytest.raises(StorageError):
+        Store.open(paths)
+    plan = adopt.plan(paths)
+    told = str(plan)
+    assert "newest metadata: none can be read" in told and f"stream S: {MESSAGES} messages" in told and "0 lost" in told
+    assert {one["name"]: one["messages"] for one in plan.to_json()["streams"]} == {"S": MESSAGES, "T": 1}
+    assert not (paths[0] / "meta").exists(), "a plan writes nothing"
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert contents(store) == EXPECTED
+        assert store.streams() == ["S", "T"]
+    check(paths)
+
+
+def test_configuration_and_removals_come_from_the_best_metadata_that_is_left(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    with Store.open(paths) as store:
+        store.stream("S").remove([3, 4])
+        before = store.stream_state("S")
+    for path in paths[:2]:
+        lose_metadata(path)
+    plan = adopt.plan(paths)
+    assert plan.metadata_index > 0 and plan.to_json()["streams"][0]["source"] == "the metadata"
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        after = store.stream_state("S")
+        assert after.config.max_msg_size == 5000 and after.removed == before.removed and not after.lost
+        assert after.incarnation != before.incarnation
+        assert (after.origins, after.data_size) == (((before.incarnation, MESSAGES + 1),), before.data_size)
+        assert contents(store) == EXPECTED[:2] + EXPECTED[4:]
+        assert {one.volume_id for one in store.volumes()} == set(before.placement)
+
+
+def test_an_older_snapshot_and_the_journals_make_up_the_whole(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    for path in paths:
+        lose_segments(path)
+    plan = adopt.plan(paths)
+    assert plan.metadata_index > 0
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert contents(store) == EXPECTED
+    check(paths)
+
+
+def test_one_volume_that_is_left_goes_on_alone_or_with_new_ones(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    for path in paths[1:]:
+        shutil.rmtree(path)
+    with pytest.raises(ValueError, match="2 were given"):
+        adopt.plan(paths[:2])
+    adopt.execute(adopt.plan(paths))
+    check(paths)
+
+
+def test_blocks_that_are_whole_nowhere_are_lost_and_their_numbers_are_not_used_again(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    with Store.open(paths) as store:
+        ids = [bytes(row["block_id"]).hex() for row in store.stream_state("S").blocks.rows]
+    for path in paths:
+        for gone in (ids[4], ids[5], ids[-1]):
+            next(path.glob(f"streams/*/{gone}.blk")).unlink()
+        lose_metadata(path)
+    plan = adopt.plan(paths)
+    [told] = [one for one in plan.to_json()["streams"] if one["name"] == "S"]
+    assert told["lost_ranges"] == [[5, 7], [MESSAGES, MESSAGES + 1]] and told["last_seq"] == MESSAGES
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert store.stream("S").info()["state"]["lost_ranges"] == told["lost_ranges"]
+        assert contents(store) == EXPECTED[:4] + EXPECTED[6:-1]
+    check(paths, lost=3)
+
+
+def test_blocks_that_no_journal_speaks_of_are_told_and_left_alone(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    strange = paths[0] / "streams" / os.urandom(16).hex()
+    strange.mkdir()
+    for path in blocks(paths[0])[:2]:
+        shutil.copy(path, strange / f"{os.urandom(16).hex()}.blk")
+    for path in paths:
+        lose_metadata(path)
+    plan = adopt.plan(paths)
+    assert len(plan.unclaimed) == 2 and "2 block files are in no journal" in str(plan)
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        store.maintain()
+    assert len(list(strange.iterdir())) == 2
+
+
+def test_a_store_with_a_quorum_is_not_adopted(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    lose_metadata(paths[1])
+    with pytest.raises(RequirementError, match="nothing has to be adopted"):
+        adopt.plan(paths)
+    with pytest.raises(RequirementError, match="is a volume of the store as well"):
+        adopt.plan(paths[:1])
+
+
+def test_two_stores_are_not_mixed(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    paths, theirs = make(tmp_path / "a"), make(tmp_path / "b")
+    for path in (*paths, *theirs):
+        lose_metadata(path)
+    with pytest.raises(NotAStoreError, match="several stores"):
+        adopt.plan([*paths[:2], theirs[0]])
+    with pytest.raises(NotAStoreError, match="nothing of a store"):
+        adopt.plan([tmp_path])
+
+
+def test_what_was_planned_before_is_refused_afterwards(tmp_path: Path) -> None:
+    """Old transactions do not find their stream, and an old plan is not carried out again."""
+    paths = make(tmp_path)
+    with Store.open(paths) as store:
+        transaction = store.begin(["S"])
+    for path in paths:
+        lose_metadata(path)
+    plan = adopt.plan(paths)
+    adopt.execute(plan)
+    with pytest.raises(RequirementError, match="is not as it was when the plan was made"):
+        adopt.execute(plan)
+    with Store.open(paths) as store, pytest.raises(StaleIncarnationError):
+        store.commit(transaction, [], overwrite=["S"])
+
+
+def test_old_files_are_set_aside_and_a_second_adoption_goes_on_from_the_first(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    for path in paths[:2]:
+        lose_metadata(path)
+    adopt.execute(adopt.plan(paths))
+    assert list((paths[2] / "meta-1").glob("*.log")) and (paths[2] / "meta-1" / "jstream.volume").exists()
+    with Store.open(paths) as store:
+        store.stream("S").publish("s.a", b"between")
+        store.maintain()
+    for path in paths:
+        lose_metadata(path)
+    adopt.execute(adopt.plan(paths))
+    with Store.open(paths) as store:
+        assert contents(store) == [*EXPECTED, b"between"]
+        assert len(store.stream_state("S").origins) == 2
+        assert store.repair()["ok"]
+        assert store.stream("S").publish("s.a", b"x").sequence == MESSAGES + 2
+
+
+def test_an_adoption_that_was_killed_anywhere_is_done_again(tmp_path: Path) -> None:
+    counting = FaultyFiles(OS_FILES)
+    (tmp_path / "whole").mkdir()
+    _adopt(make(tmp_path / "whole"), counting)
+    tried = 0
+    for number in range(0, len(counting.calls), 4):
+        root = tmp_path / f"{number}"
+        root.mkdir()
+        paths = make(root)
+        with pytest.raises(ProcessEnded):
+            _adopt(paths, FaultyFiles(OS_FILES, end_at(number)))
+        with contextlib.suppress(RequirementError):  # enough of it was done
+            adopt.execute(adopt.plan(paths))
+        with Store.open(paths) as store:
+            store.repair()
+            assert contents(store) == EXPECTED, number
+            assert store.stream_state("S").config.max_msg_size == 5000
+        check(paths)
+        tried += 1
+    print(f"adoptions killed at {tried} of {len(counting.calls)} calls that change something")
+
+
+def _adopt(paths: list[Path], files: FaultyFiles) -> None:
+    for path in paths[:2]:
+        lose_metadata(path)
+    env = replace(REAL, files=files, parallel=one_after_another)
+    adopt.execute(adopt.plan(paths, env), env)
+
+
+# --- merged blocks
+
+
+def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[list[Path], list[bytes]]:
+    """Return three volumes without a quorum of metadata, on which blocks were merged, and what they showed."""
+    paths = [root / f"volume-{number}" for number in range(3)]
+    with Store.create(paths, snapshot_every=5, graveyard_keep="0s" if unlinked else "24h") as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+        for message in EXPECTED:
+            stream.publish("s.a", message)
+        stream.remove([2, MESSAGES])
+        if keep_old_metadata:
+            store.maintain()
+            shutil.copytree(paths[0] / "meta", root / "older")
+        assert store.compact()["runs"] == 1
+        stream.publish("s.a", b"later")
+        store.maintain()
+        expected = contents(store)
+    assert [len(blocks(path)) for path in paths] == [2 if unlinked else MESSAGES + 2] * 3
+    for path in paths:
+        lose_metadata(path)
+    if keep_old_metadata:
+        shutil.copytree(root / "older", paths[0] / "meta")
+    return paths, expected
+
+
+def unlink_merged(paths: list[Path]) -> None:
+    """Lose the one block that is larger than the others."""
+    for path in paths:
+        max(blocks(path), key=lambda one: one.stat().st_size).unlink()
+
+
+@pytest.mark.parametrize("keep_old_metadata", [False, True])
+@pytest.mark.parametrize("what_is_left", ["both", "merged ones", "old ones"])
+def test_a_store_is_adopted_from_merged_blocks_or_from_those_they_were_made_of(
+    tmp_path: Path, what_is_left: str, keep_old_metadata: bool
+) -> None:
+    paths, expected = make_merged(tmp_path, what_is_left == "merged ones", keep_old_metadata)
+    if what_is_left == "old ones":
+        unlink_merged(paths)
+    plan = adopt.plan(paths)
+    assert not plan.unclaimed
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert store.repair()["ok"]
+        found = store.stream("S").read(columns=["sequence", "data"]).read_all().to_pydict()
+        shown = dict(zip(found["sequence"], found["data"], strict=True))
+        removed = {2, MESSAGES}
+        assert [shown[one] for one in shown if one not in removed] == expected
+        if keep_old_metadata or what_is_left == "merged ones":
+            assert not removed & set(shown), "the metadata, or the merged block, knows that they were removed"
+        assert store.stream("S").publish("s.a", b"next").sequence == MESSAGES + 2
+        assert store.compact()["unreadable"] == []
+        assert store.verify()["ok"]
+    # Metadata is lost once more, after blocks of the incarnation that is continued were merged again.
+    for path in paths:
+        lose_metadata(path)
+    adopt.execute(adopt.plan(paths))
+    with Store.open(paths) as store:
+        assert [one for one in contents(store) if one not in (EXPECTED[1], EXPECTED[-1])] == [*expected, b"next"]
+        assert store.verify()["ok"]

@@ -1,0 +1,125 @@
+"""Group commit: several commits in one round of fsyncs, each with an outcome of its own."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from harness.faults import Call, FaultyFiles
+
+from storage_core.errors import NotFoundError, OutcomeUnknownError, StorageError
+from storage_core.files import OS_FILES
+from storage_core.store.ensemble.groups import CommitGroups
+from storage_core.store.environment import Environment, one_after_another
+from storage_core.store.store import Store
+from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
+
+
+@pytest.fixture(params=[1, 3, 5])
+def paths(tmp_path: Path, request: pytest.FixtureRequest) -> list[Path]:
+    return [tmp_path / f"volume-{number}" for number in range(request.param)]
+
+
+def staged(store: Store, *messages: bytes) -> tuple[Transaction, list[StagedBlock]]:
+    """Return a transaction with these messages, durable and not committed."""
+    transaction = store.begin(["S"])
+    stager = Stager(transaction, transaction.targets["S"], 0, env=store.environment)
+    stager.write(pa.record_batch({"data": pa.array(messages, pa.binary())}), "S")
+    return transaction, stager.finish()
+
+
+def log_syncs(calls: list[Call]) -> Counter[str]:
+    """Return how often the log of each volume was fsynced."""
+    return Counter(
+        str(one.path.parents[1].name) for one in calls if (one.operation, one.file_kind) == ("sync", "segment")
+    )
+
+
+def test_one_commit_of_staged_blocks_is_one_round_of_fsyncs(paths: list[Path]) -> None:
+    files = FaultyFiles(OS_FILES)
+    store = Store.create(paths, env=Environment(files=files, parallel=one_after_another))
+    store.add_stream({"name": "S"})
+    transaction, blocks = staged(store, b"1")
+    before = len(files.calls)
+    store.commit(transaction, blocks)
+    syncs = [one for one in files.calls[before:] if one.operation in ("sync", "sync_directory")]
+    assert log_syncs(syncs) == {path.name: 1 for path in paths}
+    assert {one.file_kind for one in syncs} == {"segment"}, "nothing else is waited for"
+
+
+def test_commits_that_wait_together_share_a_round(paths: list[Path]) -> None:
+    files = FaultyFiles(OS_FILES)
+    store = Store.create(paths, env=Environment(files=files, parallel=one_after_another))
+    store.add_stream({"name": "S"})
+    waiting = [staged(store, b"%d" % number) for number in range(5)]
+    before = len(files.calls)
+    with store.turn() as turn, turn.group():
+        first = [turn.state.streams["s"].next_sequence]
+        for transaction, blocks in waiting:
+            commit_in(turn, store, transaction, blocks)
+            first.append(turn.state.streams["s"].next_sequence)
+    assert first == [1, 2, 3, 4, 5, 6], "each sees what those before it did"
+    assert log_syncs(files.calls[before:]) == {path.name: 1 for path in paths}
+    table = Store.open(paths).stream("S").read(columns=["data"]).read_all()
+    assert table.column("data").to_pylist() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def commit_all(store: Store, waiting: list[tuple[Transaction, list[StagedBlock]]]) -> None:
+    with store.turn() as turn, turn.group():
+        for transaction, blocks in waiting:
+            commit_in(turn, store, transaction, blocks)
+
+
+def commit_in(turn: object, store: Store, transaction: Transaction, blocks: list[StagedBlock]) -> None:
+    from storage_core.store.writing import appends
+
+    appends.commit(turn, transaction, blocks, None, (), store._window, store.environment)  # type: ignore[arg-type]
+
+
+def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path]) -> None:
+    store = Store.create(paths)
+    store.add_stream({"name": "S"})
+    good, bad = staged(store, b"good"), staged(store, b"bad")
+    for directory in bad[0].targets["S"].directories:
+        (Path(directory.path) / f"{bad[1][0].summary.block_id.hex()}.blk").unlink()
+    outcomes: list[object] = []
+    groups = CommitGroups(store.turn)
+    with store.turn() as turn, turn.group():
+        for transaction, blocks in (bad, good):
+            try:
+                commit_in(turn, store, transaction, blocks)
+                outcomes.append("stored")
+            except StorageError as error:
+                outcomes.append(type(error))
+    assert outcomes[1] == "stored" and outcomes[0] is not NotFoundError
+    assert store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist() == [b"good"]
+    assert groups.run(lambda turn: turn.view.index) == store.index()
+
+
+def test_threads_get_sequences_of_their_own(paths: list[Path]) -> None:
+    store = Store.create(paths)
+    stream = store.add_stream({"name": "S"})
+    with ThreadPoolExecutor(8) as threads:
+        published = list(threads.map(lambda number: stream.publish("S", b"%d" % number), range(40)))
+    assert sorted(one.sequence for one in published) == list(range(1, 41))
+    for number, one in enumerate(published):
+        assert stream.get(one.sequence).data == b"%d" % number
+
+
+def test_no_commit_of_a_group_is_acked_if_its_round_fails(tmp_path: Path) -> None:
+    failing = False
+
+    def verdict(call: Call) -> int | None:
+        return 5 if failing and (call.operation, call.file_kind) == ("sync", "segment") else None
+
+    paths = [tmp_path / f"volume-{number}" for number in range(3)]
+    env = Environment(files=FaultyFiles(OS_FILES, verdict), parallel=one_after_another)
+    store = Store.create(paths, env=env)
+    store.add_stream({"name": "S"})
+    waiting = [staged(store, b"%d" % number) for number in range(3)]
+    failing = True
+    with pytest.raises(OutcomeUnknownError):
+        commit_all(store, waiting)
+    failing = False
+    assert Store.open(paths).stream("S").last_sequence in (0, 3), "all of the round, or nothing of it"

@@ -1,0 +1,179 @@
+"""What a turn says of volumes that fail while it writes: retired, or merely left out, and told once."""
+
+import errno
+import os
+import shutil
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from harness.faults import Call, FaultyFiles, end_at
+from harness.simulated_disk import ProcessEnded
+
+from storage_core.errors import RequirementError
+from storage_core.files import OS_FILES
+from storage_core.metadata.commands import Envelope, Event, NoOp, RecordEvents, encode_envelope
+from storage_core.raft.entry import make_entry
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
+from storage_core.store.environment import Environment, one_after_another
+from storage_core.store.store import Store
+from storage_core.store.writing.staging import Stager
+
+CALLS_OF_AN_INSTALLATION = 20  # the changing calls of a turn that installs a snapshot, and a few more
+
+
+def make_store(root: Path, files: FaultyFiles) -> Store:
+    env = Environment(files=files, parallel=one_after_another)
+    store = Store.create([root / name for name in "abc"], env=env)
+    store.add_stream({"name": "S"})
+    return store
+
+
+def fail_writes(files: FaultyFiles, volume: Path, error: int) -> None:
+    """Let writes to the log of one volume fail from here on, until `files.is_armed` is taken back."""
+    files.is_armed = True
+    files.judge = lambda call: error if call.operation == "write" and volume / "meta" in call.path.parents else 0
+
+
+def told(store: Store) -> list[tuple[str, str]]:
+    return [(event["kind"], event["after"]) for event in store.events()]
+
+
+def test_a_volume_that_was_retired_is_told_of_once(tmp_path: Path) -> None:
+    files = FaultyFiles(OS_FILES)
+    store = make_store(tmp_path, files)
+    fail_writes(files, tmp_path / "c", errno.EIO)
+    for _ in range(3):
+        store.stream("S").publish("S", b"1")
+    assert told(store) == [("retired", "retired")]
+    other = Store.open(tmp_path / "a")
+    other.stream("S").publish("S", b"2")
+    assert told(other) == [("retired", "retired")]
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC])
+def test_an_error_that_is_no_volumes_fault_retires_nobody(tmp_path: Path, error: int) -> None:
+    files = FaultyFiles(OS_FILES)
+    store = make_store(tmp_path, files)
+    fail_writes(files, tmp_path / "c", error)
+    store.stream("S").publish("S", b"1")
+    assert told(store) == []
+    files.is_armed = False
+    store.stream("S").publish("S", b"2")
+    assert told(store) == []
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def strand_entries(store: Store) -> None:
+    """Write entries to the last volume alone, as a holder does that is killed before it reaches the others."""
+    volume = store.volumes()[-1]
+    log = store.metadata.log_of(volume)
+    seen = log.read()
+    (index, term, chain), position = seen.tip, seen.position
+    for _ in range(3):
+        entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
+        position, index, chain = log.append(position, [entry]), entry.index, entry.chain
+
+
+def test_a_holder_killed_while_it_installs_a_snapshot_over_stray_entries_leaves_nothing_to_repair(
+    tmp_path: Path,
+) -> None:
+    """The volume was away while the others took a snapshot; its own last entries were never committed."""
+    paths = [tmp_path / name for name in "abc"]
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    strand_entries(store)
+    paths[2].rename(tmp_path / "away")
+    with Store.open(paths[:2]) as store:
+        store.stream("S").publish("S", b"0")
+        with store.metadata.turn(5.0) as turn:
+            turn.lead()
+            assert turn.snapshot()
+    (tmp_path / "away").rename(paths[2])
+    for path in paths:
+        path.rename(tmp_path / f"{path.name}-before")
+    for number in range(CALLS_OF_AN_INSTALLATION):
+        for path in paths:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(tmp_path / f"{path.name}-before", path)
+        killed = Environment(files=FaultyFiles(OS_FILES, end_at(number)), parallel=one_after_another)
+        with pytest.raises(ProcessEnded):
+            Store.open(paths, env=killed).stream("S").publish("S", b"1")
+        with Store.open(paths) as store:
+            store.stream("S").publish("S", b"2")
+            states = {one["state"]: one["reason"] for one in store.cluster_info()["volumes"]}
+            assert list(states) == ["current"], (number, states)
+
+
+def test_a_forked_child_writes_with_the_store_of_its_parent_whose_threads_are_writing(tmp_path: Path) -> None:
+    """It inherits locks that threads hold which it does not have, and commits that are theirs."""
+    store = Store.create([tmp_path / name for name in "abc"])
+    stream = store.add_stream({"name": "S"})
+    forked = threading.Event()
+    writing = threading.Event()
+
+    def write() -> None:
+        while not forked.is_set():
+            stream.publish("S", b"parent")
+            writing.set()
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    writing.wait()
+    codes = []
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # instead of waiting for ever
+            stream.publish("S", b"child")
+            os._exit(0)
+        codes.append(os.waitpid(child, 0)[1])
+    forked.set()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 5
+    data = stream.read(columns=["data"]).read_all().column("data").to_pylist()
+    assert data.count(b"child") == 5
+
+
+def test_a_segment_of_the_highest_number_costs_its_volume_only(tmp_path: Path) -> None:
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    (tmp_path / "b" / "meta" / f"{'f' * 16}.log").touch()
+    assert store.stream("S").publish("S", b"1").sequence == 1
+    assert store.repair()["ok"]
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def test_a_copy_on_a_volume_whose_disk_failed_meanwhile_does_not_count(tmp_path: Path) -> None:
+    """One block misses b, which was full; c took that one, and failed when it synced the next."""
+    files = FaultyFiles(OS_FILES)
+    store = make_store(tmp_path, files)
+    transaction = store.begin(["S"])
+    blocks = []
+    for number, (name, operation, error) in enumerate([("b", "write", errno.ENOSPC), ("c", "sync", errno.EIO)]):
+        volume = tmp_path / name
+        files.judge = partial(_fails, volume / "streams", operation, error)
+        stager = Stager(transaction, transaction.targets["S"], number, env=store.environment)
+        stager.write(pa.record_batch({"data": pa.array([b"1"], pa.binary())}), "S")
+        blocks += stager.finish()
+    files.is_armed = False
+    with pytest.raises(RequirementError, match="is on 1 of 3 volumes"):
+        store.commit(transaction, blocks)
+    store.abort(transaction)
+    assert store.stream("S").publish("S", b"2").sequence == 1
+
+
+def _fails(below: Path, operation: str, error: int, call: Call) -> int:
+    return error if call.operation == operation and below in call.path.parents else 0
+
+
+def test_a_change_too_large_for_an_entry_is_refused_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    huge = RecordEvents((Event("repaired", reason="x" * (PAYLOAD_SIZE_MAX + 1)),))
+    with store.metadata.turn(5.0) as turn, pytest.raises(RequirementError, match="too large for one entry"):
+        turn.propose(huge)
+    assert store.stream("S").publish("S", b"1").sequence == 1
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3

@@ -1,0 +1,74 @@
+"""index.db: a cache of what a volume holds and of what was last found, believed over nothing."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage_core.files import OS_FILES
+from storage_core.store.volume.index import FILE_NAME, VolumeIndex
+
+STREAM = b"INCARNATION-----"
+IDS = [b"BLOCK-%010d" % number for number in range(6)]
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """A volume on which blocks 0 to 4 lie, of 100 to 104 bytes; index.db says that 0 is whole and 1 is damaged."""
+    directory = tmp_path / "streams" / STREAM.hex()
+    directory.mkdir(parents=True)
+    for number, block_id in enumerate(IDS[:5]):
+        (directory / f"{block_id.hex()}.blk").write_bytes(bytes(100 + number))
+    (directory / "notes.txt").write_text("mine")
+    index = VolumeIndex(OS_FILES, tmp_path)
+    index.verified(STREAM, IDS[0], 100, 7, is_whole=True)
+    index.verified(STREAM, IDS[1], 101, 8, is_whole=False)
+    index.save({STREAM})
+    return tmp_path
+
+
+def block(volume: Path, number: int) -> Path:
+    return volume / "streams" / STREAM.hex() / f"{IDS[number].hex()}.blk"
+
+
+def both(volume: Path) -> list[tuple[int, int]]:
+    """Return (size, time) of all blocks, as both ways to ask say it."""
+    listed = VolumeIndex(OS_FILES, volume).stream(STREAM).blocks
+    sizes, verified_ns = VolumeIndex(OS_FILES, volume).held(STREAM, b"".join(IDS))
+    found = list(zip(sizes.tolist(), verified_ns.tolist(), strict=True))
+    assert found == [listed.get(one, (-1, 0)) for one in IDS]
+    assert (sizes.dtype, verified_ns.dtype) == (np.int64, np.int64)
+    return found
+
+
+def test_blocks_have_the_sizes_of_their_files_and_what_was_last_found(volume: Path) -> None:
+    assert both(volume) == [(100, 7), (101, -8), (102, 0), (103, 0), (104, 0), (-1, 0)]
+
+
+def test_what_was_found_of_a_block_of_another_size_is_forgotten(volume: Path) -> None:
+    os.truncate(block(volume, 0), 50)
+    block(volume, 1).unlink()
+    assert both(volume)[:2] == [(50, 0), (-1, 0)]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\xff"),
+    ],
+)
+def test_without_a_whole_index_the_counts_are_the_same(volume: Path, spoil: Callable[[Path], object]) -> None:
+    spoil(volume / FILE_NAME)
+    assert both(volume) == [(100, 0), (101, 0), (102, 0), (103, 0), (104, 0), (-1, 0)]
+
+
+def test_a_stream_without_a_directory_and_no_blocks_at_all_are_nothing(volume: Path) -> None:
+    index = VolumeIndex(OS_FILES, volume)
+    assert index.stream(b"ANOTHER---------").blocks == {}
+    assert index.held(b"ANOTHER---------", IDS[0])[0].tolist() == [-1]
+    assert [len(one) for one in index.held(STREAM, b"")] == [0, 0]
