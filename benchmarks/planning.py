@@ -22,8 +22,7 @@ from storage_core import Store
 from storage_core.metadata.commands import Append, AppendedBlocks
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.volume.placement import block_directory
-from storage_core.store.writing.staging import block_path
+from storage_core.store.volume.placement import block_directory, block_path
 
 BLOCKS = (1_000, 100_000)
 COMMITS = (100, 10_000)

@@ -19,7 +19,7 @@ from spark_stream.cli.render import print_json, printable, write
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from storage_core.store.stream import Message
+    from storage_core.store.contents import Message
 
 PRINTED_COLUMNS = ("stream", "sequence", "subject", "timestamp_ns", "headers", "data")
 

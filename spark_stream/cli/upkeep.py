@@ -116,7 +116,7 @@ def _maintain_again(store: "Store") -> None:
 
 
 def _adopt(volumes: str, execute: bool, json: bool) -> None:
-    from storage_core.store.ensemble import adopt
+    from storage_core.store.recovery import adopt
     from storage_core.store.store import resolve_paths
 
     plan = adopt.plan(resolve_paths(volumes))

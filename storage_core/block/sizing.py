@@ -24,8 +24,8 @@ def message_size(batch: pa.RecordBatch) -> int:
 
 
 def message_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the message bytes of each row, int64 (columns as schema.FRAME_SCHEMA)."""
-    subject, _, headers, data = batch.columns
+    """Return the message bytes of each row, int64 (columns subject, headers and data as in schema.FRAME_SCHEMA)."""
+    subject, headers, data = (batch.column(name) for name in ("subject", "headers", "data"))
     sizes: np.ndarray = _lengths(subject) + _lengths(data)
     if headers.null_count < len(headers):
         key, value = headers.flatten().flatten()

@@ -185,7 +185,7 @@ def _last_shown(stream: StreamState) -> int:
 
 
 def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
-    from storage_core.store.reading import contents
+    from storage_core.store import contents
 
     if not stream.floor <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME

@@ -21,7 +21,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store import describe
 from storage_core.store.backups import backup
 from storage_core.store.consumers import ownership
-from storage_core.store.ensemble import membership
+from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
 from storage_core.store.ensemble.turn import Turn
@@ -29,19 +29,20 @@ from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlices
+from storage_core.store.recovery import membership
+from storage_core.store.recovery.repair import Repair
 from storage_core.store.replicas import drift, verification
-from storage_core.store.replicas.repair import Repair
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.stream import Stream
-from storage_core.store.upkeep import deleted, orphans
+from storage_core.store.upkeep import deleted
 from storage_core.store.upkeep.compaction import Compaction
 from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
 from storage_core.store.upkeep.upkeep import Upkeep
-from storage_core.store.volume import creation, placement
+from storage_core.store.volume import placement
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import appends
+from storage_core.store.writing import appends, orphans
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.staging import StagedBlock, Transaction

@@ -1,6 +1,5 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
-import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA, read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.store import describe
+from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.reading import contents
+from storage_core.store.contents import Message
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import removal
@@ -40,33 +39,6 @@ class Published:
 
     sequence: int
     duplicate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message as it was stored."""
-
-    stream: str
-    sequence: int
-    subject: str
-    timestamp_ns: int
-    headers: list[tuple[str, bytes | None]] | None
-    data: bytes | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the message in the JSON shape of the command line."""
-        headers = [[key, _base64(value)] for key, value in self.headers or []]
-        return {
-            "subject": self.subject,
-            "seq": self.sequence,
-            "time": describe.rfc3339(self.timestamp_ns),
-            "headers": headers,
-            "data": _base64(self.data),
-        }
-
-
-def _base64(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()
 
 
 class Stream:

@@ -16,7 +16,7 @@ import pytest
 from harness.stream_starts import STARTS, prepare, put, restarted
 
 from storage_core import Store
-from storage_core.store.ensemble import adopt
+from storage_core.store.recovery import adopt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,9 +31,9 @@ from storage_core.metadata.commands import AddStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft import log_format
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE
+from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment, one_after_another
-from storage_core.store.volume.creation import create_volumes
 
 PATHS = [Path("/disk/v0"), Path("/disk/v1"), Path("/disk/v2")]
 GATES = {

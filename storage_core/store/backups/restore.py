@@ -41,11 +41,12 @@ from storage_core.store.backups.backup import (
 )
 from storage_core.store.backups.backup_format import Backup
 from storage_core.store.describe import rfc3339
+from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.replicas import copies
 from storage_core.store.store import LOCK_TIMEOUT_S, Paths, Store, resolve_paths
-from storage_core.store.volume import creation, identity, locks
+from storage_core.store.volume import identity, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume, recorded_paths

@@ -50,11 +50,10 @@ from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import BlockDirectory
+from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import appends
 from storage_core.store.writing.mirrored_file import MirroredFile, remove
-from storage_core.store.writing.staging import block_path
 
 logger = logging.getLogger(__name__)
 PREPARED_NS = 7 * 24 * 3_600 * 1_000_000_000  # for so long a restore may take; what it left is unlinked after it

@@ -35,7 +35,7 @@ from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store import describe
+from storage_core.store import contents, describe
 from storage_core.store.consumers import fetching
 from storage_core.store.consumers.arguments import Sequences, check_fetch, nanoseconds, sequence_set
 from storage_core.store.consumers.fetching import (
@@ -51,7 +51,6 @@ from storage_core.store.consumers.fetching import (
     work_out,
 )
 from storage_core.store.ensemble.turn import Turn
-from storage_core.store.reading import contents
 from storage_core.store.reading.reading import ReadDamage
 
 if TYPE_CHECKING:

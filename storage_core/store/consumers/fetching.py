@@ -26,7 +26,7 @@ from storage_core.metadata.reconcile import FAIL, Decision, decide, facts_of
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SequenceSet
-from storage_core.store.reading import contents
+from storage_core.store import contents
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 

@@ -13,10 +13,9 @@ from storage_core.errors import NotFoundError, StaleIncarnationError, StorageErr
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store import describe
+from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.consumers.fetching import decision_of
-from storage_core.store.reading import contents
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadOptions, read_slices
 

@@ -73,9 +73,8 @@ from storage_core.store.imports.parts import (
 )
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.placement import PART_SUFFIX, block_directory
 from storage_core.store.writing import appends
-from storage_core.store.writing.staging import PART_SUFFIX
 
 logger = logging.getLogger(__name__)
 PART_SIZE = 64 << 20  # bytes of block files in one part, unless a single one is larger

@@ -25,6 +25,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from storage_core.block.format import FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary, digest_of
+from storage_core.block.sizing import message_sizes
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import (
     CorruptRecordError,
@@ -41,10 +42,9 @@ from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume.placement import BlockDirectory
-from storage_core.store.writing.messages import message_sizes
+from storage_core.store.volume.placement import PART_SUFFIX, BlockDirectory, block_path
 from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
-from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX, PART_SUFFIX, block_path
+from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX
 
 logger = logging.getLogger(__name__)
 HEAD_FILE = f"import{PART_SUFFIX}"

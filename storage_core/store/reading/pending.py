@@ -45,9 +45,9 @@ class Pending:
         rows = rows[lo : max(lo, hi)]
         firsts = np.maximum(rows["first"], self._from)
         counts = shown_counts(firsts, np.minimum(rows["first"] + rows["span"], self.end), self._removed)
-        sizes = rows["data_size"] * (counts / np.maximum(1, rows["row_count"]))
+        sizes = rows["data_size"] * counts // np.maximum(1, rows["row_count"])
         keep = counts > 0
-        return firsts[keep], counts[keep], sizes[keep].astype(np.int64)
+        return firsts[keep], counts[keep], sizes[keep]
 
     @property
     def block_count(self) -> int:

@@ -21,14 +21,14 @@ from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
+from storage_core.block.sizing import message_sizes
 from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.successors import Successors
-from storage_core.store.replicas import reports
-from storage_core.store.writing.messages import message_sizes
+from storage_core.store.volume import reports
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

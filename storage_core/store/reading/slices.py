@@ -12,8 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from storage_core.sequences import SequenceSet
-from storage_core.store.volume.placement import block_directory
-from storage_core.store.writing.staging import block_path
+from storage_core.store.volume.placement import block_directory, block_path
 
 SLICE_DTYPE = np.dtype(
     [

@@ -6,12 +6,14 @@ is still shown, the reader goes on with them and yields the same rows; if any of
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from storage_core.errors import StalePlanError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlice
@@ -59,12 +61,10 @@ class Successors:
 
     def _ask(self, one: BlockSlice) -> str:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
-        from storage_core.store.store import Store  # which reads by way of this module
-
         try:
-            paths = list(dict.fromkeys(copy.volume for copy in one.copies))
-            with Store.open(paths, read_only=True, lock_timeout_s=0.0, env=self._env) as store:
-                self._known = store.state(), store.volumes()
+            paths = [Path(volume) for volume in dict.fromkeys(copy.volume for copy in one.copies)]
+            metadata = Metadata.at(self._env, paths, read_only=True)
+            self._known = metadata.view(lock_timeout_s=0.0).state, metadata.volumes()
         except (StorageError, OSError, ValueError) as error:
             return f", and the store cannot be asked why: {error}"
         return ""

@@ -42,9 +42,8 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.reading import place_and_reason
-from storage_core.store.volume.placement import block_directory, holders
+from storage_core.store.volume.placement import BLOCK_SUFFIX, block_directory, block_id_of, block_path, holders
 from storage_core.store.writing.mirrored_file import remove
-from storage_core.store.writing.staging import BLOCK_SUFFIX, block_id_of, block_path
 
 logger = logging.getLogger(__name__)
 REPAIR_SUFFIX = ".repair"

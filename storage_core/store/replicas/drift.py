@@ -15,11 +15,11 @@ from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import reports
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
-from storage_core.store.replicas.reports import Report
-from storage_core.store.upkeep.mending import missing_copies
+from storage_core.store.replicas.mending import missing_copies
+from storage_core.store.volume import reports
 from storage_core.store.volume.placement import is_recorded
+from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
 
 COMPARED_AT_OPEN_MAX = 256  # copies

@@ -27,7 +27,7 @@ from storage_core.raft.quorum import majority
 from storage_core.store.ensemble.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
 from storage_core.store.ensemble.turn import Standing
 from storage_core.store.ensemble.view import View
-from storage_core.store.replicas import reports
+from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.volumes import Volume
 

@@ -15,8 +15,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import drift, reports
-from storage_core.store.replicas.reports import Report
+from storage_core.store.replicas import drift
 from storage_core.store.replicas.verification import (
     CHUNK_SIZE_MAX,
     Checked,
@@ -29,6 +28,8 @@ from storage_core.store.replicas.verification import (
     metadata_damage,
     save_indexes,
 )
+from storage_core.store.volume import reports
+from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)

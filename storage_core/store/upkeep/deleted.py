@@ -14,8 +14,8 @@ from storage_core.errors import StorageError
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import STREAMS
+from storage_core.store.volume.placement import block_id_of
 from storage_core.store.writing.mirrored_file import says_broken
-from storage_core.store.writing.staging import block_id_of
 
 logger = logging.getLogger(__name__)
 

@@ -43,14 +43,14 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
-from storage_core.store.upkeep.orphans import MERGE_MARK
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import BlockDirectory
+from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.appends import good_copies, retire
 from storage_core.store.writing.duplicates import msg_ids
 from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
-from storage_core.store.writing.staging import StagedBlock, WriteFailure, block_path
+from storage_core.store.writing.orphans import MERGE_MARK
+from storage_core.store.writing.staging import StagedBlock, WriteFailure
 
 logger = logging.getLogger(__name__)
 FAN_IN = 16  # blocks of one level that make one of a higher level

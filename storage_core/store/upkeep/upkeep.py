@@ -15,12 +15,11 @@ from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.metadata.manifest import Table
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
+from storage_core.store.replicas.mending import Mending
 from storage_core.store.upkeep.compaction import Merging
-from storage_core.store.upkeep.mending import Mending
-from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.placement import PART_SUFFIX, block_directory, block_id_of, block_path
 from storage_core.store.volume.placements import Placement, PlacementJournal
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.staging import PART_SUFFIX, block_id_of, block_path
 
 logger = logging.getLogger(__name__)
 UNLINKED_PER_TURN_MAX = 256

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
 from storage_core.files import Files
-from storage_core.store.writing.staging import BLOCK_SUFFIX, block_id_of
+from storage_core.store.volume.placement import BLOCK_SUFFIX, block_id_of
 
 FILE_NAME = "index.db"
 MAGIC = b"JSTRMIDX"

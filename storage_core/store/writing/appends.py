@@ -32,20 +32,13 @@ from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
-from storage_core.store.upkeep.orphans import transaction_of
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.placement import block_directory, block_id_of, block_path
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
-from storage_core.store.writing.staging import (
-    StagedBlock,
-    Transaction,
-    WriteFailure,
-    WriteTarget,
-    block_id_of,
-    block_path,
-)
+from storage_core.store.writing.orphans import transaction_of
+from storage_core.store.writing.staging import StagedBlock, Transaction, WriteFailure, WriteTarget
 
 logger = logging.getLogger(__name__)
 

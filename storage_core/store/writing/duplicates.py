@@ -26,8 +26,8 @@ from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
 from storage_core.store.volume import placement
+from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.staging import block_path
 
 logger = logging.getLogger(__name__)
 _NO_BLOCK = bytes(16)  # a grave of a directory

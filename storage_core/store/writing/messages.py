@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from storage_core.block.format import MESSAGE_SIZE_MAX
 from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.sizing import message_sizes
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 from storage_core.subjects import first_invalid, match_mask
@@ -115,7 +116,8 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     headers = columns.get("headers")
     headers = pa.nulls(batch.num_rows, HEADERS_TYPE) if headers is None else _headers(headers, acceptance)
     timestamp = _timestamp_ns(columns, batch.num_rows, now_ns, acceptance)
-    sizes = _sizes(subject, headers, data)
+    made = pa.RecordBatch.from_arrays([subject, timestamp, headers, data], schema=FRAME_SCHEMA)
+    sizes = message_sizes(made)
     limit = acceptance.max_msg_size if acceptance.max_msg_size >= 0 else MESSAGE_SIZE_MAX
     if len(sizes) and int(sizes.max()) > limit:
         row = int(sizes.argmax())
@@ -123,7 +125,6 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
         raise _invalid(acceptance, row, f"message of {int(sizes[row])} bytes, {which} is {limit}")
     msg_ids = columns.get("msg_id")
     hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
-    made = pa.RecordBatch.from_arrays([subject, timestamp, headers, data], schema=FRAME_SCHEMA)
     return Messages(made, sizes, hashes)
 
 
@@ -235,25 +236,6 @@ def _timestamp_ns(columns: dict[str, pa.Array], row_count: int, now_ns: int, acc
     if given is None:
         return pa.array(np.full(row_count, now_ns, np.int64))
     return given.fill_null(now_ns) if given.null_count else given
-
-
-def _sizes(subject: pa.Array, headers: pa.Array, data: pa.Array) -> np.ndarray:
-    sizes: np.ndarray = pc.binary_length(subject).to_numpy(zero_copy_only=False).astype(np.int64)
-    lengths = pc.binary_length(data)
-    sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
-    if headers.null_count < len(headers):
-        pairs = headers.flatten()
-        key = pc.binary_length(pairs.field("key"))
-        value = pc.fill_null(pc.binary_length(pairs.field("value")), 0)
-        upto = np.concatenate(([0], np.cumsum(pc.add(key, value).to_numpy(zero_copy_only=False), dtype=np.int64)))
-        offsets = _offsets(headers).to_numpy()
-        sizes += upto[offsets[1:]] - upto[offsets[:-1]]
-    return sizes
-
-
-def message_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of subject, headers and data, row by row, of a batch with those columns."""
-    return _sizes(batch.column("subject"), batch.column("headers"), batch.column("data"))
 
 
 def _msg_ids(column: pa.Array, acceptance: Acceptance) -> np.ndarray | None:

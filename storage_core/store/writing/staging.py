@@ -23,14 +23,12 @@ from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, Sto
 from storage_core.files import CLOSED, FULL
 from storage_core.raft.quorum import majority
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume.placement import BlockDirectory
+from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.writing.messages import Acceptance, Messages, check_messages
 from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
 from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
-BLOCK_SUFFIX = ".blk"
-PART_SUFFIX = ".part"  # records of an import, beside its blocks: import_parts.py
 FILE_SIZE_TARGET_MAX = BLOCK_SIZE_MAX // 2  # bytes; tiny headers take many times their message bytes in a file
 
 
@@ -89,21 +87,6 @@ class StagedBlock:
     summary: BlockSummary
     holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it, in the order of the placement
     failures: tuple[WriteFailure, ...] = ()  # volumes that should have
-
-
-def block_path(directory: str, block_id: bytes) -> Path:
-    return Path(directory) / (block_id.hex() + BLOCK_SUFFIX)
-
-
-def block_id_of(name: str) -> bytes | None:
-    """Return the block id that a file is named by, None if it is no block's name."""
-    stem = name[: -len(BLOCK_SUFFIX)]
-    if not name.endswith(BLOCK_SUFFIX) or len(stem) != 32 or stem != stem.lower():
-        return None
-    try:
-        return bytes.fromhex(stem)
-    except ValueError:
-        return None
 
 
 class Stager:

@@ -27,8 +27,7 @@ from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
-from storage_core.store.volume.placement import block_directory, holders
-from storage_core.store.writing.staging import block_path
+from storage_core.store.volume.placement import block_directory, block_path, holders
 
 if TYPE_CHECKING:
     from harness.whole.world import World

@@ -26,10 +26,9 @@ from storage_core.store.ensemble.turn import Turn
 from storage_core.store.replicas import healing
 from storage_core.store.replicas.copies import LiveBlock, Made
 from storage_core.store.replicas.replicas import Survey
-from storage_core.store.upkeep import orphans
 from storage_core.store.volume import log
 from storage_core.store.volume.log import VolumeLog
-from storage_core.store.writing import staging
+from storage_core.store.writing import orphans, staging
 from storage_core.store.writing.mirrored_file import MirroredFile
 
 Replacement = tuple[Any, str, Any]  # owner, name, what takes its place

@@ -24,7 +24,7 @@ from storage_core.errors import (
 from storage_core.store.backups.backup import backup
 from storage_core.store.backups.restore import restore
 from storage_core.store.backups.restored_streams import PREPARED_NS, restore_streams
-from storage_core.store.ensemble import adopt
+from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 
 OTHER = tuple(Path(f"/disk/other-{letter}") for letter in "abcde")

@@ -15,7 +15,7 @@ from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.consumers.query import QueryPosition, QueryReader, Start, onward
-from storage_core.store.ensemble import adopt
+from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 

@@ -19,7 +19,7 @@ from harness.processes import Machine
 from storage_core.errors import DataLossError
 from storage_core.metadata.reconcile import CONTINUE, FAIL
 from storage_core.store.consumers.query import QueryPosition, QueryReader, Start, onward
-from storage_core.store.ensemble import adopt
+from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 
 ORDERS = {"name": "orders", "subjects": ["orders.>"], "block_max_msgs": 700}

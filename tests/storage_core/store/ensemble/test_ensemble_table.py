@@ -18,10 +18,10 @@ from storage_core.files import OS_FILES
 from storage_core.metadata.commands import AddStream, Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, make_entry
+from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.decision import Contended, Decision, Found, decide, examine
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
-from storage_core.store.volume.creation import create_volumes
 from storage_core.store.volume.log import Bad, Evidence, Position
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "locks-and-stability.md"
@@ -276,7 +276,7 @@ def volumes(tmp_path: Path) -> list[Path]:
 
 def metadata_files(paths: Sequence[Path]) -> dict[str, bytes]:
     return {
-        str(file.relative_to(file.parents[3])): file.read_bytes()
+        str(file.relative_to(file.parents[2])): file.read_bytes()
         for path in paths
         if path.exists()
         for file in sorted((path / "meta").iterdir())

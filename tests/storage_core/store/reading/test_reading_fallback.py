@@ -29,8 +29,8 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, ask_block, read_slices
-from storage_core.store.replicas import reports
 from storage_core.store.store import Store
+from storage_core.store.volume import reports
 
 FRAMES = 3
 FRAME_ROWS = 10
@@ -196,7 +196,7 @@ def put_a_link(path: Path) -> None:
 
 def put_an_older_one(path: Path) -> None:
     """A whole block of the same name and size, with other times: a disk that was rolled back has something like it."""
-    other = Scattered.make(path.parents[3] / "older", 1)
+    other = Scattered.make(path.parents[2] / "older", 1)
     other.add_block(FRAMES * FRAME_ROWS, FRAME_ROWS, later_ns=1)
     other.add_block(FRAMES * FRAME_ROWS, FRAME_ROWS, HOLES, later_ns=1)
     (older,) = [one for one in other.files(0) if one.name == path.name]

@@ -16,10 +16,10 @@ from storage_core.errors import NotFoundError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import ChangeVolumes, VolumeChange, Voter
 from storage_core.store.environment import REAL
-from storage_core.store.replicas import reports
 from storage_core.store.replicas.replicas import STATES, Replica, replica_states, worst
-from storage_core.store.replicas.reports import Report
 from storage_core.store.stream import Stream
+from storage_core.store.volume import reports
+from storage_core.store.volume.reports import Report
 
 BLOCK_COUNT = 4
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.store.ensemble import adopt
+from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 
 

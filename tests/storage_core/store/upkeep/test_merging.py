@@ -19,17 +19,16 @@ from harness.simulated_disk import ProcessEnded
 from storage_core.block.format import BlockHeader, BlockIdentity
 from storage_core.errors import ReadOnlyError, StalePlanError, StorageError, StoreBusyError
 from storage_core.metadata.state import StreamState
-from storage_core.store.ensemble import adopt
+from storage_core.store import contents
 from storage_core.store.environment import REAL
-from storage_core.store.reading import contents
 from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.upkeep import merging
 from storage_core.store.upkeep.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.volume import locks
-from storage_core.store.volume.placement import block_directory
-from storage_core.store.writing.staging import block_path
+from storage_core.store.volume.placement import block_directory, block_path
 
 NAME = "orders"
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.surviving import Copy
+from storage_core.store.recovery.surviving import Copy
 
 
 @dataclass(slots=True)

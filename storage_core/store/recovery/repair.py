@@ -17,13 +17,13 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import NoOp
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision, rejoin
+from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata, translated
-from storage_core.store.ensemble.membership import resume_quietly
-from storage_core.store.ensemble.rejoin import Absent
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import reports
+from storage_core.store.recovery import rejoin
+from storage_core.store.recovery.membership import resume_quietly
+from storage_core.store.recovery.rejoin import Absent
 from storage_core.store.replicas.copies import sweep_leftovers
 from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.verification import (
@@ -36,7 +36,7 @@ from storage_core.store.replicas.verification import (
     metadata_damage,
     save_indexes,
 )
-from storage_core.store.volume import volumes
+from storage_core.store.volume import reports, volumes
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume

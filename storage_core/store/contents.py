@@ -1,13 +1,16 @@
 """Questions about what a stream holds: one message, the last of a subject, subjects with counts, times."""
 
+import base64
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import DataLossError, StaleIncarnationError
 from storage_core.metadata.state import StreamState
+from storage_core.store import describe
 from storage_core.store.reading.plan import ReadRequest, whole_blocks
 from storage_core.store.reading.reading import ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
@@ -16,18 +19,38 @@ from storage_core.subjects import match_mask
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
-    from storage_core.store.stream import Message
 
 _MESSAGE_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as it was stored."""
+
+    stream: str
+    sequence: int
+    subject: str
+    timestamp_ns: int
+    headers: list[tuple[str, bytes | None]] | None
+    data: bytes | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message in the JSON shape of the command line."""
+        headers = [[key, _base64(value)] for key, value in self.headers or []]
+        return {
+            "subject": self.subject,
+            "seq": self.sequence,
+            "time": describe.rfc3339(self.timestamp_ns),
+            "headers": headers,
+            "data": _base64(self.data),
+        }
+
+
 def messages(
     store: "Store", stream: StreamState, first: int, end: int, subject_filters: tuple[str, ...] = ()
-) -> Iterator["Message"]:
+) -> Iterator[Message]:
     """Yield the messages of [first, end) as values; for people and single messages, not for data that flows."""
-    from storage_core.store.stream import Message
-
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=subject_filters)
     options = ReadOptions(_MESSAGE_COLUMNS, subject_filters=subject_filters)
     for batch in read_slices(slices(store, stream, request), options, env=store.environment):
@@ -115,3 +138,7 @@ def slices(store: "Store", stream: StreamState, request: ReadRequest) -> BlockSl
     if plan.ranges[0].incarnation != stream.incarnation:
         raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again")
     return plan.slices
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from storage_core.errors import CorruptionError
 from storage_core.files import OS_FILES
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.replicas import reports
-from storage_core.store.replicas.reports import Report, decode_report
+from storage_core.store.volume import reports
+from storage_core.store.volume.reports import Report, decode_report
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "report.md"
 EXAMPLE = Report(

@@ -31,10 +31,10 @@ from storage_core.metadata.commands import (
     Voter,
 )
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.store.ensemble import rejoin
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
+from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import LiveBlock, copy_block, live_blocks, look
 from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
 from storage_core.store.volume import identity, locks, placement

@@ -9,7 +9,7 @@ import pytest
 from storage_core import Store
 from storage_core.errors import TransactionAbortedError
 from storage_core.store.environment import REAL
-from storage_core.store.upkeep.orphans import TRANSACTION_OPEN_NS
+from storage_core.store.writing.orphans import TRANSACTION_OPEN_NS
 from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 
 

@@ -16,10 +16,10 @@ from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import reports
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
 from storage_core.store.replicas.healing import Outcome, Patient, heal
-from storage_core.store.replicas.reports import Report
+from storage_core.store.volume import reports
+from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import says_broken
 

@@ -15,9 +15,8 @@ from storage_core.metadata.commands import Abort
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.placement import block_directory, block_id_of
 from storage_core.store.writing.mirrored_file import says_broken
-from storage_core.store.writing.staging import block_id_of
 
 logger = logging.getLogger(__name__)
 MERGE_MARK = b"MERG"  # behind the time in the transactions of merges: what they wrote is never an append's

@@ -16,8 +16,8 @@ from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import NotAStoreError, RequirementError, StaleIncarnationError, StorageError
 from storage_core.files import OS_FILES
-from storage_core.store.ensemble import adopt
 from storage_core.store.environment import REAL, one_after_another
+from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 

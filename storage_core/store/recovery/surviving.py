@@ -17,13 +17,13 @@ from storage_core.errors import NotAStoreError, StorageError, UnsupportedVersion
 from storage_core.metadata.state import StoreState
 from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
 from storage_core.store.ensemble.decision import Found, newest
-from storage_core.store.ensemble.rejoin import SET_ASIDE_PREFIX
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
+from storage_core.store.recovery.rejoin import SET_ASIDE_PREFIX
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
+from storage_core.store.volume.placement import block_id_of, block_path
 from storage_core.store.volume.placements import PlacementJournal
-from storage_core.store.writing.staging import block_id_of, block_path
 
 logger = logging.getLogger(__name__)
 ADOPTED_NAME = "adopted"  # file in a directory of metadata files that were set aside: the adoption was done

@@ -25,11 +25,10 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import ChangeVolumes, Event, Voter
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.snapshot_format import SnapshotBody
-from storage_core.store.ensemble import decision
+from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas import reports
-from storage_core.store.volume import creation, identity, locks, log, placements, volumes
+from storage_core.store.volume import identity, locks, log, placements, reports, volumes
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
 from storage_core.store.volume.log import Position, VolumeLog

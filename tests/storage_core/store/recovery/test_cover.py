@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.cover import Cover
-from storage_core.store.ensemble.surviving import Copy
+from storage_core.store.recovery.cover import Cover
+from storage_core.store.recovery.surviving import Copy
 
 EVERYTHING = SequenceSet.from_ranges([(1, 101)])
 

@@ -32,14 +32,15 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision, rejoin, surviving
-from storage_core.store.ensemble.cover import Cover
+from storage_core.store.ensemble import creation, decision
+from storage_core.store.ensemble.creation import check_count
 from storage_core.store.ensemble.decision import Found
 from storage_core.store.ensemble.ensemble import translated
-from storage_core.store.ensemble.surviving import Claims, Copy, Remains
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume import creation, identity, locks, placements, volumes
-from storage_core.store.volume.creation import check_count
+from storage_core.store.recovery import rejoin, surviving
+from storage_core.store.recovery.cover import Cover
+from storage_core.store.recovery.surviving import Claims, Copy, Remains
+from storage_core.store.volume import identity, locks, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.volumes import Volume
 

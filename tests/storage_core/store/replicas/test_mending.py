@@ -9,9 +9,9 @@ import pytest
 from storage_core.files import OS_FILES, Files
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.replicas import mending
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
-from storage_core.store.upkeep import mending
 
 MESSAGES = 12
 
@@ -90,7 +90,7 @@ def test_damage_that_a_read_met_is_repaired_by_the_next_commit(paths: list[Path]
 
 
 def test_a_report_that_is_wrong_is_removed_and_no_more(paths: list[Path]) -> None:
-    from storage_core.store.replicas.reports import Report, leave
+    from storage_core.store.volume.reports import Report, leave
 
     with Store.open(paths) as store:
         state = store.stream_state("S")
