@@ -3,10 +3,11 @@
 import ast
 import difflib
 import json
-import os
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+
+from storage_core.paths import local_path
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO_TIME = re.compile(
@@ -125,7 +126,7 @@ def parse_paths(option: str, text: str) -> tuple[str, ...]:
     listed = _listed(text) or [part.strip() for part in text.split(",")]
     if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
-    return tuple(_local_path(option, one) for one in listed)
+    return tuple(local_path(one, f"option {option!r}") for one in listed)
 
 
 def _listed(text: str) -> list[str] | None:
@@ -143,17 +144,3 @@ def _listed(text: str) -> list[str] | None:
         if isinstance(found, (list, tuple)) and found and all(isinstance(one, str) for one in found):
             return list(found)
     return None
-
-
-def _local_path(option: str, path: str) -> str:
-    if "\0" in path:
-        raise ValueError(f"option {option!r}: {path!r} holds a NUL character")
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
-    if scheme and scheme[1].lower() == "file":
-        path = re.sub(r"(?i)^file:(?://(?=/))?", "", path)
-    elif scheme:
-        raise ValueError(
-            f"option {option!r}: {path!r} is not a local path; a volume is a folder that the driver and every executor "
-            "see at the same path"
-        )
-    return os.path.abspath(os.path.expanduser(path))

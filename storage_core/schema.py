@@ -38,11 +38,13 @@ READ_FIELDS = {field.name: field for field in [*READ_SCHEMA, TIMESTAMP_NS_FIELD]
 def read_schema(columns: list[str] | tuple[str, ...] | None) -> pa.Schema:
     """Return the schema of a read that asks for `columns` in that order; None asks for READ_SCHEMA.
 
-    Raises ValueError naming a column that messages do not have.
+    Raises ValueError naming a column that messages do not have, or that is asked for twice.
     """
     if columns is None:
         return READ_SCHEMA
     for name in columns:
         if name not in READ_FIELDS:
             raise ValueError(f"column {name!r}: messages have {', '.join(READ_FIELDS)}")
+        if columns.count(name) > 1:
+            raise ValueError(f"column {name!r} is asked for twice")
     return pa.schema([READ_FIELDS[name] for name in columns])

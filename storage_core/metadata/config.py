@@ -106,7 +106,8 @@ def check_key(
         return
     if key not in known:
         near = difflib.get_close_matches(str(key), [*known, *not_yet], 1)
-        raise ValueError(f"unknown key of a {what}: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        hint = f"did you mean {near[0]!r}?" if near else f"taken are {', '.join(known)}"
+        raise ValueError(f"unknown key of a {what}: {key!r}; {hint}")
 
 
 def check_name(name: object, what: str) -> str:
@@ -157,12 +158,17 @@ def _check_values(config: StreamConfig) -> None:
 
 def check_labels(description: object, metadata: object) -> None:
     """Raise ValueError for a description or metadata, of a stream or consumer, that is not text or too long."""
-    if not isinstance(description, str) or len(description.encode()) > DESCRIPTION_SIZE_MAX:
-        raise ValueError(f"description: must be text of at most {DESCRIPTION_SIZE_MAX} bytes")
+    if not isinstance(description, str):
+        raise ValueError(f"description: {description!r} is not text")
+    if len(description.encode()) > DESCRIPTION_SIZE_MAX:
+        raise ValueError(
+            f"description: {len(description.encode())} bytes are too many, the most is {DESCRIPTION_SIZE_MAX}"
+        )
     if not isinstance(metadata, dict) or not all(isinstance(x, str) for pair in metadata.items() for x in pair):
         raise ValueError(f"metadata: {metadata!r} is not a mapping of text to text")
-    if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > METADATA_SIZE_MAX:
-        raise ValueError(f"metadata: more than {METADATA_SIZE_MAX} bytes")
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
+    if size > METADATA_SIZE_MAX:
+        raise ValueError(f"metadata: {size} bytes are too many, the most is {METADATA_SIZE_MAX}")
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +186,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"open_files_max: {value!r} is not supported by this version of jstream; leave it out")
             if key not in cls.__struct_fields__:
                 near = difflib.get_close_matches(key, cls.__struct_fields__, 1)
-                raise ValueError(f"unknown setting: {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                hint = f"did you mean {near[0]!r}?" if near else f"taken are {', '.join(cls.__struct_fields__)}"
+                raise ValueError(f"unknown setting: {key!r}; {hint}")
         if "graveyard_keep" in values:
             values["graveyard_keep"] = parse_duration_ns(values["graveyard_keep"], "graveyard_keep")
         if "snapshot_every" in values:

@@ -1,8 +1,7 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +13,8 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA, read_schema
-from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
+from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.reading.plan import ReadRequest
@@ -30,11 +29,9 @@ if TYPE_CHECKING:
     from storage_core.store.store import Store
 
 Headers = Sequence[tuple[str, bytes | None]]
-SEQUENCE_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """Where a message is: of a duplicate, where the first one with its msg_id is."""
 
     sequence: int
@@ -178,9 +175,7 @@ class Stream:
 
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
-        if not isinstance(subject, str):
-            raise ValueError(f"subject: {subject!r} is not a filter; one subject or filter is needed")
-        (one,) = check_filters(subject)
+        one = _check_filter(subject)
         sequence = contents.last_sequence_of(self._store, self.state(), one)
         if sequence is None:
             raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
@@ -221,13 +216,12 @@ class Stream:
 
     # --- removing
 
-    def remove(self, sequences: Iterable[int] | int) -> int:
-        """Remove these messages; return how many of them were there. They are shown no more at once."""
-        listed = [sequences] if isinstance(sequences, int) else list(sequences)
-        for one in listed:
-            if not isinstance(one, (int, np.integer)) or not 1 <= one <= SEQUENCE_MAX:
-                raise ValueError(f"sequences: {one!r} is not a whole number from 1 to {SEQUENCE_MAX}")
-        return self._remove(Removal(sequences=SequenceSet.from_sequences(listed)))
+    def remove(self, sequences: Sequences) -> int:
+        """Remove these messages; return how many of them were there. They are shown no more at once.
+
+        Takes a sequence, a range, a column of a table that was read, or any iterable.
+        """
+        return self._remove(Removal(sequences=sequence_set(sequences)))
 
     def purge(self, subject: str | None = None, keep: int | None = None, up_to: int | None = None) -> int:
         """Remove all messages, or those that the filter takes, below sequence `up_to`, but not the newest `keep`.
@@ -236,10 +230,11 @@ class Stream:
         """
         if keep is not None and up_to is not None:
             raise ValueError("purge: give keep or up_to, not both")
-        if (keep is not None and keep < 0) or (up_to is not None and up_to < 0):
-            raise ValueError(f"purge: keep {keep} and up_to {up_to} may not be negative")
-        filters = check_filters(subject)
-        return self._remove(Removal(subject=filters[0] if filters else None, keep=keep, up_to=up_to))
+        for name, count in (("keep", keep), ("up_to", up_to)):
+            if count is not None and not _is_count(count):
+                raise ValueError(f"purge: {name} is {count!r}, not a whole number from 0 on")
+        one = None if subject is None else _check_filter(subject)
+        return self._remove(Removal(subject=one, keep=keep, up_to=up_to))
 
     def _remove(self, request: Removal) -> int:
         store = self._store
@@ -257,43 +252,57 @@ class Stream:
 def _row(
     stream: str, subject: str, data: bytes | str | None, headers: Headers | None, msg_id: str | None
 ) -> pa.RecordBatch:
-    """Return one message in write columns; raises InvalidMessageError for a value of another type."""
-    try:
-        row = {
-            "subject": pa.array([subject], pa.string()),
-            "data": pa.array([data.encode() if isinstance(data, str) else data], pa.binary()),
-        }
-        if headers is not None:
-            pairs = [{"key": key, "value": value} for key, value in map(_pair, headers)]
-            row["headers"] = pa.array([pairs], READ_SCHEMA.field("headers").type)
-        if msg_id is not None:
-            row["msg_id"] = pa.array([msg_id], pa.string())
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
-        raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {reason}") from error
+    """Return one message in write columns; raises InvalidMessageError naming the part that has another type."""
+    given = {
+        "subject": (subject, pa.string()),
+        "data": (data, pa.binary()),
+        "headers": (headers, READ_SCHEMA.field("headers").type),
+        "msg_id": (msg_id, pa.string()),
+    }
+    row = {}
+    for name, (value, kind) in given.items():
+        if value is None and name in ("headers", "msg_id"):
+            continue
+        try:
+            row[name] = pa.array([_pairs(value) if name == "headers" else value], kind)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
+            raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {name}: {reason}") from error
     return pa.RecordBatch.from_pydict(row)
 
 
-def _pair(header: object) -> tuple[Any, Any]:
-    """Return a header as key and value. Two letters, as a mapping's keys may have, would unpack as a pair as well."""
-    if not isinstance(header, (tuple, list)) or len(header) != 2:
-        raise TypeError(f"headers are a list of pairs (key, value), not {header!r}")
-    return header[0], header[1]
+def _pairs(headers: Any) -> list[dict[str, Any]]:
+    """Return headers as rows. Two letters, as a mapping's keys may have, would unpack as a pair as well."""
+    for one in headers:
+        if isinstance(headers, Mapping) or not isinstance(one, (tuple, list)) or len(one) != 2:
+            raise TypeError(f"headers are a list of pairs (key, value), not {one!r}")
+    return [{"key": key, "value": value} for key, value in headers]
 
 
 def _check_sequence(name: str, value: object) -> None:
     """Raise ValueError for what is no sequence; negative ones do not count from the end."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+    if not _is_count(value):
         raise ValueError(f"{name}: {value!r} is not a sequence; they are whole numbers from 1 on")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
+
+
+def _check_filter(subject: object) -> str:
+    """Return the one subject filter; raises ValueError for several, or what is none."""
+    if not isinstance(subject, str):
+        raise ValueError(f"subject: {subject!r} is not a filter; one subject or filter is needed")
+    return check_filters(subject)[0]
 
 
 def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return subject filters as a tuple; raises ValueError naming one that is not well formed."""
     if subject is None:
         return ()
-    filters = (subject,) if isinstance(subject, str) else tuple(subject)
+    filters = (subject,) if isinstance(subject, str) or not isinstance(subject, Iterable) else tuple(subject)
     for one in filters:
-        if not subject_rules.is_filter(one):
+        if not isinstance(one, str) or not subject_rules.is_filter(one):
             raise ValueError(f"subject: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest")
     return filters
 

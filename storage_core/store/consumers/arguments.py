@@ -55,6 +55,6 @@ def sequence_set(sequences: object) -> SequenceSet:
         return SequenceSet.from_sequences(sequences)
     listed: list[Any] = list(sequences) if isinstance(sequences, Iterable) else [sequences]
     for one in listed:
-        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 1:
-            raise ValueError(f"sequences: {one!r} is not a sequence; they are whole numbers from 1 on")
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 1 <= one <= SEQUENCE_MAX:
+            raise ValueError(f"sequences: {one!r} is not a sequence; they are whole numbers from 1 to {SEQUENCE_MAX}")
     return SequenceSet.from_sequences(listed)

@@ -74,13 +74,13 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("max_msg_size", 0, "max_msg_size: 0 is not -1 (no limit) or 1 to"),
         ("duplicate_window", "soon", "duplicate_window"),
         ("sealed", "yes", "sealed: 'yes' is not true or false"),
-        ("description", "x" * 4097, "description: must be text of at most 4096 bytes"),
+        ("description", "x" * 4097, "description: 4097 bytes are too many, the most is 4096"),
         ("metadata", {"a": 1}, "metadata: {'a': 1} is not a mapping of text to text"),
-        ("metadata", {"a": "x" * 200_000}, "metadata: more than 131072 bytes"),
+        ("metadata", {"a": "x" * 200_000}, "metadata: 200001 bytes are too many, the most is 131072"),
         ("block_max_msgs", 0, "block_max_msgs: 0 is not 1 to"),
         ("block_max_bytes", 1 << 40, "block_max_bytes"),
         ("subjcts", ["a"], "unknown key of a stream: 'subjcts'; did you mean 'subjects'?"),
-        ("colour", "red", "unknown key of a stream: 'colour'"),
+        ("colour", "red", "unknown key of a stream: 'colour'; taken are name, subjects, num_replicas"),
     ],
 )
 def test_what_is_refused(key: str, value: Any, said: str) -> None:

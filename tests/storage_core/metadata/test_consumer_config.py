@@ -61,7 +61,7 @@ def test_second_names_and_text_are_taken(given: dict[str, Any], expected: dict[s
         ({"headers_only": True}, "headers_only: True is not supported"),
         ({"backoff": ["1s"]}, "backoff: .* is not supported"),
         ({"metadata": {"a": 1}}, "metadata: .* is not a mapping of text to text"),
-        ({"description": "x" * 5000}, "description: must be text of at most 4096 bytes"),
+        ({"description": "x" * 5000}, "description: 5000 bytes are too many, the most is 4096"),
     ],
 )
 def test_what_is_refused_says_which_key_and_what_is_taken(given: dict[str, Any], why: str) -> None:

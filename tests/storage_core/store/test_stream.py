@@ -65,13 +65,54 @@ def test_headers_that_are_no_pairs_are_refused(orders: Stream, headers: Any) -> 
         (lambda stream: stream.read(end=1.5), "end: 1.5 is not a sequence; they are whole numbers from 1 on"),
         (lambda stream: stream.read(first=3, end=2), r"sequences \[3, 2\): the end lies before the first"),
         (lambda stream: stream.read(columns="data"), "columns: 'data' is text; taken is a list of names"),
+        (lambda stream: stream.read(columns=["data", "data"]), "column 'data' is asked for twice"),
+        (lambda stream: stream.read(subject=5), "subject: 5 is not a filter"),
+        (lambda stream: stream.read(subject=["orders.>", None]), "subject: None is not a filter"),
         (lambda stream: stream.last(None), "subject: None is not a filter; one subject or filter is needed"),
+        (
+            lambda stream: stream.purge(subject=["a", "b"]),
+            r"subject: \['a', 'b'\] is not a filter; one subject or filter",
+        ),
+        (lambda stream: stream.purge(subject=[]), r"subject: \[\] is not a filter; one subject or filter is needed"),
+        (lambda stream: stream.purge(keep="3"), "purge: keep is '3', not a whole number from 0 on"),
+        (lambda stream: stream.purge(up_to=1.5), "purge: up_to is 1.5, not a whole number from 0 on"),
+        (lambda stream: stream.purge(keep=True), "purge: keep is True, not a whole number from 0 on"),
+        (lambda stream: stream.remove(None), "sequences: NoneType is not a sequence, a range or a list of sequences"),
+        (lambda stream: stream.remove(True), "sequences: True is not a sequence; they are whole numbers from 1"),
+        (lambda stream: stream.remove(1.5), "sequences: 1.5 is not a sequence; they are whole numbers from 1"),
+        (lambda stream: stream.remove([2**63]), "sequences: 9223372036854775808 is not a sequence; they are whole"),
     ],
 )
 def test_what_makes_no_sense_is_named(orders: Stream, call: Callable[[Stream], Any], says: str) -> None:
     orders.append(ROW)
     with pytest.raises(ValueError, match=says):
         call(orders)
+    assert orders.info()["state"]["messages"] == 1
+
+
+def test_publish_returns_a_pair_with_names(orders: Stream) -> None:
+    sequence, is_duplicate = orders.publish("orders.new", b"a bell", msg_id="1")
+    again = orders.publish("orders.new", b"a bell", msg_id="1")
+    assert (sequence, is_duplicate) == (1, False)
+    assert (again.sequence, again.duplicate) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("data", 5), ("data", "\udcff"), ("msg_id", 5), ("headers", 5), ("headers", [(5, b"")])]
+)
+def test_the_part_of_a_message_that_cannot_be_stored_is_named(orders: Stream, part: str, value: Any) -> None:
+    message: dict[str, Any] = {"subject": "orders.new", "data": b"", part: value}
+    with pytest.raises(InvalidMessageError, match=f"stream 'ORDERS': the message cannot be stored: {part}: "):
+        orders.publish(**message)
+
+
+@pytest.mark.parametrize(
+    "columns", [pa.array([1, 3]), pa.chunked_array([[1], [3]]), {1, 3}], ids=["array", "chunks", "set"]
+)
+def test_what_was_read_can_be_removed_by_its_column(orders: Stream, columns: Any) -> None:
+    orders.append(pa.concat_tables([ROW] * 3))
+    assert orders.remove(columns) == 2
+    assert orders.read().read_all()["sequence"].to_pylist() == [2]
 
 
 @pytest.mark.parametrize("name", [None, 5, b"ORDERS"])
