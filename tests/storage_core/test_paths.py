@@ -1,0 +1,42 @@
+"""Paths as people write them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage_core.paths import local_path
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("/a/b", "/a/b"),
+        ("/a/../b/", "/b"),
+        ("file:///a b,c", "/a b,c"),
+        ("FILE:/a", "/a"),
+        ("file:/a", "/a"),
+        ("/a/file:/b", "/a/file:/b"),
+        ("/a:/b", "/a:/b"),
+    ],
+)
+def test_paths_and_file_uris_become_absolute(given: str, found: str) -> None:
+    assert local_path(given, "path") == found
+
+
+def test_relative_paths_and_homes_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert local_path("shop", "path") == os.path.join(os.getcwd(), "shop")
+    assert local_path("~/shop", "path") == "/home/ada/shop"
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/shop", "hdfs://host:9000/shop", "s3:/bucket/shop"])
+def test_what_lies_elsewhere_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=f"path: '{given}' is not a local path"):
+        local_path(given, "path")
+
+
+def test_a_nul_character_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"path: '/a\\x00b' holds a NUL character"):
+        local_path("/a\0b", "path")
