@@ -5,15 +5,15 @@ the executors, a block file at a time; what is wrong beside the messages (config
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from datasource.foreign import ForeignPart, open_store, plan_store
+from datasource.foreign import ForeignPart, ForeignReader, open_store, plan_store
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
-from datasource.settings import ReadSettings
+from datasource.settings import CONSUMERS, DAMAGE, MESSAGES, STREAMS, ReadSettings
 from datasource.tables import RowsPartition, table_batch
 from storage_core.foreign import ForeignDamage, read_foreign_slice
 from storage_core.foreign.consumers import consumers_table
@@ -86,3 +86,11 @@ class ForeignDamageReader(DataSourceReader):
 
 def _log(damage: ForeignDamage) -> None:
     log.warning("damage to what is kept of consumers: %s: %s", damage.file, damage.reason)
+
+
+READERS: dict[str, Callable[[ReadSettings, pa.Schema], DataSourceReader]] = {
+    MESSAGES: ForeignReader,
+    STREAMS: ForeignStreamTableReader,
+    CONSUMERS: ForeignConsumerTableReader,
+    DAMAGE: ForeignDamageReader,
+}

@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage_core import Store
 from storage_core.errors import NotAStoreError
-from storage_core.foreign import ForeignStore, open_foreign, recognise_foreign
+
+if TYPE_CHECKING:
+    from storage_core.foreign import ForeignStore
 
 
 def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
@@ -15,6 +18,8 @@ def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
         try:
             return Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s)
         except NotAStoreError as error:
+            from storage_core.foreign import recognise_foreign  # a third of all imports, and seldom needed
+
             for path in paths:
                 layout = recognise_foreign(path)
                 if layout is not None:
@@ -31,8 +36,10 @@ def open_foreign_store(
     truncate_bad_eof: bool = False,
     no_crc: bool = False,
     encryption_key: str | None = None,
-) -> ForeignStore:
+) -> "ForeignStore":
     """Return the store that another server wrote; raises as `open_foreign` does."""
+    from storage_core.foreign import open_foreign
+
     with _advising(paths):
         places = [Path(path) for path in paths]
         return open_foreign(

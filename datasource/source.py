@@ -1,18 +1,17 @@
 """The data source `jstream`, as `pyspark_jstream.DefaultSource` delegates to it.
 
-Everything here runs in Spark's planning worker on the driver's host, in a new object for each call.
+Everything here runs in Spark's planning worker on the driver's host, in a new object for each call. Each streaming
+query has such a process of its own, so readers and writers are imported where they are made: no query waits for those
+of other servers' stores, or for tables and writers that it does not use.
 """
 
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
-from datasource import foreign
-from datasource.foreign import ForeignReader
-from datasource.foreign_tables import ForeignConsumerTableReader, ForeignDamageReader, ForeignStreamTableReader
 from datasource.options import is_of_streaming_only
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, pick_streams, select_streams
 from datasource.schema import (
@@ -39,19 +38,13 @@ from datasource.settings import (
     StreamReadSettings,
     WriteSettings,
 )
-from datasource.stream_reader import MessageStreamReader
-from datasource.stream_writer import StreamWriter
-from datasource.tables import (
-    ConsumerTableReader,
-    DamageTableReader,
-    EventTableReader,
-    StreamTableReader,
-    event_streams,
-)
-from datasource.writer import BatchWriter
+from storage_core import Store
+
+if TYPE_CHECKING:
+    from datasource.stream_reader import MessageStreamReader
+    from datasource.stream_writer import StreamWriter
 
 ParserOf = Callable[[Mapping[str, str]], ReadSettings | StreamReadSettings]
-ReaderOf = Callable[[ReadSettings, pa.Schema], DataSourceReader]
 
 TABLE_TYPES = {
     MESSAGES: MESSAGE_TYPES,
@@ -60,23 +53,11 @@ TABLE_TYPES = {
     EVENTS: EVENT_TYPES,
     DAMAGE: DAMAGE_TYPES,
 }
-TABLE_READERS: dict[str, ReaderOf] = {
-    STREAMS: StreamTableReader,
-    CONSUMERS: ConsumerTableReader,
-    EVENTS: EventTableReader,
-    DAMAGE: DamageTableReader,
-}
 FOREIGN_TABLE_TYPES = {
     MESSAGES: MESSAGE_TYPES,
     STREAMS: FOREIGN_STREAM_TYPES,
     CONSUMERS: FOREIGN_CONSUMER_TYPES,
     DAMAGE: FOREIGN_DAMAGE_TYPES,
-}
-FOREIGN_TABLE_READERS: dict[str, ReaderOf] = {
-    MESSAGES: ForeignReader,
-    STREAMS: ForeignStreamTableReader,
-    CONSUMERS: ForeignConsumerTableReader,
-    DAMAGE: ForeignDamageReader,
 }
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
 
@@ -94,13 +75,22 @@ def schema(options: Mapping[str, str]) -> StructType:
             pick_streams(store.streams(), settings.streams)
         return spark_schema(MESSAGE_TYPES)
     if settings.layout in FOREIGN:
-        select_streams(foreign.open_store(settings).streams(), settings.streams)
+        from datasource.foreign import open_store as open_foreign_store
+
+        select_streams(open_foreign_store(settings).streams(), settings.streams)
     else:
         with open_store(settings) as store:
-            known = event_streams(store) if settings.table == EVENTS else store.streams()
             select = pick_streams if settings.table == MESSAGES else select_streams
-            select(known, settings.streams)
+            select(_known_streams(store, settings), settings.streams)
     return spark_schema(_types(settings))
+
+
+def _known_streams(store: Store, settings: ReadSettings) -> list[str]:
+    if settings.table != EVENTS:
+        return store.streams()
+    from datasource.tables import event_streams
+
+    return event_streams(store)
 
 
 def _read_settings(options: Mapping[str, str]) -> ReadSettings | StreamReadSettings:
@@ -125,9 +115,13 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     extra = BY_SCHEMA_ONLY if settings.table == MESSAGES else {}
     columns = check_read_schema(schema, _types(settings), extra)
     if settings.layout in FOREIGN:
-        return FOREIGN_TABLE_READERS[settings.table](settings, columns)
+        from datasource.foreign_tables import READERS as FOREIGN_READERS
+
+        return FOREIGN_READERS[settings.table](settings, columns)
     if settings.table != MESSAGES:
-        return TABLE_READERS[settings.table](settings, columns)
+        from datasource.tables import READERS
+
+        return READERS[settings.table](settings, columns)
     if PUSHDOWN_WORKER in sys.modules:
         return FilteringMessageReader(settings, columns)
     return MessageReader(settings, columns)
@@ -135,17 +129,23 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
 
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """Return a batch writer; a new transaction begins with it."""
+    from datasource.writer import BatchWriter
+
     return BatchWriter(WriteSettings.parse(options), schema, overwrite)
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> MessageStreamReader:
+def stream_reader(options: Mapping[str, str], schema: StructType) -> "MessageStreamReader":
     """Return the reader of a streaming query: one for the process of the source, another one for the tasks."""
+    from datasource.stream_reader import MessageStreamReader
+
     settings = StreamReadSettings.parse(options)
     return MessageStreamReader(settings, check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY))
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
     """Return a writer of one batch of a streaming query: for its tasks, and anew for its commit."""
+    from datasource.stream_writer import StreamWriter
+
     return StreamWriter(WriteSettings.parse_streaming(options), schema, overwrite)
 
 

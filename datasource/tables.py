@@ -1,7 +1,7 @@
 """Tables about a store, as of the moment of planning: `table=streams`, `consumers`, `events` and `damage`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource.reader import open_store, select_streams
-from datasource.settings import ReadSettings
+from datasource.settings import CONSUMERS, DAMAGE, EVENTS, STREAMS, ReadSettings
 from datasource.values import parse_time_ns
 from storage_core import Store
 from storage_core.metadata.consumer_state import pending_within
@@ -178,3 +178,11 @@ def _time(text: str | None) -> datetime | None:
     if not text or text.startswith("0001-"):
         return None
     return _EPOCH + timedelta(microseconds=parse_time_ns("timestamp", text) // 1_000)
+
+
+READERS: dict[str, Callable[[ReadSettings, pa.Schema], DataSourceReader]] = {
+    STREAMS: StreamTableReader,
+    CONSUMERS: ConsumerTableReader,
+    EVENTS: EventTableReader,
+    DAMAGE: DamageTableReader,
+}

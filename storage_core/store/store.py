@@ -1,26 +1,26 @@
 """Store: the face of a store towards Python, Spark's data source and the command line.
 
 Opens volumes, keeps the metadata, hands out streams, and carries out appends. Everything below one `Store` may be
-used from several threads; several processes may open the same volumes.
+used from several threads; several processes may open the same volumes. What operators ask of it is carried out by
+`operations`, which is imported when it is called: reading and writing processes start without it.
 """
 
 import difflib
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import NotFoundError, ReadOnlyError, StorageError
+from storage_core.errors import NotFoundError, ReadOnlyError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.paths import local_path
 from storage_core.store import describe
-from storage_core.store.backups import backup
-from storage_core.store.consumers import ownership
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
@@ -29,25 +29,20 @@ from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlices
-from storage_core.store.recovery import membership
-from storage_core.store.recovery.repair import Repair
-from storage_core.store.replicas import drift, verification
 from storage_core.store.replicas.replicas import Survey
-from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.stream import Stream
-from storage_core.store.upkeep import deleted
-from storage_core.store.upkeep.compaction import Compaction
-from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
-from storage_core.store.upkeep.upkeep import Upkeep
 from storage_core.store.volume import placement
-from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import appends, orphans
+from storage_core.store.writing import appends
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from storage_core.store.upkeep.compaction import Compaction
+    from storage_core.store.upkeep.merging import MergePolicy
+    from storage_core.store.upkeep.upkeep import Upkeep
+
 T = TypeVar("T")
 LOCK_TIMEOUT_S = 60.0
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -57,15 +52,14 @@ class Store:
     """A store of numbered streams on its volumes. Make one with `create` or `open`; a context manager."""
 
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
-        self.metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
-        self._upkeep = Upkeep(env)
+        self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
         self._window = MsgIdWindow()
         self._commits = CommitGroups(self.turn)
         self.read_only = read_only
 
     @classmethod
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
-        """Make a store on empty or missing directories, one, three or five, and open it.
+        """Make a store on empty or missing directories, one, three or five, and open it; what they lie in is made, too.
 
         Settings: graveyard_keep, snapshot_every. Raises ValueError (number of volumes, one twice or within another,
         unknown setting), AlreadyExistsError (a directory that is not empty).
@@ -93,23 +87,11 @@ class Store:
             with metadata.turn(lock_timeout_s, take_over=True):
                 pass
         state = store.state()
-        if not read_only:
-            store._look_at_open(state)
-        return store
+        if not read_only and len(state.voters) > 1:
+            from storage_core.store import operations
 
-    def _look_at_open(self, state: StoreState) -> None:
-        """Do the upkeep of a writable open if a short look says that some is due: bounded, and never waiting for it."""
-        due, drifts = drift.look_at_open(state, self.volumes(), self._env)
-        if not due and not drifts:
-            return
-        try:
-            with self.metadata.turn(0.0) as turn:
-                if due:
-                    self._upkeep.after(turn)
-                    _, drifts = drift.look_at_open(turn.state, turn.volumes, self._env)
-                drift.tell(turn, drifts, self._env)
-        except StorageError as error:
-            logger.info("%s: upkeep is left for later: %s", self.label, error)
+            operations.look_at_open(store, state)
+        return store
 
     # --- who and where
 
@@ -142,7 +124,7 @@ class Store:
 
     def view(self) -> View:
         """Return the newest committed state, and where in the metadata log it stands."""
-        return self.metadata.view(self._lock_timeout_s)
+        return self.metadata.view(self.lock_timeout_s)
 
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
@@ -213,6 +195,8 @@ class Store:
 
         With another num_replicas its blocks are copied to, or not counted any more on, other volumes first.
         """
+        if not isinstance(config, (StreamConfig, Mapping)):
+            raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
         given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
         name = given.get("name")
         if not isinstance(name, str):
@@ -220,7 +204,9 @@ class Store:
         known = self.stream_state(name)
         replicas = StreamConfig.from_mapping({**known.config.to_json(), **given}).num_replicas
         if replicas != known.config.num_replicas:
-            membership.change_replicas(self.metadata, self._env, self._lock_timeout_s, known.incarnation, replicas)
+            from storage_core.store import operations
+
+            operations.change_replicas(self, known, replicas)
         with self.turn() as turn:
             stream = self.stream_state(name, turn.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
@@ -326,20 +312,9 @@ class Store:
 
         `progress` hears (blocks done, blocks in all). The result has ok, checked_blocks and damage.
         """
-        state = self.state()
-        chosen = [self.stream_state(name, state) for name in (self.streams() if streams is None else streams)]
-        report, indexes = verification.verify(state, chosen, self.metadata, self._env, progress)
-        if not self.read_only:
-            self._save_indexes(indexes)
-        return report
+        from storage_core.store import operations
 
-    def _save_indexes(self, indexes: Mapping[bytes, VolumeIndex]) -> None:
-        """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
-        try:
-            with self.metadata.turn(self._lock_timeout_s) as turn:
-                verification.save_indexes(turn, indexes)
-        except StorageError as error:
-            logger.info("%s: index.db was not written: %s", self.label, error)
+        return operations.verify(self, progress, streams)
 
     def repair(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
@@ -351,9 +326,9 @@ class Store:
         in all). Returns ok (everything is current, and all damage was repaired), checked_blocks, damage, volumes (what
         became of those that took no part) and lost.
         """
-        for name in streams or ():
-            self.stream_state(name)
-        return Repair(self.metadata, self._env, self._lock_timeout_s).run(streams, progress)
+        from storage_core.store import operations
+
+        return operations.repair(self, progress, streams)
 
     def scrub(
         self,
@@ -367,10 +342,9 @@ class Store:
         Damage is written down, and left to be repaired by upkeep and `repair`. `progress` hears (copies done, copies in
         all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
         """
-        for name in streams or ():
-            self.stream_state(name)
-        scrubbing = Scrub(self.metadata, self._env, self._lock_timeout_s, self.read_only)
-        return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
+        from storage_core.store import operations
+
+        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, streams)
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -381,15 +355,15 @@ class Store:
         hears (blocks done, blocks in all). Returns runs, blocks and bytes that were merged, and unreadable: what has to
         be repaired first.
         """
-        for name in streams or ():
-            self.stream_state(name)
-        return self.compaction(COMPACTING).run(streams, progress)
+        from storage_core.store import operations
 
-    def compaction(self, policy: MergePolicy) -> Compaction:
+        return operations.compact(self, streams, progress)
+
+    def compaction(self, policy: "MergePolicy") -> "Compaction":
         """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
-        if self.read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only")
-        return Compaction(self.metadata, self._env, self._lock_timeout_s, policy)
+        from storage_core.store import operations
+
+        return operations.compaction(self, policy)
 
     def maintain(self) -> None:
         """Do all upkeep that is due, without the bounds of a turn.
@@ -398,22 +372,9 @@ class Store:
         mended, small blocks merged, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An
         empty or missing directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
         """
-        repairing = Repair(self.metadata, self._env, self._lock_timeout_s)
-        repairing.volumes(ask=False)
-        membership.resume_quietly(self.metadata, self._env, self._lock_timeout_s)
-        with self.metadata.turn(self._lock_timeout_s) as turn:
-            drift.tell(turn, drift.everywhere(turn, self._env), self._env)
-        more = True
-        while more:  # others get their turn in between
-            with self.metadata.turn(self._lock_timeout_s) as turn:
-                more = self._upkeep.mend(turn)
-        self.compaction(MAINTAINING).run(None)
-        repairing.sweep()
-        with self.metadata.turn(self._lock_timeout_s) as turn:
-            orphans.sweep(turn, self._env)
-            deleted.sweep(turn, self._env)
-            ownership.sweep(turn, self._env)
-            self._upkeep.after(turn, everything=True)
+        from storage_core.store import operations
+
+        operations.maintain(self)
 
     # --- volumes
 
@@ -424,7 +385,9 @@ class Store:
         the store's already), AlreadyExistsError (a directory that is not empty), RequirementError (another change is
         under way, a volume takes no part).
         """
-        self._membership().add(_apart(resolve_paths(paths)))
+        from storage_core.store import operations
+
+        operations.membership_of(self).add(_apart(resolve_paths(paths)))
 
     def remove_volumes(self, names: Sequence[str]) -> None:
         """Remove volumes by name (id in hex), two at a time; streams are moved to others first. Their files stay.
@@ -432,22 +395,25 @@ class Store:
         Raises ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes
         would be left, another change is under way).
         """
-        self._membership().remove([names] if isinstance(names, str) else list(names))
+        from storage_core.store import operations
+
+        operations.membership_of(self).remove([names] if isinstance(names, str) else list(names))
 
     def replace_volume(self, name: str, path: str | os.PathLike[str]) -> None:
         """Put a new volume in the place of another one, which may be lost; its blocks are copied from the others.
 
         Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
         """
+        from storage_core.store import operations
+
         (resolved,) = resolve_paths([path])
-        self._membership().replace(name, resolved)
+        operations.membership_of(self).replace(name, resolved)
 
     def step_down(self) -> None:
         """Give up the term and open a new one. All volumes are led by whoever writes, so no other host takes over."""
-        self._membership().step_down()
+        from storage_core.store import operations
 
-    def _membership(self) -> membership.Membership:
-        return membership.Membership(self.metadata, self._env, self._lock_timeout_s)
+        operations.membership_of(self).step_down()
 
     def backup(
         self,
@@ -460,6 +426,8 @@ class Store:
         An unfinished backup there is gone on with. `progress` hears (blocks done, blocks in all). Returns what is in
         it. Raises what backup.backup does.
         """
+        from storage_core.store.backups import backup
+
         return backup.backup(self, directory, streams, progress)
 
     @classmethod
@@ -498,9 +466,16 @@ class Store:
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         """Hold the store, and do the bounded upkeep after what was done with it."""
-        with self.metadata.turn(self._lock_timeout_s) as turn:
+        with self.metadata.turn(self.lock_timeout_s) as turn:
             yield turn
-            self._upkeep.after(turn)
+            self.upkeep.after(turn)
+
+    @cached_property
+    def upkeep(self) -> "Upkeep":
+        """The bounded maintenance of this store, for whoever holds it."""
+        from storage_core.store.upkeep.upkeep import Upkeep
+
+        return Upkeep(self._env)
 
     def together(self, call: Callable[[Turn], T]) -> T:
         """Return what `call` returns, done in a turn that threads may share: one round of fsyncs for all of it."""
@@ -515,21 +490,30 @@ class Store:
 
 
 def resolve_paths(paths: Paths) -> list[Path]:
-    """Return absolute paths; text may list several, separated by commas. Raises ValueError for none or one twice."""
-    given: list[str] = []
-    for one in [paths] if isinstance(paths, (str, os.PathLike)) else list(paths):
-        text = os.fspath(one)
-        given.extend(part.strip() for part in text.split(",")) if isinstance(one, str) else given.append(text)
-    if not given or not all(given):
+    """Return absolute paths; text may list several, separated by commas, an element of a list is one, commas and all.
+
+    Raises ValueError for none, one twice, and what is no local path.
+    """
+    given = _listed(paths)
+    if not given or not all(one.strip() for one in given):
         raise ValueError(f"path: {paths!r} names no volume")
-    resolved = [Path(os.path.abspath(os.path.expanduser(one))) for one in given]
+    resolved = [Path(local_path(one, "path")) for one in given]
     for position, path in enumerate(resolved):
-        if "\0" in str(path):
-            raise ValueError(f"path: {given[position]!r} holds a NUL character")
         for earlier in resolved[:position]:
             if os.path.realpath(earlier) == os.path.realpath(path):
                 raise ValueError(f"path: {given[position]!r} is given twice")
     return resolved
+
+
+def _listed(paths: object) -> list[str]:
+    if isinstance(paths, str):
+        return [part.strip() for part in paths.split(",")]
+    listed = [paths] if isinstance(paths, os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+    texts = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed]
+    for one in texts:
+        if not isinstance(one, str):
+            raise ValueError(f"path: {paths!r} is neither a path nor a list of paths")
+    return [one for one in texts if isinstance(one, str)]
 
 
 def _apart(paths: Sequence[Path]) -> Sequence[Path]:

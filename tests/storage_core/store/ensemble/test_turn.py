@@ -140,7 +140,7 @@ def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path)
     newest = log.segment_path(log.segments()[-1])
     newest.rename(volume / "aside")
     newest.mkdir()  # cannot be read just now
-    store._lock_timeout_s = 0.0
+    store.lock_timeout_s = 0.0
     with locks.hold(OS_FILES, [volume], 1, 1.0), pytest.raises(StoreBusyError):
         store.index()
     newest.rmdir()

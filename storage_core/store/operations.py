@@ -1,0 +1,126 @@
+"""What operators ask of a store: checking, repair, maintenance, other volumes. Each is a method of `Store`, too.
+
+Store imports this module when one of them is called, since it stands on most of the packages here.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from storage_core.errors import ReadOnlyError, StorageError
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.consumers import ownership
+from storage_core.store.recovery import membership
+from storage_core.store.recovery.membership import Membership
+from storage_core.store.recovery.repair import Repair
+from storage_core.store.replicas import drift, verification
+from storage_core.store.replicas.scrub import Scrub
+from storage_core.store.upkeep import deleted
+from storage_core.store.upkeep.compaction import Compaction
+from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
+from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.writing import orphans
+
+if TYPE_CHECKING:
+    from storage_core.store.store import Store
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]  # hears how many are done, and how many there are
+
+
+def look_at_open(store: "Store", state: StoreState) -> None:
+    """Do the upkeep of a writable open if a short look says that some is due: bounded, and never waiting for it."""
+    env = store.environment
+    due, drifts = drift.look_at_open(state, store.volumes(), env)
+    if not due and not drifts:
+        return
+    try:
+        with store.metadata.turn(0.0) as turn:
+            if due:
+                store.upkeep.after(turn)
+                _, drifts = drift.look_at_open(turn.state, turn.volumes, env)
+            drift.tell(turn, drifts, env)
+    except StorageError as error:
+        logger.info("%s: upkeep is left for later: %s", store.label, error)
+
+
+def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
+    state = store.state()
+    chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
+    report, indexes = verification.verify(state, chosen, store.metadata, store.environment, progress)
+    if not store.read_only:
+        _save_indexes(store, indexes)
+    return report
+
+
+def _save_indexes(store: "Store", indexes: Mapping[bytes, VolumeIndex]) -> None:
+    """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
+    try:
+        with store.metadata.turn(store.lock_timeout_s) as turn:
+            verification.save_indexes(turn, indexes)
+    except StorageError as error:
+        logger.info("%s: index.db was not written: %s", store.label, error)
+
+
+def repair(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
+    _check_names(store, streams)
+    return Repair(store.metadata, store.environment, store.lock_timeout_s).run(streams, progress)
+
+
+def scrub(
+    store: "Store",
+    progress: Progress | None,
+    limit_bytes: int | None,
+    rate_bytes_per_s: int | None,
+    streams: Sequence[str] | None,
+) -> dict[str, Any]:
+    _check_names(store, streams)
+    scrubbing = Scrub(store.metadata, store.environment, store.lock_timeout_s, store.read_only)
+    return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
+
+
+def compact(store: "Store", streams: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
+    _check_names(store, streams)
+    return compaction(store, COMPACTING).run(streams, progress)
+
+
+def compaction(store: "Store", policy: MergePolicy) -> Compaction:
+    if store.read_only:
+        raise ReadOnlyError(f"{store.label} was opened for reading only")
+    return Compaction(store.metadata, store.environment, store.lock_timeout_s, policy)
+
+
+def maintain(store: "Store") -> None:
+    """Do all upkeep that is due, one kind after another; others get their turn in between."""
+    env, timeout_s = store.environment, store.lock_timeout_s
+    repairing = Repair(store.metadata, env, timeout_s)
+    repairing.volumes(ask=False)
+    membership.resume_quietly(store.metadata, env, timeout_s)
+    with store.metadata.turn(timeout_s) as turn:
+        drift.tell(turn, drift.everywhere(turn, env), env)
+    more = True
+    while more:
+        with store.metadata.turn(timeout_s) as turn:
+            more = store.upkeep.mend(turn)
+    compaction(store, MAINTAINING).run(None)
+    repairing.sweep()
+    with store.metadata.turn(timeout_s) as turn:
+        orphans.sweep(turn, env)
+        deleted.sweep(turn, env)
+        ownership.sweep(turn, env)
+        store.upkeep.after(turn, everything=True)
+
+
+def membership_of(store: "Store") -> Membership:
+    """Return what adds, removes and replaces volumes."""
+    return Membership(store.metadata, store.environment, store.lock_timeout_s)
+
+
+def change_replicas(store: "Store", stream: StreamState, replicas: int) -> None:
+    """Copy the stream's blocks to more volumes, or let some of them go."""
+    membership.change_replicas(store.metadata, store.environment, store.lock_timeout_s, stream.incarnation, replicas)
+
+
+def _check_names(store: "Store", streams: Sequence[str] | None) -> None:
+    for name in streams or ():
+        store.stream_state(name)
