@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,9 +32,19 @@ from spark_stream.cli.metrics import metrics
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.render import Warnings, write
 
+FIRST = ("store", "stream", "consumer")  # in the help; what follows is in the order of the lines below
+
+
+class Root(RootGroup):
+    """All commands, those first that a newcomer needs first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*FIRST, *(name for name in super().list_commands(ctx) if name not in FIRST)]
+
+
 app = typer.Typer(
     name="jstream",
-    cls=RootGroup,
+    cls=Root,
     help="A replicated stream store that Spark reads and writes.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,27 +78,30 @@ def root(
     remember_store(context, store)
 
 
-app.add_typer(store.app, name="store")
-app.add_typer(stream.app, name="stream")
-app.add_typer(consumer.app, name="consumer")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(block.app, name="block")
-app.add_typer(etl.app, name="etl")
-app.add_typer(drift.app, name="drift")
-app.add_typer(import_.app, name="import")
-app.command("pub")(publish.publish)
-app.command("sub")(follow.subscribe)
-app.command("verify")(verify.verify)
-app.command("scrub")(upkeep.scrub)
-app.command("repair")(upkeep.repair)
-app.command("maintain")(upkeep.maintain)
-app.command("metrics")(metrics)
-app.command("events")(events.events)
-app.command("backup")(backup.backup)
-app.command("restore")(backup.restore)
-app.command("export")(export)
-app.command("apply")(apply)
-app.command("init")(init)
+MESSAGES, STREAMS = "Messages", "Stores, streams, consumers"
+COPIES, ELSEWHERE, PIPELINES = "Volumes and their copies", "Backups, and stores of other servers", "Pipelines"
+
+app.add_typer(store.app, name="store", rich_help_panel=STREAMS)
+app.add_typer(stream.app, name="stream", rich_help_panel=STREAMS)
+app.add_typer(consumer.app, name="consumer", rich_help_panel=STREAMS)
+app.command("pub", rich_help_panel=MESSAGES)(publish.publish)
+app.command("sub", rich_help_panel=MESSAGES)(follow.subscribe)
+app.command("export", rich_help_panel=MESSAGES)(export)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=COPIES)
+app.command("verify", rich_help_panel=COPIES)(verify.verify)
+app.command("scrub", rich_help_panel=COPIES)(upkeep.scrub)
+app.command("repair", rich_help_panel=COPIES)(upkeep.repair)
+app.command("maintain", rich_help_panel=COPIES)(upkeep.maintain)
+app.add_typer(drift.app, name="drift", rich_help_panel=COPIES)
+app.command("events", rich_help_panel=COPIES)(events.events)
+app.command("metrics", rich_help_panel=COPIES)(metrics)
+app.add_typer(block.app, name="block", rich_help_panel=COPIES)
+app.command("backup", rich_help_panel=ELSEWHERE)(backup.backup)
+app.command("restore", rich_help_panel=ELSEWHERE)(backup.restore)
+app.add_typer(import_.app, name="import", rich_help_panel=ELSEWHERE)
+app.command("init", rich_help_panel=PIPELINES)(init)
+app.command("apply", rich_help_panel=PIPELINES)(apply)
+app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def restore(
     directory: BackupArgument,
     volumes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="VOLUME...", help="One, three or five directories, empty or not there yet."),
+        typer.Argument(metavar="VOLUME", help="One, three or five directories, empty or not there yet."),
     ] = None,
     streams: Annotated[
         list[str] | None,

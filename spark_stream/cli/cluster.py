@@ -62,7 +62,7 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
 
 @volume_app.command("add")
 def add(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Directories, empty or not there yet.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Directories, empty or not there yet.")],
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -78,7 +78,7 @@ def add(
 @volume_app.command("remove")
 def remove(
     volumes: Annotated[
-        list[str], typer.Argument(metavar="VOLUME...", help="Volumes of the store: path, name, or how that begins.")
+        list[str], typer.Argument(metavar="VOLUME", help="Volumes of the store: path, name, or how that begins.")
     ],
     force: ForceOption = False,
     take_over: TakeOverOption = False,

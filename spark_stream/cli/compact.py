@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compact(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Streams.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Streams.", show_default=False)],
     spark: Annotated[bool, typer.Option("--spark", help="Read and write by the tasks of a Spark job.")] = False,
     store: StoreOption = "",
     json: JsonOption = False,

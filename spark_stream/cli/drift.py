@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
-from spark_stream.cli.options import GroupStoreOption, JsonOption, open_store, remember_store, resolve_store
+from spark_stream.cli.options import (
+    EncryptionKeyOption,
+    GroupStoreOption,
+    JsonOption,
+    open_store,
+    read_key,
+    remember_store,
+    resolve_store,
+)
 from spark_stream.cli.render import counted, print_json, print_table, say
 from spark_stream.cli.verify import ProgressCall, progress_bar
 
@@ -34,7 +42,7 @@ PictureOption = Annotated[
     typer.Option("--picture", metavar="FILE", help="Draw it too, as FILE.png or FILE.html."),
 ]
 DirectoriesArgument = Annotated[
-    list[str], typer.Argument(metavar="DIR...", help="Directories of the nodes, or one that holds them all.")
+    list[str], typer.Argument(metavar="DIR", help="Directories of the nodes, or one that holds them all.")
 ]
 
 
@@ -70,12 +78,7 @@ def nats(
     account: Annotated[
         str | None, typer.Option("--account", metavar="NAME", help="Only the streams of this account.")
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--encryption-key", metavar="KEY", help="The server's, if it encrypts.", envvar="JSTREAM_NATS_KEY"
-        ),
-    ] = None,
+    encryption_key: EncryptionKeyOption = None,
     picture: PictureOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,7 +86,8 @@ def nats(
     from storage_core.foreign import open_foreign
 
     check_picture(picture)
-    _compare_foreign(open_foreign(directories, "nats", account, encryption_key=key), streams, picture, json)
+    source = open_foreign(directories, "nats", account, encryption_key=read_key(encryption_key))
+    _compare_foreign(source, streams, picture, json)
 
 
 @app.command("stan")

@@ -38,11 +38,17 @@ class WrongUsage(Exception):
 class VerbGroup(TyperGroup):
     """Commands under one word; a word that is none of them is answered with the nearest."""
 
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verbs = self.list_commands(ctx)
         if args[0] not in verbs and not args[0].startswith("-"):
             raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            _without_types_of_flags(command.get_params(ctx))
+        return name, command, rest
 
 
 class RootGroup(VerbGroup):
@@ -138,6 +144,14 @@ def _parser_verdict(error: Any) -> tuple[int, str]:
         taken = [name for parameter in context.command.params for name in parameter.opts + parameter.secondary_opts]
         text = f"no such option: {wrong}{nearest(str(wrong), taken)}"
     return int(error.exit_code), text.rstrip(".") + _help_hint(context)
+
+
+def _without_types_of_flags(parameters: Any) -> Any:
+    """Return the parameters; help then shows no type for flags, where `--json <bool>` would seem to want a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def _help_hint(context: Any) -> str:

@@ -1,6 +1,5 @@
 """`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,12 +9,14 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.options import (
+    EncryptionKeyOption,
     GroupStoreOption,
     JsonOption,
     SkipDamageOption,
     StoreOption,
     TakeOverOption,
     open_store,
+    read_key,
     remember_store,
 )
 from spark_stream.cli.quantities import show_size
@@ -28,16 +29,14 @@ if TYPE_CHECKING:
     from storage_core.foreign import ForeignStore
     from storage_core.store.imports.parts import PartRecord, PartTask
 
-KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
-KEY_SIZE_MAX = 64 << 10  # bytes
 _COLUMNS = ("name", "read", "messages", "size", "holes", "lost", "first", "last", "consumers", "replicas")
 _DAMAGE_COLUMNS = ("stream", "offset_bytes", "first", "end", "reason", "file")  # the file last: it may be long
 
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 
 DirectoriesArgument = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Directory of the store, or of a part of it; several: replicas.")
+    list[Path], typer.Argument(metavar="DIR", help="Directory of the store, or of a part of it; several: replicas.")
 ]
 StreamsOption = Annotated[
     list[str] | None,
@@ -69,14 +68,7 @@ def import_nats(
     account: Annotated[
         str | None, typer.Option("--account", metavar="NAME", help="Only streams of this account.")
     ] = None,
-    encryption_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--encryption-key",
-            metavar="FILE",
-            help=f"File with the key of the server's configuration. Or ${KEY_VARIABLE}.",
-        ),
-    ] = None,
+    encryption_key: EncryptionKeyOption = None,
     replicas: ReplicasOption = None,
     spark: SparkOption = None,
     take_over: TakeOverOption = False,
@@ -88,7 +80,7 @@ def import_nats(
     from storage_core.foreign.nats.store import LAYOUT
 
     names = _names(streams, as_names)
-    source = open_foreign(directories, LAYOUT, account, encryption_key=_read_key(encryption_key))
+    source = open_foreign(directories, LAYOUT, account, encryption_key=read_key(encryption_key))
     _import(source, names, replicas, spark, take_over, store, json)
 
 
@@ -111,8 +103,9 @@ def import_stan(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Import channels of NATS Streaming; the same command, run again, goes on. It stops at the first bad record,
-    unless an option says otherwise. Exit code 1 if damage is left.
+    """Import channels of NATS Streaming; the same command, run again, goes on. Exit code 1 if damage is left.
+
+    It stops at the first bad record, unless an option says otherwise.
     """
     from storage_core.foreign import open_foreign
     from storage_core.foreign.stan.store import LAYOUT
@@ -133,21 +126,6 @@ def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, s
     if twice is not None:
         raise WrongUsage(f"--stream: {twice} is given twice")
     return {name: as_names[at] if as_names else None for at, name in enumerate(streams)}
-
-
-def _read_key(path: Path | None) -> str | None:
-    """Return the key in a file, or that of the environment; it is never shown."""
-    if path is None:
-        return os.environ.get(KEY_VARIABLE) or None
-    with path.open("rb") as file:
-        content = file.read(KEY_SIZE_MAX + 1)
-    try:
-        key = content.decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        key = ""
-    if not key or len(content) > KEY_SIZE_MAX:
-        raise WrongUsage(f"--encryption-key {path}: {len(content)} bytes are no key; it is one line of text")
-    return key
 
 
 def _import(

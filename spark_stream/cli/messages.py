@@ -195,7 +195,7 @@ def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
 def remove_messages(
     name: StreamArgument,
     sequences: Annotated[
-        list[int], typer.Argument(metavar="SEQ...", min=1, max=SEQUENCE_MAX, help="Sequences of the messages.")
+        list[int], typer.Argument(metavar="SEQ", min=1, max=SEQUENCE_MAX, help="Sequences of the messages.")
     ],
     force: ForceOption = False,
     take_over: TakeOverOption = False,

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from storage_core import Store
 
 STORE_VARIABLE = "JSTREAM_STORE"
+KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
+KEY_SIZE_MAX = 64 << 10  # bytes
 _STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Default: ${STORE_VARIABLE}."
 
 
@@ -43,6 +46,14 @@ TakeOverOption = Annotated[
     typer.Option("--take-over", help="From now on this host writes the store: the other one is down, or it is a copy."),
 ]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+EncryptionKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--encryption-key",
+        metavar="FILE",
+        help=f"File with the key of the server's configuration. Or ${KEY_VARIABLE}.",
+    ),
+]
 SkipDamageOption = Annotated[
     bool, typer.Option("--skip-damage", help="Go on past messages that are lost or damaged, and say so on stderr.")
 ]
@@ -71,6 +82,21 @@ def _foreign_advice(volumes: str) -> str:
         return ""
     reads = f"Spark reads it with option layout={found}, and `jstream import {found}` brings it into a store"
     return f"; a store of another server lies there: {reads}"
+
+
+def read_key(path: Path | None) -> str | None:
+    """Return the key in a file, or that of the environment; it is never shown."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    with path.open("rb") as file:
+        content = file.read(KEY_SIZE_MAX + 1)
+    try:
+        key = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        key = ""
+    if not key or len(content) > KEY_SIZE_MAX:
+        raise WrongUsage(f"--encryption-key {path}: {len(content)} bytes are no key; it is one line of text")
+    return key
 
 
 def is_attended() -> bool:

@@ -19,7 +19,7 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 
 @app.command("create")
 def create(
-    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME...", help="Directories, one a disk.")],
+    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one a disk.")],
     graveyard_keep: Annotated[
         str | None,
         typer.Option("--graveyard-keep", metavar="DURATION", help="How long removed messages stay on disk: 24h."),

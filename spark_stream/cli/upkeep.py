@@ -63,8 +63,7 @@ def repair(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Bring volumes and copies back from good ones: metadata first, then every block. What no volume has is declared
-    lost.
+    """Bring volumes, then every block of every copy, back from good ones. What no volume has is declared lost.
 
     Exit code 0 if nothing is left to be done, 1 if something is.
     """

@@ -14,7 +14,7 @@ from spark_stream.cli.render import counted, print_json, print_table, say
 ProgressCall = Callable[[int, int], None]
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
 StreamsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="STREAM...", help="Streams to check; all of them if none is named.")
+    list[str] | None, typer.Argument(metavar="STREAM", help="Streams to check; all of them if none is named.")
 ]
 
 

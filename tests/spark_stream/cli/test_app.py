@@ -45,6 +45,16 @@ def test_every_level_has_help(jstream, words: list[str]) -> None:
     assert f"Usage: jstream {' '.join(words)}".rstrip() in " ".join(outcome.out.split())
 
 
+def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(jstream) -> None:
+    listed = re.findall(r"^│ ([a-z]+) ", jstream("--help", with_store=False).out, re.MULTILINE)
+    assert listed[:4] == ["store", "stream", "consumer", "pub"]
+    for words in ([], ["stream"], ["stream", "ls"], ["verify"]):
+        shown = jstream(*words, "--help", with_store=False).out
+        assert "--help" in shown
+        assert "<bool>" not in shown
+        assert "..." not in shown.replace("]...", "")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -185,3 +185,11 @@ def test_a_png_shows_those_that_differ_and_says_how_many_it_leaves_out(
     outcome = jstream("drift", "--picture", tmp_path / "own.png")
     assert outcome.code == 0
     assert "shows 2 of 3 streams; an .html shows all of them" in outcome.err
+
+
+def test_an_encrypted_store_is_compared_with_the_key_of_a_file_as_import_takes_it(jstream, tmp_path: Path) -> None:
+    source = DATA / "nats" / "encrypted" / "store"
+    (tmp_path / "key").write_text("fixture-key-not-secret\n")
+    outcome = jstream("drift", "nats", source, "--encryption-key", tmp_path / "key", with_store=False)
+    assert outcome.code == 0
+    assert "the only copy is whole" in outcome.err
