@@ -17,6 +17,7 @@ Everything that can be known without Spark and without the store is checked here
 import os
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from spark_stream.pipelines.toml import (
     DefinitionError,
     check_choice,
     check_keys,
-    is_local,
-    local_path,
+    nearest,
+    place_of,
     read_toml,
     substitute,
     to_struct,
@@ -186,10 +187,10 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
         name=head.name or file.stem,
         description=head.description,
         checkpoint=head.checkpoint,
-        source=to_struct(file, "source", found["source"], Source),
+        source=_source(file, found["source"]),
         payload=to_struct(file, "payload", found.get("payload", {}), Payload),
         transform=to_struct(file, "transform", found.get("transform", {}), Transform),
-        sink=to_struct(file, "sink", found["sink"], Sink),
+        sink=_sink(file, found["sink"]),
         dead_letters=None if dead is None else to_struct(file, "dead_letters", dead, DeadLetters),
         trigger=to_struct(file, "trigger", found.get("trigger", {}), Trigger),
         spark=_settings(file, found.get("spark", {})),
@@ -198,22 +199,47 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
     return _resolved(made, store or os.environ.get(STORE_VARIABLE, ""))
 
 
+def _source(file: Path, table: object) -> Source:
+    """Return the table [source]; raises DefinitionError."""
+    source = to_struct(file, "source", table, Source)
+    if isinstance(source.start, str) and source.start.isdecimal():  # a variable of the environment is always text
+        source = msgspec.structs.replace(source, start=int(source.start))
+    return source
+
+
+def _sink(file: Path, table: object) -> Sink:
+    """Return the table [sink]; raises DefinitionError, also for keys that mean nothing with its kind."""
+    if isinstance(table, Mapping) and isinstance(table.get("options"), Mapping):
+        table = {**table, "options": _texts(file, "sink.options", table["options"])}
+    sink = to_struct(file, "sink", table, Sink)
+    check_choice(file, "sink.kind", sink.kind, SINKS)
+    taken = _SINK_KEYS[sink.kind]
+    assert isinstance(table, Mapping), table
+    for key in table:
+        if key not in ("kind", "mode", *taken):
+            told = f"means nothing with kind = {sink.kind!r}; taken are {', '.join(taken)}"
+            raise DefinitionError(file, f"sink.{key}", told)
+    return sink
+
+
+def _texts(file: Path, place: str, table: Mapping[str, Any]) -> dict[str, str]:
+    """Return options or settings as Spark takes them; names with dots may be quoted or tables within tables."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": one for name, one in _texts(file, f"{place}.{key}", value).items()}
+        elif isinstance(value, (bool, int, float, str)):
+            found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise DefinitionError(file, f"{place}.{key}", f"{value!r} is not text, a number, or true or false")
+    return found
+
+
 def _settings(file: Path, table: object) -> dict[str, str]:
-    """Return the settings of the session, whose names have dots in them: quoted or as tables within tables."""
+    """Return the settings of the session."""
     if not isinstance(table, Mapping):
         raise DefinitionError(file, "spark", f"{table!r} is not a table of settings")
-    settings: dict[str, str] = {}
-
-    def walk(place: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, one in value.items():
-                walk(f"{place}.{key}" if place else key, one)
-        elif isinstance(value, (bool, int, float, str)):
-            settings[place] = str(value).lower() if isinstance(value, bool) else str(value)
-        else:
-            raise DefinitionError(file, f"spark.{place}", f"{value!r} is not text, a number, or true or false")
-
-    walk("", table)
+    settings = _texts(file, "spark", table)
     for name in settings:
         if not name.startswith("spark."):
             raise DefinitionError(file, f"spark.{name}", 'settings of Spark begin with spark., as in "spark.master"')
@@ -225,7 +251,8 @@ def _check(pipeline: Pipeline) -> None:
     try:
         check_name(pipeline.name, "name")
     except ValueError as error:
-        raise DefinitionError(file, "", str(error)) from error
+        advice = "; it is the file's, unless the file says name = ..." if pipeline.name == file.stem else ""
+        raise DefinitionError(file, "", f"{error}{advice}") from error
     if not pipeline.checkpoint:
         raise DefinitionError(
             file, "checkpoint", "is missing: the folder in which Spark keeps how far the pipeline has come"
@@ -265,6 +292,12 @@ def _check_source(file: Path, source: Source) -> None:
 
 def _check_start(file: Path, source: Source) -> None:
     start = source.start
+    if isinstance(start, dict):
+        for name in start:
+            if not any(fnmatchcase(name, one) for one in source.streams):
+                near = nearest(name, source.streams)
+                told = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
+                raise DefinitionError(file, "source.start", told)
     one = len(source.streams) == 1 and not re.search(r"[,*?\[]", source.streams[0])
     if isinstance(start, int) and not one:
         raise DefinitionError(
@@ -319,8 +352,9 @@ def _check_transform(file: Path, transform: Transform) -> None:
             raise DefinitionError(
                 file, "transform.python", f"{transform.python!r} is not module:function or file.py:function"
             )
-        if place.endswith(".py") and not (file.parent / place).is_file():
-            raise DefinitionError(file, "transform.python", f"{local_path(file.parent, place)} is not a file")
+        path = Path(place_of(file, "transform.python", place))
+        if place.endswith(".py") and not path.is_file():
+            raise DefinitionError(file, "transform.python", f"{path} is not a file")
 
 
 # Which keys of [sink] mean something with which kind.
@@ -333,23 +367,15 @@ _SINK_KEYS = {
 
 
 def _check_sink(file: Path, sink: Sink) -> None:
-    check_choice(file, "sink.kind", sink.kind, SINKS)
     check_choice(file, "sink.mode", sink.mode, (APPEND, UPSERT))
-    for key in ("path", "table", "key", "order_by", "partition_by", "store", "stream", "subject", "options"):
-        if getattr(sink, key) and key not in _SINK_KEYS[sink.kind]:
-            raise DefinitionError(
-                file,
-                f"sink.{key}",
-                f"means nothing with kind = {sink.kind!r}; taken are {', '.join(_SINK_KEYS[sink.kind])}",
-            )
     if sink.mode == UPSERT and sink.kind != DELTA:
         raise DefinitionError(file, "sink.mode", f"'upsert' is for kind = 'delta'; {sink.kind} can only append")
     if sink.mode == UPSERT:
-        for key, why in (
-            ("key", "the columns that say which row it is"),
-            ("order_by", "the column whose highest value is the row as it is now, such as sequence"),
+        for key, value, why in (
+            ("key", sink.keys, "the columns that say which row it is"),
+            ("order_by", sink.order_by, "the column whose highest value is the row as it is now, such as sequence"),
         ):
-            if not getattr(sink, key):
+            if not value:
                 raise DefinitionError(file, f"sink.{key}", f"is missing: mode 'upsert' needs {why}")
     elif sink.key or sink.order_by:
         key = "key" if sink.key else "order_by"
@@ -393,12 +419,11 @@ def _duration_ns(file: Path, key: str, text: str) -> int:
 
 def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     """Return the pipeline with absolute paths; stores that the file does not name are `store`, from where we stand."""
-    file, folder, replace = pipeline.file, pipeline.file.parent, msgspec.structs.replace
+    file, replace = pipeline.file, msgspec.structs.replace
     default = [os.path.abspath(one.strip()) for one in store.split(",") if one.strip()]
 
     def volumes(key: str, given: str | list[str], otherwise: list[str]) -> list[str]:
-        listed = _listed(given)
-        found = [local_path(folder, one) for one in listed] or otherwise
+        found = [place_of(file, key, one) for one in _listed(given)] or otherwise
         if not found:
             raise DefinitionError(
                 file, key, f"is missing: the volumes of the store; or pass --store, or set {STORE_VARIABLE}"
@@ -410,17 +435,33 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     if sink.kind == JSTREAM:
         sink = replace(sink, store=volumes("sink.store", sink.store, source.volumes))
     if sink.path:
-        sink = replace(sink, path=local_path(folder, sink.path))
+        sink = replace(sink, path=place_of(file, "sink.path", sink.path, remote=True))
     if dead is not None:
         dead = replace(dead, store=volumes("dead_letters.store", dead.store, source.volumes))
-    checkpoint = local_path(folder, pipeline.checkpoint)
-    if not is_local(checkpoint):
+    checkpoint = place_of(file, "checkpoint", pipeline.checkpoint, remote=True)
+    if not os.path.isabs(checkpoint):
         raise DefinitionError(
             file,
             "checkpoint",
             f"{checkpoint!r} is not a local or mounted folder: a lock beside it keeps two runs apart",
         )
-    return replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
+    resolved = replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
+    _check_folders(resolved)
+    return resolved
+
+
+def _check_folders(pipeline: Pipeline) -> None:
+    """Raise DefinitionError if two of the pipeline's folders are one, or a volume has another in it: none is shared."""
+    volumes = {*pipeline.source.volumes}
+    volumes |= {*pipeline.sink.volumes} if pipeline.sink.kind == JSTREAM else set()
+    volumes |= {*pipeline.dead_letters.volumes} if pipeline.dead_letters is not None else set()
+    folders = [("checkpoint", pipeline.checkpoint), ("sink.path", pipeline.sink.path)]
+    for key, folder in folders:
+        for volume in volumes:
+            if folder == volume or folder.startswith(f"{volume}/"):
+                raise DefinitionError(pipeline.file, key, f"{folder} lies in {volume}, a volume of a store")
+    if pipeline.checkpoint == pipeline.sink.path:
+        raise DefinitionError(pipeline.file, "checkpoint", f"{pipeline.checkpoint} is sink.path as well")
 
 
 def _listed(text: str | list[str]) -> list[str]:

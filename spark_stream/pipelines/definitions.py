@@ -12,13 +12,14 @@ Keys are those of the configuration of streams and consumers. A key that the fil
 store, and so does a stream that it does not name, unless deleting was asked for.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_stream.cli.quantities import parse_size
-from spark_stream.pipelines.toml import DefinitionError, check_keys, local_path, read_toml, substitute
+from spark_stream.pipelines.toml import DefinitionError, check_keys, place_of, read_toml, substitute
 from storage_core import Store
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -79,6 +80,7 @@ class Plan:
 
 def load_definitions(file: Path) -> Definitions:
     """Return what the file defines; raises DefinitionError naming the key, what came and what is taken, and OSError."""
+    file = Path(os.path.abspath(file))
     found = substitute(file, "", read_toml(file))
     check_keys(file, "", found, ("store", "streams"))
     store = found.get("store", [])
@@ -90,7 +92,7 @@ def load_definitions(file: Path) -> Definitions:
         raise DefinitionError(file, "streams", "is missing: each stream is a table [streams.NAME]")
     made = {name: _stream(file, name, table) for name, table in streams.items()}
     _check_folded(file, "streams", list(made))
-    return Definitions(file, [local_path(file.resolve().parent, one.strip()) for one in listed], made)
+    return Definitions(file, [place_of(file, "store", one.strip()) for one in listed], made)
 
 
 def _stream(file: Path, name: str, table: object) -> StreamDefinition:

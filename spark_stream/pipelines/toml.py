@@ -8,12 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from storage_core.paths import local_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,6 +37,7 @@ _KINDS = {
     "object": "a table",
     "null": "nothing",
 }
+_PYTHON_KINDS = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict}
 
 
 class DefinitionError(ValueError):
@@ -50,9 +53,11 @@ def read_toml(file: Path) -> dict[str, Any]:
     if len(data) > FILE_SIZE_MAX:
         raise DefinitionError(file, "", f"{len(data)} bytes are too many, at most {FILE_SIZE_MAX} are taken")
     try:
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors put a byte order mark there
     except UnicodeDecodeError as error:
         raise DefinitionError(file, "", f"is not UTF-8: {error}") from error
+    except RecursionError as error:
+        raise DefinitionError(file, "", "is not taken: lists or tables too deep within each other") from error
     except ValueError as error:  # of both libraries
         raise DefinitionError(file, "", f"is not TOML: {error}") from error
 
@@ -97,6 +102,8 @@ def substitute(file: Path, place: str, value: Any, but: Sequence[str] = ()) -> A
     """
     if isinstance(value, datetime):
         return (value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: _variable(file, place, found), value)
     if isinstance(value, list):
@@ -109,15 +116,19 @@ def substitute(file: Path, place: str, value: Any, but: Sequence[str] = ()) -> A
     return value
 
 
-def local_path(folder: Path, text: str) -> str:
-    """Return an absolute path for one that may be relative to `folder`; what has another scheme than file: stays."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
-        return re.sub(r"(?i)^file:(?://(?=/))?", "", text)
-    return os.path.abspath(folder / Path(text).expanduser())
+def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
+    """Return the absolute path that a text in the file means; what is relative is meant from the folder of the file.
 
-
-def is_local(path: str) -> bool:
-    return path.startswith("/")
+    `remote`: URIs of other file systems are taken, and stay as they are. Raises DefinitionError.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
+    if remote and scheme is not None and scheme[1].lower() != "file":
+        return text
+    expanded = os.path.expanduser(text)
+    try:
+        return local_path(expanded if scheme or os.path.isabs(expanded) else str(file.parent / expanded), key)
+    except ValueError as error:
+        raise DefinitionError(file, "", str(error)) from error
 
 
 def _variable(file: Path, place: str, found: "re.Match[str]") -> str:
@@ -139,12 +150,16 @@ def _translated(file: Path, place: str, table: Mapping[str, Any], text: str) -> 
     expected = _EXPECTED.fullmatch(what)
     if not expected:
         return DefinitionError(file, place + path, what)
+    if path.endswith("[...]"):  # some value of a table: the first that is of the kind that came
+        path = path.removesuffix("[...]")
+        kind = _PYTHON_KINDS.get(expected[2], object)
+        path += next(f".{key}" for key, one in _look_up(table, path).items() if type(one) is kind)
     taken = " or ".join(_KINDS.get(one, one) for one in expected[1].split(" | ") if one != "null")
     return DefinitionError(file, place + path, f"{_look_up(table, path)!r} is not {taken}")
 
 
 def _look_up(table: Any, path: str) -> Any:
-    for name, at in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", path):
+    for name, at in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
         try:
             table = table[name] if name else table[int(at)]
         except (KeyError, IndexError, TypeError, ValueError):

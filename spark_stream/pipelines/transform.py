@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from spark_stream.pipelines.config import Pipeline
-from spark_stream.pipelines.toml import DefinitionError, local_path, nearest
+from spark_stream.pipelines.toml import DefinitionError, nearest, place_of
 
 VIEW = "messages"
 Function = Callable[[DataFrame], DataFrame]
@@ -98,7 +98,7 @@ def _load_function(pipeline: Pipeline) -> Function:
     key = "transform.python"
     try:
         if place.endswith(".py"):
-            module = _load_file(Path(local_path(pipeline.file.parent, place)))
+            module = _load_file(Path(place_of(pipeline.file, key, place)))
         else:
             module = importlib.import_module(place)
     except Exception as error:  # importing runs the user's code

@@ -68,6 +68,8 @@ def test_a_start_is_a_word_a_time_a_sequence_or_one_for_each_stream(file: Path) 
         "{ ORDERS = 7 }": {"ORDERS": 7},
         '"2026-11-21T12:00:00Z"': "2026-11-21T12:00:00Z",
         "2026-11-21T12:00:00Z": "2026-11-21T12:00:00+00:00",
+        "2026-11-21": "2026-11-21",
+        '"1001"': 1001,  # as a variable of the environment comes
     }
     for spelled, value in taken.items():
         file.write_text(GOOD.replace('stream = "ORDERS"', f'stream = "ORDERS"\nstart = {spelled}'))
@@ -77,6 +79,31 @@ def test_a_start_is_a_word_a_time_a_sequence_or_one_for_each_stream(file: Path) 
 def test_settings_of_spark_may_be_quoted_or_tables(file: Path) -> None:
     file.write_text(GOOD + '[spark]\n"spark.master" = "local[1]"\nspark.sql.ansi.enabled = false\n')
     assert load_pipeline(file).spark == {"spark.master": "local[1]", "spark.sql.ansi.enabled": "false"}
+
+
+def test_options_of_a_sink_are_texts_however_they_are_written(file: Path) -> None:
+    file.write_text(GOOD + "[sink.options]\nmergeSchema = true\ndelta.x = 5\n")
+    assert load_pipeline(file).sink.options == {"mergeSchema": "true", "delta.x": "5"}
+
+
+def test_a_mark_before_the_first_letter_is_no_mistake(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_pipeline(file).name == "orders"
+
+
+def test_a_folder_has_one_name_however_it_is_spelled(file: Path) -> None:
+    for spelled in ("/var/etl/orders", "file:/var/etl/orders/", "file:///var/etl/./orders", "/var/etl/x/../orders"):
+        file.write_text(GOOD.replace("check/orders", spelled))
+        assert load_pipeline(file).checkpoint == "/var/etl/orders"
+
+
+def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(file: Path) -> None:
+    file = file.with_name("orders.v2.toml")
+    file.write_text(GOOD)
+    with pytest.raises(DefinitionError, match=r"'orders\.v2' is not .*; it is the file's, unless the file says name"):
+        load_pipeline(file)
+    file.write_text(f'name = "orders"\n{GOOD}')
+    assert load_pipeline(file).name == "orders"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +182,20 @@ def test_settings_of_spark_may_be_quoted_or_tables(file: Path) -> None:
         ("[payload]", '[transform]\npython = "gone.py:f"\n[payload]', "gone.py is not a file"),
         ("[payload]\n", "[paylaod]\n", "paylaod: there is no such key; did you mean payload?"),
         ("[payload]", "[payload", "is not TOML"),
+        ("[payload]", "a = " + "[" * 5000 + "]" * 5000, "lists or tables too deep"),
+        (
+            '"ORDERS"',
+            '"ORDERS"\nstart = { ODERS = 7 }',
+            "source.start: 'ODERS' is not read here: source.stream is ORDERS;",
+        ),
+        ('"ORDERS"', '"ORDERS"\nstart = { ORDERS = true }', "source.start.ORDERS: True is not a whole number"),
+        ('"disk-1,disk-2"', '"disk\\u0000"', "source.store: "),
+        ('path = "tables/orders"', 'path = "a"\nrows = 5', "sink.rows: means nothing with kind = 'delta'"),
+        ('path = "tables/orders"', 'path = "a"\noptions = { a = [1] }', "sink.options.a: [1] is not text, a number"),
+        ('path = "tables/orders"', 'path = "a"\nmode = "upsert"\nkey = " , "\norder_by = "b"', "sink.key: is missing"),
+        ('"check/orders"', '"disk-1"', "disk-1, a volume of a store"),
+        ('"tables/orders"', '"disk-2/tables"', "disk-2, a volume of a store"),
+        ('"tables/orders"', '"check/orders/"', "is sink.path as well"),
     ],
 )
 def test_a_mistake_names_file_key_what_came_and_what_is_taken(file: Path, before: str, after: str, told: str) -> None:
