@@ -3,7 +3,8 @@
 The same rows, in turns, in one run, after a round of warm-up. A streaming read is one `Trigger.AvailableNow` batch into
 `noop`, from a new checkpoint; a streaming write is one such batch from Parquet files, and is compared with a batch
 append of the same files. Kafka is one broker with as many partitions as Spark has cores, one replica, no fsync; it is
-left out where its JARs were not fetched (scripts/kafka_jars.py).
+left out where its JARs were not fetched (scripts/kafka_jars.py). A Python source of ready batches is beside them, in
+batches and as a stream: what Spark itself takes for so many rows from Python.
 
 A micro-batch is timed by Spark's own `triggerExecution`, the median of many small ones after the first.
 """
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from benchmarks import kafka
+from benchmarks.ceiling import MemorySource
 from benchmarks.spark_batch import (
     Ratio,
     Run,
@@ -37,6 +39,8 @@ TRIGGERS, WARM_UP, TRIGGER_MESSAGES = 40, 10, 1_000
 RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
 RATIOS: tuple[Ratio, ...] = (
     ("streaming read / batch read", "stream read jstream", "read jstream", 0.9),
+    ("streaming read / one of ready batches", "stream read jstream", "stream read ready batches", None),
+    ("of ready batches: streaming read / batch read", "stream read ready batches", "read ready batches", None),
     ("streaming read / Delta's", "stream read jstream", "stream read delta", 2.5),
     ("streaming read / Kafka's", "stream read jstream", "stream read kafka", 2.5),
     ("streaming write / batch append", "stream write jstream", "write jstream", 0.9),
@@ -61,6 +65,7 @@ class Peers:
             Store.create(place, graveyard_keep="0s").close()  # or every write would have to get memory anew
         orders(self.spark, run.messages).write.parquet(str(run.place / "rows"))
         self.rows = self.spark.read.parquet(str(run.place / "rows"))
+        self.spark.dataSource.register(MemorySource)
         self.make_stream(self.store, "ORDERS")
         self.write("jstream", "ORDERS")
         if run.delta:  # for reading: all columns that a read of ours has
@@ -115,13 +120,15 @@ class Peers:
         if kind == "jstream":
             chosen = reader.format("jstream").options(stream="ORDERS", startingOffsets="earliest")
             return chosen.load(self.store)
+        if kind == "ready batches":
+            return reader.format("ready_batches").options(rows=self.run.messages, partitions=8, data_size=93).load()
         if kind == "delta":
             return reader.format("delta").load(str(self.run.place / "delta-ORDERS"))
         chosen = reader.format("kafka").options(subscribe="ORDERS", startingOffsets="earliest")
         return chosen.option("kafka.bootstrap.servers", self.address).load()
 
     def read_round(self, counted: bool) -> None:
-        for kind in self.kinds:
+        for kind in (*self.kinds, "ready batches"):
             self.run.time(f"read {kind}", counted, lambda kind=kind: self.drain(kind))  # type: ignore[misc]
             self.run.time(f"stream read {kind}", counted, lambda kind=kind: self.stream(kind))  # type: ignore[misc]
 
