@@ -8,7 +8,10 @@ A field that the schema says is NOT NULL must be there; all others may be missin
 not of its type, something behind the JSON object, a list where an object belongs all make a message bad.
 """
 
+import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 import msgspec
@@ -16,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
 from spark_stream.pipelines.toml import DefinitionError
@@ -25,6 +28,9 @@ DATA, BODY, REASON = "__data", "__body", "__reason"
 PLAIN_COLUMNS = {UTF8: "text", BYTES: "data"}  # what the only column is called unless `column` says
 SHOWN_MAX = 60  # characters of a value that a reason shows
 _NOT_THE_SCHEMA = "does not fit the schema"
+_STRICT = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+# A float that is no number, or infinite: a type byte, then sign and exponent with all bits of the exponent set.
+_NO_NUMBER = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ def payload_fields(pipeline: Pipeline) -> Fields:
     body = _parse_ddl(pipeline)
     shown = StructType([StructField(payload.column, body)]) if payload.column else body
     _check_names(pipeline, shown)
+    for field in body.fields:
+        _check_not_null(pipeline, field.name, field.dataType, False)
     return Fields(body, shown, payload.column)
 
 
@@ -75,6 +83,21 @@ def _check_names(pipeline: Pipeline, shown: StructType) -> None:
             )
         if folded.count(name) > 1:
             raise DefinitionError(pipeline.file, "payload.schema", f"names the field {name!r} twice")
+
+
+def _check_not_null(pipeline: Pipeline, path: str, kind: DataType, within: bool) -> None:
+    """Raise DefinitionError for a NOT NULL `within` a list or a map, where nobody would look."""
+    if isinstance(kind, ArrayType):
+        _check_not_null(pipeline, path, kind.elementType, True)
+    elif isinstance(kind, MapType):
+        _check_not_null(pipeline, path, kind.valueType, True)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            inner = f"{path}.{field.name}"
+            if within and not field.nullable:
+                told = f"{inner} is NOT NULL within a list or a map, which is not checked; leave it out"
+                raise DefinitionError(pipeline.file, "payload.schema", told)
+            _check_not_null(pipeline, inner, field.dataType, within)
 
 
 def parse(messages: DataFrame, payload: Payload, fields: Fields) -> DataFrame:
@@ -124,26 +147,33 @@ def refuse_bad(parsed: DataFrame) -> DataFrame:
     return parsed.withColumn(REASON, F.when(F.col(REASON).isNotNull(), F.raise_error(text).cast("string")))
 
 
-def _from_json(text: Column, fields: list[StructField], corrupt: str) -> Column:
+def _from_json(text: Column, fields: list[StructField], corrupt: str, strict: bool = False) -> Column:
     nullable = [StructField(field.name, field.dataType) for field in fields]
     schema = StructType([*nullable, StructField(corrupt, StringType())])
-    return F.from_json(text, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt})
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, "allowSingleQuotes": "false"}
+    return F.from_json(text, schema, options | (_STRICT if strict else {}))
 
 
 def _reason(text: Column, parsed: Column, body: StructType, corrupt: str, format: str) -> Column:
     """Return why the parsed payload is bad, null if it is not; `text` is its JSON."""
     what = "MessagePack" if format == MSGPACK else JSON.upper()
-    # Spark's parser stops behind the first value; what follows it would be lost without a word.
+    is_none = F.lit(f"payload is not {what}")
+    # Spark's parser stops behind the first value; what follows it would be lost without a word. As the only element
+    # of a list and as the only value of an object: what closes the one too early does not close the other.
     value_count = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    key_count = F.size(F.json_object_keys(F.concat(F.lit('{"":'), text, F.lit("}"))))
+    is_alone = F.coalesce((value_count == 1) & (key_count == 1), F.lit(False))
+    # Without fields it is only looked at whether it is JSON: a NaN is none, a text "NaN" is, and becomes a DOUBLE.
+    is_strict = _from_json(text, [], corrupt, strict=True).getField(corrupt).isNull()
     failed = parsed.isNull() | parsed.getField(corrupt).isNotNull()
     explained = (
-        F.when(value_count.isNull() | (value_count == 0), F.lit(f"payload is not {what}"))
+        F.when(value_count.isNull() | (value_count == 0), is_none)
         .when(~F.ltrim(text).startswith("{"), F.lit(f"payload is {what}, but not an object"))
+        .when(~is_strict, is_none)
         .otherwise(F.coalesce(*[_misfit(text, field, corrupt) for field in body.fields], F.lit(_NOT_THE_SCHEMA)))
     )
-    reason = F.when(failed, explained).when(
-        value_count.isNull() | (value_count != 1), F.lit(f"payload is more than one {what} value")
-    )
+    more = F.when(is_strict, F.lit(f"payload is more than one {what} value")).otherwise(is_none)
+    reason = F.when(failed, explained).when(~is_alone, more)
     for path in required_fields(body):
         steps = path.split("\0")
         value, holder = parsed, F.lit(True)
@@ -159,11 +189,9 @@ def _misfit(text: Column, field: StructField, corrupt: str) -> Column:
     """Return what is wrong with one field, null if it is not that one: parsed alone, it is bad or not."""
     alone = _from_json(text, [field], corrupt)
     shown = F.substring(F.get_json_object(text, f"$['{field.name}']"), 1, SHOWN_MAX)
-    told = F.concat(
-        F.lit(f"{field.name}: "),
-        F.coalesce(shown, F.lit("null")),
-        F.lit(f" is not {field.dataType.simpleString().upper()}"),
-    )
+    name = field.dataType.simpleString()
+    kind = F.lit(f"is not {name if '<' in name else name.upper()}")
+    told = F.concat(F.lit(f"{field.name}: "), F.coalesce(F.concat(shown, F.lit(" "), kind), kind))
     return F.when(alone.getField(corrupt).isNotNull(), told)
 
 
@@ -214,11 +242,24 @@ def _one_to_json(payload: bytes | None) -> tuple[str | None, str | None]:
     try:
         # Lengths are bounded by the payload's own size before anything is allocated for them.
         value = msgpack.unpackb(payload, raw=False, strict_map_key=False, timestamp=3, ext_hook=_refuse_ext)
+        if _NO_NUMBER.search(payload):
+            value = _named(value)  # JSON has no such numbers, and they would become null
         return msgspec.json.encode(value).decode(), None
     except msgpack.ExtraData:
         return None, "payload is more than one MessagePack value"
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException, msgspec.MsgspecError):
         return None, "payload is not MessagePack that can be read as fields"
+
+
+def _named(value: Any) -> Any:
+    """Return the value with floats that JSON has no numbers for as texts that Spark takes for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list):
+        return [_named(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _named(one) for key, one in value.items()}
+    return value
 
 
 def _refuse_ext(code: int, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Payloads of real messages as columns, and the reason for each that cannot be parsed, in real Spark."""
 
+import math
 from datetime import datetime, timezone
 from typing import Any
 
@@ -62,9 +63,16 @@ def test_json_becomes_columns_and_each_bad_message_says_why(spark: SparkSession,
         b'{"id": null}',
         b'{"id": "l", "address": {"street": "Hof"}}',
         b'{"id": "m", "address": null}',
+        b'{"id": "n"}], [{"id": "o"}',
+        b'{"id": "p"}}, {"id": {"id": "q"}',
+        b'{"id": "r", "amount": NaN}',
+        b"{'id': 's'}",
+        b'{"id": "t\t"}',
+        b'{"id": "u", "tags": "v"}',
+        b'{"id": "w", "amount": "NaN"}',
     ]
     rows, reasons = parsed(spark, pipeline, payloads, SCHEMA.format(format="json"))
-    assert [row["id"] for row in rows] == ["a", "b", "m"]
+    assert [row["id"] for row in rows] == ["a", "b", "m", "w"] and math.isnan(rows[3]["amount"])
     first = rows[0]
     assert (first["amount"], first["count"], first["tags"], bytes(first["photo"])) == (1.5, 2, ["x"], b"\x01\x02")
     assert rows[1]["address"]["city"] == "Bonn" and rows[1]["subject"] == "orders.new"
@@ -88,6 +96,12 @@ def test_json_becomes_columns_and_each_bad_message_says_why(spark: SparkSession,
         15: "id is null or missing",
         16: "id is null or missing",
         17: "address.city is null or missing",
+        19: "payload is more than one JSON value",
+        20: "payload is more than one JSON value",
+        21: "payload is not JSON",
+        22: "payload is not JSON",
+        23: "payload is not JSON",
+        24: "tags: v is not array<string>",
     }
 
 
@@ -108,9 +122,12 @@ def test_msgpack_becomes_the_same_columns(spark: SparkSession, pipeline) -> None
         msgpack.packb({"id": "d", "count": "many"}),
         msgpack.packb({"amount": 5}),
         msgpack.packb({"id": msgpack.ExtType(5, b"x")}),
+        msgpack.packb({"id": "e", "amount": math.nan, "tags": [-math.inf]}),
+        msgpack.packb({"id": "f", "amount": math.inf}, use_single_float=True),
     ]
     rows, reasons = parsed(spark, pipeline, payloads, SCHEMA.format(format="msgpack"))
-    assert [row["id"] for row in rows] == ["a", "b"]
+    assert [row["id"] for row in rows] == ["a", "b", "e", "f"]
+    assert math.isnan(rows[2]["amount"]) and (rows[2]["tags"], rows[3]["amount"]) == (["-Infinity"], math.inf)
     assert (rows[0]["count"], bytes(rows[0]["photo"]), rows[1]["address"]["city"]) == (2, b"\x01\x02", "Bonn")
     unreadable = "payload is not MessagePack that can be read as fields"
     assert reasons == {
@@ -145,6 +162,8 @@ def test_a_payload_may_be_one_column(spark: SparkSession, pipeline) -> None:
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
+        ("a ARRAY<STRUCT<x: INT NOT NULL>>", "a.x is NOT NULL within a list or a map, which is not checked"),
+        ("m MAP<STRING, STRUCT<y: STRUCT<z: INT NOT NULL>>>", "m.y.z is NOT NULL within a list or a map"),
         ("id STRIN", "payload.schema: is not DDL that Spark takes"),
         ("id STRING, Id INT", "payload.schema: names the field 'id' twice"),
         ("timestamp TIMESTAMP", "field 'timestamp' is a column of every message already; with payload.column = 'body'"),
