@@ -18,6 +18,7 @@ from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
 from storage_core.store.replicas.healing import Outcome, Patient, heal
+from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
@@ -78,7 +79,9 @@ class Mending:
         if not cases:
             return False
         patients = [self._examine(turn, case) for case in cases.values()]
-        for outcome in heal(turn, patients, self._env):
+        outcomes = heal(turn, patients, self._env)
+        self._note_whole(turn, patients, outcomes, told)
+        for outcome in outcomes:
             self._settle(turn, outcome, told)
         return budget.copies_left <= 0 or budget.size_left <= 0
 
@@ -167,6 +170,25 @@ class Mending:
             else:
                 proven.append(volume.volume_id)
         return Patient(case.block, wrong, tuple(proven))
+
+    def _note_whole(
+        self,
+        turn: Turn,
+        patients: Sequence[Patient],
+        outcomes: Sequence[Outcome],
+        told: list[tuple[Path, Report]],
+    ) -> None:
+        """Note in index.db that reported copies are whole now: what found them damaged may have written that there."""
+        whole = {(*_key(one.block), volume_id): one.block for one in outcomes for volume_id in one.repaired}
+        whole |= {(*_key(one.block), volume_id): one.block for one in patients for volume_id in one.proven}
+        reported = {(one.incarnation, one.block_id, one.volume_id) for _, one in told} & whole.keys()
+        if not reported:
+            return
+        volumes = {volume_id for *_, volume_id in reported}
+        indexes = Indexes([one for one in turn.writable if one.volume_id in volumes], self._env)
+        for copy in reported:
+            indexes.verified(copy[2], whole[copy], True)
+        save_indexes(turn, indexes.by_volume)
 
     def _settle(self, turn: Turn, outcome: Outcome, told: list[tuple[Path, Report]]) -> None:
         """Remove the reports about copies that are whole now, or gone; let the others rest for a while."""

@@ -89,6 +89,19 @@ def test_damage_that_a_read_met_is_repaired_by_the_next_commit(paths: list[Path]
         assert kinds.count("repaired") == 4
 
 
+def test_damage_that_a_scrub_found_is_not_shown_any_more_once_a_commit_has_mended_it(paths: list[Path]) -> None:
+    clock = Clock()
+    for path in blocks(paths[0])[:2]:
+        flip(path, path.stat().st_size // 2)
+    with Store.open(paths, env=replace(REAL, now_ns=clock.now_ns)) as store:
+        assert len(store.scrub()["damage"]) == 2
+        assert states(paths) == ["damaged", "current", "current"]
+        clock.now += 2 * mending.LOOK_EVERY_NS
+        store.stream("S").publish("s.a", b"next")
+        assert [one["kind"] for one in store.events()].count("repaired") == 2
+    assert states(paths) == ["current", "current", "current"]
+
+
 def test_a_report_that_is_wrong_is_removed_and_no_more(paths: list[Path]) -> None:
     from storage_core.store.volume.reports import Report, leave
 
