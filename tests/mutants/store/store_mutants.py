@@ -15,7 +15,7 @@ import numpy as np
 
 from storage_core.block.reader import BlockReader
 from storage_core.files import File
-from storage_core.metadata import machine
+from storage_core.metadata import appends, removals
 from storage_core.metadata.commands import encode_envelope
 from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft.entry import CommitRecord, make_entry
@@ -262,8 +262,8 @@ def uses_the_numbers_of_removed_messages_again() -> list[Replacement]:
         removed = stream.removed.clip(stream.floor, end)
         return state, replace(stream, next_sequence=max(end, stream.floor), removed=removed)
 
-    plain = machine._drop_below
-    return [(machine, "_drop_below", drop)]
+    plain = removals.drop_below
+    return [(removals, "drop_below", drop), (appends, "drop_below", drop)]
 
 
 def stores_a_batch_that_came_again() -> list[Replacement]:

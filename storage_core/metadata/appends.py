@@ -1,0 +1,175 @@
+"""Commands that bring blocks: appends and merges, each a transaction with one outcome."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from storage_core import errors
+from storage_core.metadata import subject_sets
+from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
+from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.merging import apply_to as merged
+from storage_core.metadata.removals import drop_below
+from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse
+from storage_core.metadata.state import (
+    ABORTED,
+    COMMITTED,
+    STREAMING_BATCHES_KEPT,
+    TRANSACTION_DTYPE,
+    BatchResult,
+    StoreState,
+    StreamState,
+    WriterState,
+)
+from storage_core.metadata.stream_changes import buried, live
+from storage_core.sequences import SequenceSet
+
+SUPERSEDED_RUNS_KEPT = 64
+
+
+def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tuple[StoreState, Result]:
+    targets = [live(state, part.incarnation) for part in command.streams]
+    already = _stored_before(targets, command)
+    if already is not None:
+        return state, AppendDone(already, True)
+    check_transaction(state, command.transaction)
+    appended = {}
+    for stream, part in zip(targets, command.streams, strict=True):
+        if stream.config.sealed:
+            refuse(errors.RequirementError, f"stream {stream.name!r} is sealed")
+        if part.overwrite:
+            if stream.config.deny_purge:
+                refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
+            end = stream.next_sequence
+            state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
+            stream = replace(stream, overwritten_ns=time_ns)
+        stream, result = _with_blocks(stream, part, place, time_ns)
+        if command.writer:
+            writer = _with_batch(stream.writers.get(command.writer), command, result)
+            stream = replace(stream, writers={**stream.writers, command.writer: writer})
+        state = state.with_stream(stream)
+        appended[stream.name] = result
+    return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
+
+
+def _stored_before(targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
+    """Return what this (writer, batch) got before, None if it is new; refuses fenced runs and foreign queries."""
+    if not command.writer:
+        return None
+    found = {}
+    for stream in targets:
+        writer = stream.writers.get(command.writer)
+        if writer is None:
+            continue
+        if writer.query != command.query:
+            theirs, ours = writer.query or "a batch job", command.query or "a batch job"
+            refuse(
+                errors.RequirementError,
+                f"writer {command.writer!r} of stream {stream.name!r} belongs to {theirs}, this is {ours}; "
+                "a new checkpoint starts a new query, whose batch numbers begin again: give it another writerId",
+            )
+        result = writer.find(command.batch)
+        if result is not None:
+            found[stream.name] = result
+    unknown = [stream.name for stream in targets if stream.name not in found]
+    if found and unknown:
+        refuse(
+            errors.RequirementError,
+            f"batch {command.batch!r} of writer {command.writer!r} was stored before, without stream {unknown[0]!r}: "
+            "the same batch must hold the same messages; give other messages another batch",
+        )
+    if found:
+        return found
+    for stream in targets:
+        writer = stream.writers.get(command.writer)
+        if writer is not None and command.run in writer.superseded:
+            refuse(
+                errors.FencedError,
+                f"run {command.run} of writer {command.writer!r} was superseded by run {writer.run} "
+                f"in stream {stream.name!r}",
+            )
+    return None
+
+
+def check_transaction(state: StoreState, transaction: bytes) -> None:
+    outcome = state.outcome(transaction)
+    if outcome == ABORTED:
+        refuse(errors.TransactionAbortedError, f"transaction {transaction.hex()} was aborted")
+    if outcome == COMMITTED:
+        refuse(errors.AlreadyExistsError, f"transaction {transaction.hex()} was committed before")
+    if int.from_bytes(transaction[:8], "big") < state.transaction_floor_ns:
+        reason = f"transaction {transaction.hex()} is older than the store remembers; start a new one"
+        refuse(errors.TransactionAbortedError, reason)
+
+
+def _with_blocks(
+    stream: StreamState, part: AppendedBlocks, place: Place, time_ns: int
+) -> tuple[StreamState, BatchResult]:
+    """Return the stream with the blocks at its end, and the range they got."""
+    first = stream.next_sequence
+    rows = np.frombuffer(part.rows, BLOCK_DTYPE).copy()
+    rows["first"] += first
+    rows["committed_ns"] = time_ns
+    end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else first
+    sets, remap = subject_sets.merged(stream.subject_sets, part.subject_sets)
+    rows["subject_set"] = remap[np.frombuffer(part.subject_set_of, "<i4")]
+    removed = stream.removed
+    if part.duplicates:
+        relative = SequenceSet.decode(part.duplicates)
+        removed = removed.union(SequenceSet(relative.starts + first, relative.ends + first))
+    histories = stream.histories
+    if end > first and (not histories or histories[-1][0] != place.history):
+        histories = (*histories, (place.history, first))
+    grown = replace(
+        stream,
+        next_sequence=end,
+        blocks=stream.blocks.append(rows),
+        removed=removed,
+        message_count=stream.message_count + int(rows["row_count"].sum()) - part.duplicate_count,
+        data_size=stream.data_size + int(rows["data_size"].sum()) - part.duplicate_size,
+        histories=histories,
+        subject_sets=sets,
+    )
+    return grown, BatchResult(first, end, part.duplicate_count)
+
+
+def _with_batch(writer: WriterState | None, command: Append, result: BatchResult) -> WriterState:
+    """Return the writer's record with this batch; an unseen run id supersedes the one before."""
+    if writer is None:
+        writer = WriterState(command.query, command.run, (), {})
+    superseded = writer.superseded
+    if command.run != writer.run:
+        superseded = (*superseded, writer.run)[-SUPERSEDED_RUNS_KEPT:]
+    batches = {**writer.batches, command.batch: result}
+    last_batch = writer.last_batch
+    if command.query and command.batch.isdigit():
+        last_batch = max(last_batch, int(command.batch))
+        for oldest in list(batches)[:-STREAMING_BATCHES_KEPT]:
+            del batches[oldest]
+    return WriterState(command.query, command.run, superseded, batches, last_batch)
+
+
+def decided(state: StoreState, place: Place, transaction: bytes, outcome: int) -> StoreState:
+    row = np.zeros(1, TRANSACTION_DTYPE)
+    row["id"], row["outcome"], row["index"] = np.void(transaction), outcome, place.index
+    return replace(state, transactions=state.transactions.append(row))
+
+
+def abort(state: StoreState, place: Place, time_ns: int, command: Abort) -> tuple[StoreState, Result]:
+    outcome = state.outcome(command.transaction)
+    if outcome == COMMITTED:
+        refuse(errors.RequirementError, f"transaction {command.transaction.hex()} is committed and stays")
+    if outcome == ABORTED:
+        return state, Done()
+    return decided(state, place, command.transaction, ABORTED), Done()
+
+
+def merge_blocks(state: StoreState, place: Place, time_ns: int, command: MergeBlocks) -> tuple[StoreState, Result]:
+    before = live(state, command.incarnation)
+    check_transaction(state, command.transaction)
+    try:
+        stream, gone = merged(before, time_ns, command)
+    except errors.StorageError as error:
+        return state, Refused(type(error), str(error))
+    state = replace(state.with_stream(stream), replaced=buried(state.replaced, before, gone, time_ns))
+    return decided(state, place, command.transaction, COMMITTED), Done()

@@ -1,0 +1,87 @@
+"""Commands that take messages or their blocks away: removed, lost, buried."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from storage_core import errors
+from storage_core.metadata.commands import Bury, DeclareLost, Event, Remove
+from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.store_changes import with_events
+from storage_core.metadata.stream_changes import buried, live
+from storage_core.sequences import SequenceSet
+
+
+def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    denied = "deny_delete" if command.reason == "delete" else "deny_purge"
+    if stream.config.sealed or getattr(stream.config, denied):
+        why = "is sealed" if stream.config.sealed else f"has {denied} set"
+        refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
+    chosen = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence)
+    gone = chosen.difference(stream.removed)
+    floor = min(max(command.floor, stream.floor), stream.next_sequence)
+    stream = replace(stream, removed=stream.removed.union(gone))
+    below = len(SequenceSet.from_ranges([(stream.floor, floor)]).difference(stream.removed))
+    count = len(gone) + below
+    state, stream = drop_below(state, stream, floor, time_ns, count, command.data_size)
+    return state.with_stream(stream), RemoveDone(count)
+
+
+def drop_below(
+    state: StoreState, stream: StreamState, floor: int, time_ns: int, message_count: int, data_size: int
+) -> tuple[StoreState, StreamState]:
+    """Raise the floor, bury blocks with nothing left to show, and take the counts down."""
+    removed = stream.removed.clip(floor, stream.next_sequence)
+    rows = stream.blocks.rows
+    ends = rows["first"] + rows["span"]
+    blocks, dead_head = stream.blocks, int(np.searchsorted(ends, floor, side="right"))
+    graveyard = state.graveyard
+    if dead_head:
+        graveyard = buried(graveyard, stream, rows[:dead_head], time_ns)
+        blocks = blocks.drop_head(dead_head)
+    if removed:
+        rows = blocks.rows
+        first_left = np.maximum(rows["first"], floor)  # removed sequences below the floor are not remembered
+        run = np.searchsorted(removed.starts, first_left, side="right") - 1
+        empty = (run >= 0) & (removed.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
+        if empty.any():
+            graveyard = buried(graveyard, stream, rows[empty], time_ns)
+            blocks = blocks.keep(~empty)
+    stream = replace(
+        stream,
+        floor=floor,
+        blocks=blocks,
+        removed=removed,
+        lost=stream.lost.clip(floor, stream.next_sequence),
+        message_count=stream.message_count - message_count,
+        data_size=max(0, stream.data_size - data_size),
+    )
+    return replace(state, graveyard=graveyard), stream
+
+
+def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    gone = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence).difference(stream.removed)
+    if not gone:
+        return state, RemoveDone(0)
+    count = len(gone)
+    stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
+    state, stream = drop_below(state, stream, stream.floor, time_ns, count, command.data_size)
+    ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
+    event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
+    return with_events(state.with_stream(stream), (event,), time_ns), RemoveDone(count)
+
+
+def bury(state: StoreState, place: Place, time_ns: int, command: Bury) -> tuple[StoreState, Result]:
+    gone = np.frombuffer(b"".join(command.blocks), "V32")
+    graveyard, replaced = (one.keep(~np.isin(_pairs(one.rows), gone)) for one in (state.graveyard, state.replaced))
+    return replace(state, graveyard=graveyard, replaced=replaced), Done()
+
+
+def _pairs(graves: np.ndarray) -> np.ndarray:
+    """Return (incarnation, block id) of each grave as one 32-byte key."""
+    packed = np.empty(len(graves), np.dtype([("incarnation", "V16"), ("block_id", "V16")]))
+    packed["incarnation"], packed["block_id"] = graves["incarnation"], graves["block_id"]
+    return packed.view("V32")

@@ -1,0 +1,106 @@
+"""Commands about the store as a whole: its first entry, its volumes, events, transactions that are forgotten."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from storage_core import errors
+from storage_core.metadata.commands import (
+    Adopt,
+    ChangeVolumes,
+    Event,
+    ForgetTransactions,
+    Init,
+    NoOp,
+    RecordEvents,
+    TakeOver,
+    Voter,
+)
+from storage_core.metadata.manifest import Table
+from storage_core.metadata.results import Done, Place, Result, refuse
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState, decode_state
+
+
+def init(state: StoreState, place: Place, time_ns: int, command: Init) -> tuple[StoreState, Result]:
+    if state.store_id:
+        refuse(errors.AlreadyExistsError, "the store has been initialised")
+    made = StoreState(
+        store_id=command.store_id,
+        created_ns=time_ns,
+        settings=command.settings,
+        voters=command.voters,
+        lock_domain=command.lock_domain,
+        host=command.host,
+    )
+    return made, Done()
+
+
+def noop(state: StoreState, place: Place, time_ns: int, command: NoOp) -> tuple[StoreState, Result]:
+    return state, Done()
+
+
+def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) -> tuple[StoreState, Result]:
+    event = Event("took_over", before=state.host, after=command.host)
+    taken = replace(state, lock_domain=command.lock_domain, host=command.host)
+    return with_events(taken, (event,), time_ns), Done()
+
+
+def adopt(state: StoreState, place: Place, time_ns: int, command: Adopt) -> tuple[StoreState, Result]:
+    if state.store_id:
+        refuse(errors.AlreadyExistsError, "the store has been initialised")
+    return decode_state(command.state), Done()
+
+
+def change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:
+    before, after = _voting(state.voters), _voting(command.voters)
+    if len({one.volume_id for one in command.voters}) < len(command.voters):
+        refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
+    if len(before ^ after) > 1:
+        refuse(errors.RequirementError, f"the voters change by one at a time, not from {len(before)} to {len(after)}")
+    if not after:
+        refuse(errors.RequirementError, "a store has at least one voter")
+    if len(after) % 2 == 0 and command.change is None:
+        refuse(errors.RequirementError, f"{len(after)} voters: a store has an odd number of them")
+    kept = {one.volume_id for one in command.voters}
+    for stream in state.streams.values():
+        if not kept.issuperset(stream.placement):
+            refuse(errors.RequirementError, f"stream {stream.name!r} keeps blocks on a volume that would be removed")
+    changed = replace(state, voters=command.voters, volume_change=command.change)
+    instances = {one.volume_id: one.instance_id for one in state.voters}
+    for voter in command.voters:
+        if instances.get(voter.volume_id, voter.instance_id) != voter.instance_id:
+            # What another instance took proves nothing: its blocks count again as each is found whole.
+            for stream in list(changed.streams.values()):
+                if voter.volume_id in stream.placement:
+                    changed = changed.with_stream(_without_holder(stream, voter.volume_id))
+    return with_events(changed, command.events, time_ns), Done()
+
+
+def _without_holder(stream: StreamState, volume_id: bytes) -> StreamState:
+    rows = stream.blocks.rows.copy()
+    rows["holders"] &= ~(np.uint32(1) << np.uint32(stream.placement.index(volume_id)))
+    return replace(stream, blocks=Table.of(rows))
+
+
+def _voting(voters: tuple[Voter, ...]) -> set[bytes]:
+    return {one.volume_id for one in voters if not one.learner}
+
+
+def record_events(state: StoreState, place: Place, time_ns: int, command: RecordEvents) -> tuple[StoreState, Result]:
+    return with_events(state, command.events, time_ns), Done()
+
+
+def with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> StoreState:
+    timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
+    return replace(state, events=(*state.events, *timed)[-EVENT_COUNT_MAX:]) if timed else state
+
+
+def forget_transactions(
+    state: StoreState, place: Place, time_ns: int, command: ForgetTransactions
+) -> tuple[StoreState, Result]:
+    rows = state.transactions.rows
+    ids = np.frombuffer(np.ascontiguousarray(rows["id"]).tobytes(), ">u8").reshape(-1, 2)[:, 0]
+    kept = state.transactions.keep(ids >= command.before_ns)
+    floor = max(state.transaction_floor_ns, command.before_ns)
+    return replace(state, transactions=kept, transaction_floor_ns=floor), Done()

@@ -1,0 +1,140 @@
+"""Commands about streams: made, changed, deleted, restored, and which volumes have their blocks."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from storage_core import errors
+from storage_core.metadata.commands import (
+    AddStream,
+    ChangePlacement,
+    DeleteStream,
+    EditStream,
+    PrepareStreams,
+    RecordHolders,
+    RestoreStreams,
+)
+from storage_core.metadata.consumers import restored
+from storage_core.metadata.manifest import GRAVE_DTYPE, Table, ids
+from storage_core.metadata.results import Done, Place, Result, refuse
+from storage_core.metadata.state import StoreState, StreamState, decode_stream
+from storage_core.metadata.store_changes import with_events
+
+
+def add_stream(state: StoreState, place: Place, time_ns: int, command: AddStream) -> tuple[StoreState, Result]:
+    _check_name_is_free(state, command.config.name)
+    stream = StreamState(command.config, command.incarnation, time_ns, command.placement)
+    return state.with_stream(stream), Done()
+
+
+def _check_name_is_free(state: StoreState, name: str) -> None:
+    there = state.streams.get(name.casefold())
+    if there is not None:
+        how = "exists" if there.name == name else f"differs from stream {there.name!r} only in case"
+        refuse(errors.AlreadyExistsError, f"stream {name!r} {how}")
+
+
+def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStream) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    old, new = stream.config, command.config
+    if new.name != old.name:
+        refuse(errors.RequirementError, f"stream {old.name!r}: a stream cannot be renamed to {new.name!r}")
+    if new.num_replicas != old.num_replicas:
+        reason = f"num_replicas is {old.num_replicas} and cannot be changed to {new.num_replicas}"
+        refuse(errors.RequirementError, f"stream {old.name!r}: {reason}")
+    for flag in ("sealed", "deny_delete", "deny_purge"):
+        if getattr(old, flag) and not getattr(new, flag):
+            refuse(errors.RequirementError, f"stream {old.name!r}: {flag} cannot be taken back")
+    return state.with_stream(replace(stream, config=new)), Done()
+
+
+def delete_stream(state: StoreState, place: Place, time_ns: int, command: DeleteStream) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    streams = {key: one for key, one in state.streams.items() if one.incarnation != command.incarnation}
+    graveyard = buried(state.graveyard, stream, stream.blocks.rows, time_ns)
+    # The directory outlives its blocks: a row with no block id asks upkeep to remove it at the end.
+    directory = np.zeros(len(stream.incarnations), GRAVE_DTYPE)
+    directory["incarnation"], directory["dropped_ns"] = ids(stream.incarnations), time_ns
+    return replace(state, streams=streams, graveyard=graveyard.append(directory)), Done()
+
+
+def prepare_streams(
+    state: StoreState, place: Place, time_ns: int, command: PrepareStreams
+) -> tuple[StoreState, Result]:
+    if any(state.by_incarnation(one) is not None for one in command.incarnations):
+        refuse(errors.AlreadyExistsError, "a stream is prepared under an incarnation that there is")
+    graves = np.zeros(len(command.incarnations), GRAVE_DTYPE)
+    graves["incarnation"], graves["dropped_ns"] = ids(command.incarnations), command.until_ns
+    return replace(state, graveyard=state.graveyard.append(graves)), Done()
+
+
+def restore_streams(
+    state: StoreState, place: Place, time_ns: int, command: RestoreStreams
+) -> tuple[StoreState, Result]:
+    for encoded in command.streams:
+        stream = decode_stream(encoded)
+        _check_name_is_free(state, stream.name)
+        if state.by_incarnation(stream.incarnation) is not None:
+            refuse(errors.AlreadyExistsError, f"stream {stream.name!r}: its incarnation is another stream's")
+        if not stream.placement or any(state.voter(one) is None for one in stream.placement):
+            refuse(errors.RequirementError, f"stream {stream.name!r}: its placement names volumes that there are not")
+        graves = state.graveyard.rows
+        prepared = (graves["incarnation"] == np.void(stream.incarnation)) & (graves["block_id"] == np.void(bytes(16)))
+        if not prepared.any():
+            refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks were buried before it was restored")
+        histories = ((place.history, 1),) if stream.next_sequence > 1 else ()
+        stream = restored(replace(stream, created_ns=time_ns, histories=histories))
+        state = replace(state, graveyard=state.graveyard.keep(~prepared)).with_stream(stream)
+    return with_events(state, command.events, time_ns), Done()
+
+
+def change_placement(
+    state: StoreState, place: Place, time_ns: int, command: ChangePlacement
+) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    if not command.placement:
+        refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks are kept on at least one volume")
+    unknown = [one.hex() for one in command.placement if state.voter(one) is None]
+    if unknown or len(set(command.placement)) != len(command.placement):
+        refuse(errors.RequirementError, f"stream {stream.name!r}: {unknown or 'a volume given twice'} is no placement")
+    # Bit i of a row's holders speaks of volume i of the placement: it moves with the volume.
+    rows = stream.blocks.rows.copy()
+    holders = np.zeros(len(rows), rows["holders"].dtype)
+    for position, volume_id in enumerate(command.placement):
+        if volume_id in stream.placement:
+            held = (rows["holders"] >> np.uint32(stream.placement.index(volume_id))) & np.uint32(1)
+            holders |= held << np.uint32(position)
+    rows["holders"] = holders
+    config = msgspec.structs.replace(stream.config, num_replicas=len(command.placement))
+    stream = replace(stream, placement=command.placement, config=config, blocks=Table.of(rows))
+    return with_events(state.with_stream(stream), command.events, time_ns), Done()
+
+
+def record_holders(state: StoreState, place: Place, time_ns: int, command: RecordHolders) -> tuple[StoreState, Result]:
+    stream = live(state, command.incarnation)
+    if command.volume_id not in stream.placement:
+        reason = f"stream {stream.name!r} keeps no blocks on volume {command.volume_id.hex()}"
+        refuse(errors.RequirementError, reason)
+    rows = stream.blocks.rows.copy()
+    held = np.isin(rows["block_id"], np.frombuffer(command.blocks, "V16"))
+    rows["holders"][held] |= np.uint32(1) << np.uint32(stream.placement.index(command.volume_id))
+    stream = replace(stream, blocks=Table.of(rows))
+    return with_events(state.with_stream(stream), command.events, time_ns), Done()
+
+
+def live(state: StoreState, incarnation: bytes) -> StreamState:
+    stream = state.by_incarnation(incarnation)
+    if stream is None:
+        refuse(errors.StaleIncarnationError, "the stream was deleted, or deleted and made again, in the meantime")
+    assert stream is not None
+    return stream
+
+
+def buried(graveyard: Table, stream: StreamState, blocks: np.ndarray, time_ns: int) -> Table:
+    graves = np.zeros(len(blocks), GRAVE_DTYPE)
+    graves["incarnation"] = np.void(stream.incarnation)
+    for incarnation, end in reversed(stream.origins):
+        graves["incarnation"][blocks["first"] < end] = np.void(incarnation)
+    graves["block_id"], graves["dropped_ns"] = blocks["block_id"], time_ns
+    return graveyard.append(graves)
