@@ -12,6 +12,7 @@ Source: nats-server, server/store.go (`encodeConsumerState`), server/filestore.g
 `ConsumerStore`, `writeConsumerMeta`).
 """
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,19 +58,43 @@ def read_consumers(
 ) -> list[ForeignConsumer]:
     """Return the consumers of a stream by name; `last` is the highest sequence that the stream used, if it is known.
 
-    Damage goes to `on_damage`: a configuration or state that cannot be read, and a consumer that is ahead of its
-    stream. Without it, damage raises CorruptionError.
+    Damage goes to `on_damage`: a configuration or state that cannot be read, a consumer that is ahead of its stream,
+    and what should be a directory and is not one. Without it, damage raises CorruptionError.
     """
-    top = Path(stream.path) / CONSUMERS_DIRECTORY
-    if not files.is_directory(top):
-        return []
     tell = on_damage or _refuse
+    top = Path(stream.path) / CONSUMERS_DIRECTORY
+    if CONSUMERS_DIRECTORY not in files.list_directory(Path(stream.path).resolve()):
+        return []  # no consumer was ever made: the server makes the directory with the first one
+
+    def told(place: Path, reason: str) -> None:
+        tell(note_damage("nats", stream.account, stream.name, str(place), reason))
+
     found = []
-    for name in files.list_directory(top.resolve()):
+    try:
+        names = list_consumers(top, files)
+    except OSError as error:
+        told(top, f"which consumers there are is unknown: {_reason(error)}")
+        return []
+    for name in names:
         place = top / name
-        if not name.startswith(".") and files.is_directory(place):
+        if not files.is_directory(place):
+            told(place, f"consumer {name!r}: not a directory")
+            continue
+        try:
             found.append(_read_consumer(stream, place, last, tell, files))
+        except OSError as error:
+            told(place, f"consumer {name!r}: {_reason(error)}")
     return sorted(found, key=lambda one: one.name)
+
+
+def list_consumers(top: Path, files: Files = OS_FILES) -> list[str]:
+    """Return what lies in a directory of consumers, without what a deletion left over.
+
+    Raises OSError if it cannot be listed, NotADirectoryError if it is none.
+    """
+    if not files.is_directory(top):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(top))
+    return [name for name in files.list_directory(top.resolve()) if not name.startswith(".")]
 
 
 def decode_state(data: bytes, name: str) -> ConsumerState:
@@ -139,12 +164,12 @@ def _read_consumer(
         seed = _seed(stream, place, names, files)
         config = _config(stream, place, seed, files)
     except (StorageError, OSError) as error:
-        told(str(place / META_FILE), str(error))
+        told(str(place / META_FILE), _reason(error))
     try:
         state: ConsumerState | None = _state(path, seed, names, files)
     except (StorageError, OSError) as error:
         state = None
-        told(path, str(error))
+        told(path, _reason(error))
     if state is not None and last is not None and state.delivered[1] > last:
         told(path, f"is ahead of its stream: it was sent sequence {state.delivered[1]}, the stream ends with {last}")
     return ForeignConsumer(
@@ -193,6 +218,11 @@ def _state(path: str, seed: Seed | None, names: list[str], files: Files) -> Cons
 def _text(config: dict[str, Any], key: str) -> str:
     value = config.get(key, "")
     return value if isinstance(value, str) else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, without the place, which stands beside it, and without numbers of the system's."""
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _refuse(damage: ForeignDamage) -> None:

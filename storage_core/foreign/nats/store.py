@@ -8,7 +8,7 @@ from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.copies import CopiesStore
-from storage_core.foreign.nats.consumers import read_consumers
+from storage_core.foreign.nats.consumers import CONSUMERS_DIRECTORY, read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
 from storage_core.foreign.nats.meta import META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
@@ -70,11 +70,15 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
     def _describe(self, one: StreamDirectory) -> ForeignStream:
         state, problem = None, "; ".join(one.notes)
         consumers: list[ForeignConsumer] | None = None
+        unread: list[ForeignDamage] = []
         try:
             state = self._state(one)
-            consumers = read_consumers(one, None, lambda _: None, self._files)
+            consumers = read_consumers(one, None, unread.append, self._files)
         except StorageError as error:
             problem = str(error)
+        all_consumers = str(Path(one.path) / CONSUMERS_DIRECTORY)
+        if any(damage.file == all_consumers for damage in unread):
+            consumers = None
         subjects = one.config.get("subjects")
         return ForeignStream(
             layout=LAYOUT,

@@ -1,6 +1,7 @@
 """Consumers of JetStream streams: as the server told them, from golden bytes, and damaged."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -133,3 +134,48 @@ def test_damaged_consumers_are_told_and_the_others_read(case: Callable[[str], An
     assert (found["exact"].delivered, found["ackall"].delivered, found["empty"].delivered) == (None, 20, 0)
     assert sorted(one.reason.split("'")[1] for one in damage) == ["ackall", "bystart", "empty", "exact"]
     assert len(store.inspect("CONS")[0]) == 4
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo", "link to nothing", "link to itself"])
+def test_what_lies_where_the_consumers_should_be_is_told_as_damage(
+    case: Callable[[str], Any], tmp_path: Path, kind: str
+) -> None:
+    shutil.copytree(case("consumers").store, tmp_path / "store")
+    (top,) = (tmp_path / "store").rglob("obs")
+    shutil.rmtree(top)
+    if kind == "file":
+        top.write_bytes(b"?")
+    elif kind == "fifo":
+        os.mkfifo(top)
+    else:
+        top.symlink_to("obs" if kind == "link to itself" else "nowhere")
+
+    store, damage = open_foreign(tmp_path / "store"), list[ForeignDamage]()
+    assert store.consumers("CONS", damage.append) == []
+    (only,) = damage
+    assert (only.file, only.reason) == (str(top), "which consumers there are is unknown: not a directory")
+    with pytest.raises(CorruptionError, match="which consumers there are is unknown"):
+        store.consumers("CONS")
+    assert [one.consumer_count for one in store.copies("CONS")] == [None]
+
+
+def test_a_stream_without_the_directory_has_no_consumers_and_no_damage(
+    case: Callable[[str], Any], tmp_path: Path
+) -> None:
+    shutil.copytree(case("consumers").store, tmp_path / "store")
+    (top,) = (tmp_path / "store").rglob("obs")
+    shutil.rmtree(top)
+    store = open_foreign(tmp_path / "store")
+    assert store.consumers("CONS") == []
+    assert [one.consumer_count for one in store.copies("CONS")] == [0]
+
+
+def test_a_consumer_that_is_a_file_is_told_and_the_others_read(case: Callable[[str], Any], tmp_path: Path) -> None:
+    shutil.copytree(case("consumers").store, tmp_path / "store")
+    (place,) = (tmp_path / "store").rglob("obs/exact")
+    shutil.rmtree(place)
+    place.write_bytes(b"?")
+    damage: list[ForeignDamage] = []
+    found = open_foreign(tmp_path / "store").consumers("CONS", damage.append)
+    assert "exact" not in [one.name for one in found] and len(found) == 5
+    assert [(one.file, one.reason) for one in damage] == [(str(place), "consumer 'exact': not a directory")]
