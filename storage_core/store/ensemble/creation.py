@@ -1,5 +1,6 @@
 """Creation of volumes: everything durable before the identity is written, so a volume is whole or is none."""
 
+import itertools
 import logging
 import os
 import socket
@@ -24,10 +25,10 @@ Content = Callable[[Sequence[Volume]], None]
 
 
 def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
-    """Make the directories the volumes of a new store; each may be missing or empty.
+    """Make the directories the volumes of a new store; each may be missing, with what it lies in, or empty.
 
     Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
-    VolumeFailedError; ValueError if a parent is missing, or for an even number of volumes.
+    VolumeFailedError; ValueError for a number of volumes that no store has, or if a parent is a file.
     """
     check_count(paths)
     paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
@@ -38,16 +39,19 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     places = recorded_paths(found)
     voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
     first = _first_entry(Init(store_id, settings, voters, env.lock_domain(), socket.gethostname()), made, env)
+    with translated(", ".join(map(str, paths))):
+        for path in paths:
+            _make_parents(path, env)
     fill(found, first, env)
     return found
 
 
 def check_count(paths: Sequence[Path]) -> None:
     """Raise ValueError for a number of volumes that no store has."""
-    if len(paths) % 2 == 0:
+    if len(paths) not in (1, 3, 5):
+        why = ": an even number survives no more losses than one less" if len(paths) % 2 == 0 else ""
         raise ValueError(
-            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them: an even "
-            "number survives no more losses than one less"
+            f"volumes: {len(paths)} were given ({', '.join(map(str, paths))}); a store has 1, 3 or 5 of them{why}"
         )
 
 
@@ -124,6 +128,19 @@ def _remove_files(directory: Path, env: Environment) -> None:
         for name in env.files.list_directory(directory):
             env.files.unlink(directory / name)
         env.files.remove_directory(directory)
+
+
+def _make_parents(path: Path, env: Environment) -> None:
+    """Make the directories that a volume lies in, durably. A store that is repaired or restored asks for them to be
+    there: a missing one is then rather a disk that is not mounted.
+    """
+    missing = list(itertools.takewhile(lambda one: not env.files.is_directory(one), path.parents))
+    for one in reversed(missing):
+        try:
+            env.files.make_directory(one)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ValueError(f"volumes: {path} cannot be made, {one} is not a directory") from error
+        env.files.sync_directory(one.parent)
 
 
 def _make_root(path: Path, env: Environment) -> None:

@@ -1,0 +1,64 @@
+"""The face of a store: where its volumes may lie, and what is no path and no configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_core import Store
+
+
+def test_directories_that_volumes_lie_in_are_made(tmp_path: Path) -> None:
+    volumes = [tmp_path / "disks" / name / "shop" for name in "abc"]
+    with Store.create(volumes) as store:
+        assert store.paths == [str(one) for one in volumes]
+
+
+def test_a_volume_within_a_file_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file/shop/a cannot be made, .*/file is not a directory"):
+        Store.create(tmp_path / "file" / "shop" / "a")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["text", "list"])
+def test_commas_separate_paths_in_text_and_belong_to_them_in_a_list(tmp_path: Path, listed: bool) -> None:
+    paths = [f"{tmp_path}/a,b", f"{tmp_path}/c", f"{tmp_path}/d"]
+    found = Store.create(paths if listed else f"{tmp_path}/a, {tmp_path}/b ,{tmp_path}/c").paths
+    assert found == (paths if listed else [f"{tmp_path}/{name}" for name in "abc"])
+    assert Store.open(paths[:1] if listed else f"{tmp_path}/b").paths == found
+
+
+def test_a_file_uri_is_a_path_and_other_uris_are_none(tmp_path: Path) -> None:
+    assert Store.create(f"file://{tmp_path}/shop").paths == [f"{tmp_path}/shop"]
+    assert Store.open(f"file:{tmp_path}/shop").paths == [f"{tmp_path}/shop"]
+    with pytest.raises(ValueError, match="path: 's3://bucket/shop' is not a local path"):
+        Store.create("s3://bucket/shop")
+
+
+@pytest.mark.parametrize("paths", [None, 5, b"shop", ["shop", None]])
+def test_what_is_no_path_is_named(paths: Any) -> None:
+    for call in (Store.create, Store.open):
+        with pytest.raises(ValueError, match="path: .* is neither a path nor a list of paths"):
+            call(paths)
+
+
+@pytest.mark.parametrize("paths", ["", " ", [], ["shop", ""], "shop,"])
+def test_no_path_is_named(paths: Any) -> None:
+    with pytest.raises(ValueError, match="path: .* names no volume"):
+        Store.create(paths)
+
+
+@pytest.mark.parametrize("count", [2, 4, 6, 7])
+def test_a_store_has_one_three_or_five_volumes(tmp_path: Path, count: int) -> None:
+    with pytest.raises(ValueError, match=f"volumes: {count} were given .* a store has 1, 3 or 5 of them"):
+        Store.create([tmp_path / str(number) for number in range(count)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("config", [None, "ORDERS", ["ORDERS"]])
+def test_what_is_no_configuration_is_named(tmp_path: Path, config: Any) -> None:
+    store = Store.create(tmp_path / "shop")
+    for call in (store.add_stream, store.edit_stream):
+        with pytest.raises(ValueError, match="a stream's configuration is a dict or StreamConfig, not "):
+            call(config)
