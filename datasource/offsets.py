@@ -177,11 +177,15 @@ def resolve_starts(
             starts[stream] = Start(extent.first if has_consumer else extent.end)
             continue
         side = _resolve(stream, extent, starting, extent.end, first_at_time)
-        option = side.option or "startingOffsets"  # its JSON has other streams only
-        time_ns, place = starting.time_of(stream), starting.offsets.of(stream)
-        said = place or LATEST if time_ns is None else rfc3339(time_ns)
-        starts[stream] = Start(_inside(stream, extent, side, fail_on_data_loss), f"{option}={said}")
+        starts[stream] = Start(_inside(stream, extent, side, fail_on_data_loss), choice_of(starting, stream, LATEST))
     return starts
+
+
+def choice_of(starting: Bounds, stream: str, default: str) -> str:
+    """Return the option that says where the stream starts, and what it says; `default`: its JSON has others only."""
+    time_ns, place = starting.time_of(stream), starting.offsets.of(stream)
+    said = place or default if time_ns is None else rfc3339(time_ns)
+    return f"{starting.option_of(stream) or 'startingOffsets'}={said}"
 
 
 def _check_streams(known: Iterable[str], *bounds: Bounds) -> None:
@@ -213,7 +217,7 @@ def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at
     if time_ns is not None and first_at_time is not None:
         found = first_at_time(stream, time_ns)
         if found is None:
-            log.warning("stream %s has no message from %d ns since 1970 on: %s is its end", stream, time_ns, option)
+            log.warning("stream %s has no message from %s on: option %s is its end", stream, rfc3339(time_ns), option)
         return _Side(extent.end if found is None else found, option)
     if time_ns is not None or place is None:
         return _Side(default, None)

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from datasource import places
 from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, push
-from datasource.offsets import Extent, left_to_consumer, resolve_ranges
+from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.values import nearest
@@ -223,10 +223,18 @@ def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) ->
         extents[name] = Extent(stream.first_sequence, stream.last_sequence + 1)
     starting, ending = settings.bounds()
     consumer_at: dict[str, int] = {}
+    left = {name: one for name, one in extents.items() if left_to_consumer(starting, name)}
     if settings.consumer is not None:
-        left = {name: one for name, one in extents.items() if left_to_consumer(starting, name)}
         consumer_at = _places_of_consumer(store, left, settings)
-    return resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss, consumer_at)
+    ranges = resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss, consumer_at)
+    if settings.consumer is not None:
+        chosen = {
+            name: Start(first, choice_of(starting, name, EARLIEST))
+            for name, (first, _) in ranges.items()
+            if name not in left
+        }
+        QueryReader(store, settings.consumer, own=False).begin(chosen)  # first use makes it; no other moves it
+    return ranges
 
 
 def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: ReadSettings) -> dict[str, int]:

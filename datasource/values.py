@@ -11,7 +11,7 @@ from storage_core.paths import local_path
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO_TIME = re.compile(
-    r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}:?\d{2})?)?", re.ASCII
+    r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}(?::?\d{2})?)?)?", re.ASCII
 )
 _DURATION = re.compile(r"([0-9]{1,30})\s*(ms|s|m|min|h)?")
 _SIZE = re.compile(r"([0-9]{1,19})\s*(b|k|kb|m|mb|g|gb)?")
@@ -79,7 +79,7 @@ def parse_time_ns(option: str, value: object) -> int:
     found = _ISO_TIME.fullmatch(text) if isinstance(value, str) else None
     if found:
         date, clock, fraction, zone = found[1], found[2] or "00:00", found[3] or "", found[4] or "+00:00"
-        zone = "+00:00" if zone in "Zz" else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+        zone = "+00:00" if zone in "Zz" else zone if ":" in zone else f"{zone[:3]}:{zone[3:] or '00'}"
         try:
             moment = datetime.fromisoformat(f"{date}T{clock if len(clock) > 5 else clock + ':00'}{zone}")
         except ValueError:

@@ -302,6 +302,26 @@ def test_first_batch_read_as_a_consumer_makes_it_at_the_first_message(store: Sto
     assert store.stream("ORDERS").consumer("new").info()["num_pending"] == 3
 
 
+@pytest.mark.parametrize(
+    ("starting", "first"),
+    [
+        ({"startingOffsets": '{"ORDERS": 3}'}, 3),
+        ({"startingOffsets": "{}"}, 1),
+        ({"startingTimestamp": "2099-01-01"}, 4),
+        ({"startingOffsets": "earliest"}, 1),
+    ],
+)
+def test_first_batch_read_as_a_consumer_makes_it_where_the_starting_options_say(
+    store: Store, driver: Any, orders: Make, starting: dict[str, str], first: int
+) -> None:
+    store.stream("ORDERS").append(orders(3))
+    for _ in range(2):
+        assert driver.sequences(stream="ORDERS", consumer="new", **starting) == list(range(first, 4))
+    assert driver.sequences(stream="ORDERS", consumer="new") == list(range(first, 4))
+    assert driver.sequences(stream="ORDERS", consumer="new", startingOffsets='{"ORDERS": 2}') == [2, 3]
+    assert store.stream("ORDERS").consumer("new").info()["ack_floor"]["stream_seq"] == first - 1
+
+
 def test_batch_read_as_a_consumer_tells_what_it_has_lost(store: Store, driver: Any, orders: Make) -> None:
     store.stream("ORDERS").append(orders(10))
     store.stream("ORDERS").add_consumer({"name": "etl"})

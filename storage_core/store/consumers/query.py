@@ -223,7 +223,10 @@ class QueryReader:
             return None
         found = stream.consumers.get(self._consumer.casefold())
         if found is not None and found.name != self._consumer:
-            raise ValueError(f"consumer: {self._consumer!r}: stream {stream.name!r} has {found.name!r}")
+            raise ValueError(
+                f"consumer {self._consumer!r} differs from consumer {found.name!r} of stream {stream.name!r} only in "
+                "case"
+            )
         return found
 
     # --- what became of the streams
