@@ -29,8 +29,8 @@ from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make
 from storage_core.raft.log_format import PAGE_SIZE, SegmentHeader
 from storage_core.store.ensemble import decision as real
 from storage_core.store.ensemble.decision import Contended, Found
+from storage_core.store.volume.evidence import Evidence as RealEvidence
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log import Evidence as RealEvidence
 from storage_core.store.volume.log import VolumeLog
 
 IDS = [bytes([65 + number]) * 16 for number in range(N)]

@@ -23,7 +23,7 @@ from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry
 from storage_core.raft.quorum import losses_survived, majority
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume import volumes
-from storage_core.store.volume.log import Evidence
+from storage_core.store.volume.evidence import Evidence
 
 CURRENT, BEHIND, DAMAGED, MISSING = "current", "behind", "damaged", "missing"
 FOREIGN, ROLLED_BACK, RETIRED = "foreign", "rolled_back", "retired"

@@ -34,8 +34,9 @@ from storage_core.store.ensemble.turn import Leadership, Relock, Standing, Turn
 from storage_core.store.ensemble.view import View, applied, replay
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
+from storage_core.store.volume.evidence import Evidence, Position
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log import Evidence, Position, VolumeLog
+from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)

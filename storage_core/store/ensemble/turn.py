@@ -54,9 +54,10 @@ from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
 from storage_core.store.ensemble.view import View, applied
+from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
-from storage_core.store.volume.log import SEGMENT_SIZE_MAX, Position, SyncError, VolumeLog
+from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
 from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:

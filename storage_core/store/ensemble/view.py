@@ -8,7 +8,7 @@ from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.state import StoreState, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.store.ensemble.decision import Lead
-from storage_core.store.volume.log import Position
+from storage_core.store.volume.evidence import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,10 @@ from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, placements, reports, volumes
+from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
-from storage_core.store.volume.log import Position, VolumeLog
+from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.volumes import Volume
 

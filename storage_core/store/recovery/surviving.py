@@ -20,8 +20,9 @@ from storage_core.store.ensemble.decision import Found, newest
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import SET_ASIDE_PREFIX
+from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
-from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
+from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.placement import block_id_of, block_path
 from storage_core.store.volume.placements import PlacementJournal
 

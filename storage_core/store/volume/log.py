@@ -1,6 +1,7 @@
 """Metadata files of one volume: log segments with commit records, and snapshots.
 
-This module reads and writes them; what the evidence means (torn tail or damage, who may vote) is decided in turn.py.
+This module reads and writes them. What the files say is evidence.py; what it means (torn tail or damage, who may vote)
+is decided in ensemble/decision.py and turn.py.
 
     meta/<segment number, 16 hex>.log      docs/formats/log.md
     meta/<index, 16 hex>.snap              docs/formats/snapshot.md
@@ -9,7 +10,6 @@ This module reads and writes them; what the evidence means (torn tail or damage,
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage_core.errors import (
@@ -21,9 +21,18 @@ from storage_core.errors import (
 )
 from storage_core.files import File, Files
 from storage_core.raft import log_format, snapshot_format
-from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Seal, Vote
+from storage_core.raft.entry import CommitRecord, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store.volume.evidence import (
+    Collected,
+    Evidence,
+    Position,
+    Tail,
+    best_commit_record,
+    is_damaged_slot,
+    link,
+)
 from storage_core.store.volume.identity import VolumeIdentity
 
 logger = logging.getLogger(__name__)
@@ -36,73 +45,6 @@ _NUMBER = re.compile(r"[0-9a-f]{16}")
 
 class SyncError(OSError):
     """An fsync failed: what was written can be read, and may or may not be on the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where the next batch goes."""
-
-    segment: int  # 0: there is none yet
-    offset_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """The first log position that is missing, torn or damaged."""
-
-    index: int
-    where: str  # file and offset_bytes, for people
-    followed: bool  # whole entries of higher positions stand after it
-
-
-@dataclass(slots=True)
-class Tail:
-    """Records after a position of the newest segment."""
-
-    records: list[Record]
-    position: Position  # after the last of them
-    is_clean: bool  # nothing torn, damaged or unfinished stands there
-
-
-@dataclass(slots=True)
-class Evidence:
-    """Everything that one volume's files say, without judgement."""
-
-    snapshot: SnapshotHeader | None = None
-    snapshot_body: SnapshotBody | None = None
-    entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
-    votes: list[Vote] = field(default_factory=list)
-    commit: CommitRecord | None = None  # the best readable one
-    bad: Bad | None = None
-    position: Position = Position(0, 0)
-    tail_is_clean: bool = True  # a batch may be appended at `position`
-    slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
-    marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
-    everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
-    damage: list[str] = field(default_factory=list)  # for people: files that are not whole
-
-    @property
-    def tip(self) -> tuple[int, int, bytes]:
-        """Return (index, term, chain) of the last entry on the chain."""
-        if self.entries:
-            last = self.entries[-1]
-            return last.index, last.term, last.chain
-        if self.snapshot is not None:
-            return self.snapshot.index, self.snapshot.term, self.snapshot.chain
-        return 0, 0, CHAIN_START
-
-    @property
-    def tip_history(self) -> bytes:
-        if self.entries:
-            return self.entries[-1].history
-        return self.snapshot.history if self.snapshot is not None else bytes(HISTORY_SIZE)
-
-    @property
-    def term(self) -> int:
-        """Return the highest term that any record speaks of, also one that no chain leads to."""
-        entries = max((entry.term for entry in self.everything.values()), default=0)
-        votes = max((vote.term for vote in self.votes), default=0)
-        return max(self.tip[1], entries, votes, self.commit.term if self.commit else 0)
 
 
 class VolumeLog:
@@ -155,7 +97,7 @@ class VolumeLog:
                 # One that is being begun, or was by a holder that was killed, has no record that counts.
                 clean = clean and at > 0 and not self._leads_to(numbers[at - 1], number)
                 continue
-            best, whole = _best_commit_record(pages[1:])
+            best, whole = best_commit_record(pages[1:])
             clean = clean and whole
             if best is not None:
                 return best, clean
@@ -171,7 +113,7 @@ class VolumeLog:
         evidence = Evidence()
         self._read_snapshots(evidence)
         after = evidence.snapshot.index if for_state and evidence.snapshot is not None else 0
-        _link(self._read_segments(evidence, after), evidence)
+        link(self._read_segments(evidence, after), evidence)
         return evidence
 
     def read_snapshot(self) -> Evidence | None:
@@ -204,9 +146,9 @@ class VolumeLog:
                 except CorruptionError:
                     continue  # a damaged one says nothing
 
-    def _read_segments(self, evidence: Evidence, after: int = 0) -> "_Collected":
+    def _read_segments(self, evidence: Evidence, after: int = 0) -> Collected:
         """Return what the segments hold; those may be left out in which no entry above index `after` stands."""
-        collected = _Collected()
+        collected = Collected()
         numbers = self.segments()
         if not numbers:
             raise CorruptionError(f"{self.directory} holds no log segment: the metadata log is missing")
@@ -239,7 +181,7 @@ class VolumeLog:
         records = [record for record, _ in log_format.scan(memoryview(page), last_page)]
         return bool(records) and isinstance(records[-1], Seal) and records[-1].next_segment == following
 
-    def read_tail(self, position: Position) -> "Tail | None":
+    def read_tail(self, position: Position) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
         if self.segments()[-1:] != [position.segment]:
             return None
@@ -281,7 +223,7 @@ class VolumeLog:
                 return
 
     def _read_segment(
-        self, number: int, collected: "_Collected", evidence: Evidence, newest: bool, durable: bool
+        self, number: int, collected: Collected, evidence: Evidence, newest: bool, durable: bool
     ) -> Seal | None:
         """Add what the segment says to the evidence; return its seal.
 
@@ -309,11 +251,11 @@ class VolumeLog:
                 evidence.damage.append(f"{path}: the segment header is damaged")
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
-        best, whole = _best_commit_record(pages)
+        best, whole = best_commit_record(pages)
         if newest and not whole:  # those of older segments were carried on
             evidence.damage.append(f"{path}: a commit record is torn or damaged")
             evidence.slots_are_whole = False
-            evidence.marks_are_lost = best is None and all(_is_damaged_slot(page) for page in pages)
+            evidence.marks_are_lost = best is None and all(is_damaged_slot(page) for page in pages)
         if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
             evidence.commit = best
         end_bytes, seal = BATCHES_OFFSET, None
@@ -528,97 +470,3 @@ class _Closing:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-class _Collected:
-    """Entries by index, in the order of the files: an entry replaces those at and after its index.
-
-    A second copy of the same entry replaces nothing: it may be all that a killed holder rewrote.
-    """
-
-    def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.last = 0  # Invariant: the highest index of the entries, 0 for none
-        self.pending: str | None = None  # where a bad record stands after which no entry has come
-        self.last_bad = ""
-        self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
-
-    def missed(self) -> list[str]:
-        """Return the bad records of the tail, which turned out to be none."""
-        missed, self.tail = self.tail, []
-        return missed
-
-    def missed_at(self, base_index: int) -> list[str]:
-        """Return the same where the log went on after `base_index`; a torn tail that was set aside is no damage."""
-        missed = self.missed()
-        return missed if base_index > max(self.entries, default=0) else []
-
-    def begin(self, base_index: int, base_chain: bytes) -> None:
-        """Forget a log that does not lead to where a durable segment begins: a snapshot took its place."""
-        base = self.entries.get(base_index)
-        if base is not None and base.chain != base_chain:
-            self.entries.clear()
-            self.last, self.pending = 0, None
-
-    def take(self, entry: Entry) -> None:
-        self.pending = None
-        if self.entries.get(entry.index) == entry:
-            return
-        if entry.index < self.last:
-            for later in [index for index in self.entries if index > entry.index]:
-                if not self._is_on_chain(entry, later):
-                    del self.entries[later]
-        self.entries[entry.index] = entry
-        self.last = max(self.entries) if entry.index < self.last else entry.index
-
-    def _is_on_chain(self, entry: Entry, later: int) -> bool:
-        follower = self.entries.get(entry.index + 1)
-        return follower is not None and later > entry.index and follower.follows(entry.chain)
-
-    def hurt(self, where: str) -> None:
-        self.pending = self.last_bad = where
-
-
-def _link(collected: _Collected, evidence: Evidence) -> None:
-    """Put the entries after the snapshot on one chain, and say where it breaks."""
-    index, _, chain = evidence.tip
-    entries = evidence.everything = collected.entries
-    if index in entries and entries[index].chain != chain:
-        # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
-        evidence.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
-        return
-    if entries and min(entries) > index + 1:
-        where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
-        evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
-        return
-    while (index + 1) in entries and entries[index + 1].follows(chain):
-        index += 1
-        evidence.entries.append(entries[index])
-        chain = entries[index].chain
-    followed = any(later > index for later in entries)
-    if followed or collected.pending is not None:
-        where = collected.pending or collected.last_bad or f"entry {index + 1}"
-        evidence.bad = Bad(index + 1, where, followed)
-
-
-def _is_damaged_slot(page: bytes) -> bool:
-    """Return whether a slot that is there as a whole holds neither a commit record nor nothing."""
-    try:
-        log_format.decode_commit_record(page)
-    except CorruptRecordError:
-        return len(page) == PAGE_SIZE
-    return False
-
-
-def _best_commit_record(pages: Sequence[bytes]) -> tuple[CommitRecord | None, bool]:
-    best: CommitRecord | None = None
-    whole = True
-    for page in pages:
-        try:
-            record = log_format.decode_commit_record(page)
-        except CorruptRecordError:
-            whole = False
-            continue
-        if record is not None and (best is None or record.generation > best.generation):
-            best = record
-    return best, whole

@@ -25,8 +25,9 @@ from storage_core.metadata.state import StoreState, encode_state
 from storage_core.store.ensemble.decision import ROLLED_BACK
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
+from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
-from storage_core.store.volume.log import DIRECTORY, Evidence, VolumeLog
+from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.placement import block_directory, block_path, holders
 
 if TYPE_CHECKING:

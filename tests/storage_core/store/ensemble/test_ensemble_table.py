@@ -22,7 +22,7 @@ from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.decision import Contended, Decision, Found, decide, examine
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log import Bad, Evidence, Position
+from storage_core.store.volume.evidence import Bad, Evidence, Position
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]

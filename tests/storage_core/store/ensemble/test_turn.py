@@ -13,7 +13,7 @@ from storage_core.raft.log_format import PAGE_SIZE, slot_offset
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
-from storage_core.store.volume.log import Evidence
+from storage_core.store.volume.evidence import Evidence
 
 
 @pytest.fixture

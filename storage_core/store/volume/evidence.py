@@ -1,0 +1,173 @@
+"""Evidence: what the metadata files of one volume say, put together without judgement."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from storage_core.errors import (
+    CorruptRecordError,
+)
+from storage_core.raft import log_format
+from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote
+from storage_core.raft.log_format import PAGE_SIZE, Record
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the next batch goes."""
+
+    segment: int  # 0: there is none yet
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """The first log position that is missing, torn or damaged."""
+
+    index: int
+    where: str  # file and offset_bytes, for people
+    followed: bool  # whole entries of higher positions stand after it
+
+
+@dataclass(slots=True)
+class Tail:
+    """Records after a position of the newest segment."""
+
+    records: list[Record]
+    position: Position  # after the last of them
+    is_clean: bool  # nothing torn, damaged or unfinished stands there
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that one volume's files say, without judgement."""
+
+    snapshot: SnapshotHeader | None = None
+    snapshot_body: SnapshotBody | None = None
+    entries: list[Entry] = field(default_factory=list)  # after the snapshot, on one chain, without a gap
+    votes: list[Vote] = field(default_factory=list)
+    commit: CommitRecord | None = None  # the best readable one
+    bad: Bad | None = None
+    position: Position = Position(0, 0)
+    tail_is_clean: bool = True  # a batch may be appended at `position`
+    slots_are_whole: bool = True  # of the newest segment: its commit records are readable or were never written
+    marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
+    everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
+    damage: list[str] = field(default_factory=list)  # for people: files that are not whole
+
+    @property
+    def tip(self) -> tuple[int, int, bytes]:
+        """Return (index, term, chain) of the last entry on the chain."""
+        if self.entries:
+            last = self.entries[-1]
+            return last.index, last.term, last.chain
+        if self.snapshot is not None:
+            return self.snapshot.index, self.snapshot.term, self.snapshot.chain
+        return 0, 0, CHAIN_START
+
+    @property
+    def tip_history(self) -> bytes:
+        if self.entries:
+            return self.entries[-1].history
+        return self.snapshot.history if self.snapshot is not None else bytes(HISTORY_SIZE)
+
+    @property
+    def term(self) -> int:
+        """Return the highest term that any record speaks of, also one that no chain leads to."""
+        entries = max((entry.term for entry in self.everything.values()), default=0)
+        votes = max((vote.term for vote in self.votes), default=0)
+        return max(self.tip[1], entries, votes, self.commit.term if self.commit else 0)
+
+
+class Collected:
+    """Entries by index, in the order of the files: an entry replaces those at and after its index.
+
+    A second copy of the same entry replaces nothing: it may be all that a killed holder rewrote.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.last = 0  # Invariant: the highest index of the entries, 0 for none
+        self.pending: str | None = None  # where a bad record stands after which no entry has come
+        self.last_bad = ""
+        self.tail: list[str] = []  # where bad records stand after which nothing has come in their segment
+
+    def missed(self) -> list[str]:
+        """Return the bad records of the tail, which turned out to be none."""
+        missed, self.tail = self.tail, []
+        return missed
+
+    def missed_at(self, base_index: int) -> list[str]:
+        """Return the same where the log went on after `base_index`; a torn tail that was set aside is no damage."""
+        missed = self.missed()
+        return missed if base_index > max(self.entries, default=0) else []
+
+    def begin(self, base_index: int, base_chain: bytes) -> None:
+        """Forget a log that does not lead to where a durable segment begins: a snapshot took its place."""
+        base = self.entries.get(base_index)
+        if base is not None and base.chain != base_chain:
+            self.entries.clear()
+            self.last, self.pending = 0, None
+
+    def take(self, entry: Entry) -> None:
+        self.pending = None
+        if self.entries.get(entry.index) == entry:
+            return
+        if entry.index < self.last:
+            for later in [index for index in self.entries if index > entry.index]:
+                if not self._is_on_chain(entry, later):
+                    del self.entries[later]
+        self.entries[entry.index] = entry
+        self.last = max(self.entries) if entry.index < self.last else entry.index
+
+    def _is_on_chain(self, entry: Entry, later: int) -> bool:
+        follower = self.entries.get(entry.index + 1)
+        return follower is not None and later > entry.index and follower.follows(entry.chain)
+
+    def hurt(self, where: str) -> None:
+        self.pending = self.last_bad = where
+
+
+def link(collected: Collected, evidence: Evidence) -> None:
+    """Put the entries after the snapshot on one chain, and say where it breaks."""
+    index, _, chain = evidence.tip
+    entries = evidence.everything = collected.entries
+    if index in entries and entries[index].chain != chain:
+        # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
+        evidence.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
+        return
+    if entries and min(entries) > index + 1:
+        where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
+        evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
+        return
+    while (index + 1) in entries and entries[index + 1].follows(chain):
+        index += 1
+        evidence.entries.append(entries[index])
+        chain = entries[index].chain
+    followed = any(later > index for later in entries)
+    if followed or collected.pending is not None:
+        where = collected.pending or collected.last_bad or f"entry {index + 1}"
+        evidence.bad = Bad(index + 1, where, followed)
+
+
+def is_damaged_slot(page: bytes) -> bool:
+    """Return whether a slot that is there as a whole holds neither a commit record nor nothing."""
+    try:
+        log_format.decode_commit_record(page)
+    except CorruptRecordError:
+        return len(page) == PAGE_SIZE
+    return False
+
+
+def best_commit_record(pages: Sequence[bytes]) -> tuple[CommitRecord | None, bool]:
+    best: CommitRecord | None = None
+    whole = True
+    for page in pages:
+        try:
+            record = log_format.decode_commit_record(page)
+        except CorruptRecordError:
+            whole = False
+            continue
+        if record is not None and (best is None or record.generation > best.generation):
+            best = record
+    return best, whole
