@@ -246,5 +246,6 @@ def _verdict(found: dict[str, Any]) -> str:
         f"{total['lost']} lost",
         counted(consumers, "consumer"),
     ]
-    verdict = f"damage is left in {counted(left, 'place')}" if left else "no damage is left"
+    overcome = "the damage that was found cost nothing" if found["damage"] else "no damage is left"
+    verdict = f"damage is left in {counted(left, 'place')}" if left else overcome
     return f"{', '.join(parts)}; {verdict}"

@@ -68,6 +68,9 @@ def _shown(
     except (CorruptionError, UnsupportedVersionError) as error:
         _tell([_whole_block(part, removed, str(error))], on_damage)
         return
+    if not content.data.size and not part.known:
+        _tell([_whole_block(part, removed, "the file is empty")], on_damage)
+        return
     scan = scan_block(content.data, block_key(part.stream, part.block_index))
     shown = scan.records.take(scan.messages)
     sequences = shown.sequences
@@ -112,7 +115,8 @@ def _damage(
     if not (scan.damage or content.damage or len(strange)) and (not part.known or len(shown) == len(asked)):
         return []  # `shown` is a part of `asked`, so nothing can be missing
     missing = asked.difference(SequenceSet.from_sequences(shown.sequences))
-    note = "".join(f"; in the compressed file at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
+    file = "compressed file" if content.compressed else "file"
+    note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
     found = []
     for one in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
         lost = missing.clip(one.after + 1, one.before if one.before is not None else SEQUENCE_END)

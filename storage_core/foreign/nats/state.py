@@ -189,7 +189,8 @@ def _from_blocks(
     stream: StreamDirectory, index: StreamIndex | None, old: Sequence[OldBlockIndex | None], files: Files
 ) -> StreamState:
     limits = Limits.of(stream.config)
-    read = [_read_block(stream, file, limits, files) for file in stream.blocks]
+    last_index = max((file.block_index for file in stream.blocks), default=0)
+    read = [_read_block(stream, file, limits, file.block_index == last_index, files) for file in stream.blocks]
     removed = SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *(one.tombstones for one in read)]))
     for stale, one in zip(old, read, strict=True):
         if stale is not None:  # what it removed stays removed
@@ -221,10 +222,11 @@ def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: 
     return _union(gone).union(_gaps(spans))
 
 
-def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, files: Files) -> _Read:
+def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_last: bool, files: Files) -> _Read:
     try:
         content = read_block(file.path, files, file.key)
-        data, damaged = content.data, bool(content.damage)
+        # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
+        data, damaged = content.data, bool(content.damage) or (not content.data.size and not is_last)
         scan = scan_block(data, block_key(stream.name, file.block_index))
     except (OSError, StorageError):  # told when the block is read for its messages
         data, damaged = pa.py_buffer(b""), True

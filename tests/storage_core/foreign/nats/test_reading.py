@@ -223,3 +223,22 @@ def test_damage_is_plain_values(indexed: Any) -> None:
     shown = {name: getattr(told[0], name) for name in ForeignDamage.__slots__}
     assert json.loads(json.dumps(shown)) == shown
     assert (shown["first"], shown["end"], shown["offset_bytes"]) == (1, 2, 0)
+
+
+def test_an_empty_file_between_blocks_is_lost_messages_and_not_a_hole(
+    records: Any, make_stream: Callable[..., Path]
+) -> None:
+    blocks = {n: records("S", n).message(2 * n, "S.a", bytes([n])) for n in (1, 2, 3)}
+    store = open_foreign(make_stream("S", {**blocks, 2: b""}))
+    damage: list[ForeignDamage] = []
+    assert [row[0] for row in read(store, damage.append)] == [2, 6]
+    (only,) = damage
+    assert (only.first, only.end, only.reason) == (3, 6, "the file is empty")
+    with pytest.raises(DataLossError, match="the file is empty"):
+        read(store)
+
+
+def test_an_empty_last_file_is_a_block_that_was_begun(records: Any, make_stream: Callable[..., Path]) -> None:
+    store = open_foreign(make_stream("S", {1: records("S", 1).message(1, "S.a", b"x"), 2: b""}))
+    assert [row[0] for row in read(store)] == [1]
+    assert store.bounds("S") == (1, 2)
