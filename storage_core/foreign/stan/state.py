@@ -86,7 +86,7 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
     looks: list[_Look] = []
     for file in channel.slices:
         look = _Look(channel.name, file, files)
-        look.find_first(looks[-1] if looks else None)
+        look.find_first(looks[-1] if looks else None, file is channel.slices[-1])
         if look.first:
             looks.append(look)
     looks.sort(key=lambda look: (look.first, look.file.number))
@@ -136,7 +136,7 @@ class _Look:
             self._entries, self._entries_read = first_and_last(self.file.index_path, self._files), True
         return self._entries
 
-    def find_first(self, before: "_Look | None") -> None:
+    def find_first(self, before: "_Look | None", is_last: bool) -> None:
         self.first = self._sequence_at(FILE_HEADER_SIZE)
         if self.first:
             return
@@ -144,8 +144,8 @@ class _Look:
             self.first = self.entries[0].sequence
         elif self.summary.first and not self.summary.front_damaged:
             self.first = self.summary.first
-        elif self.summary.first or self.summary.tail_damaged:
-            # The damage at its beginning goes back to where the slice in front ends.
+        elif self.summary.first or self.summary.tail_damaged or not (self.file.size or is_last):
+            # The server makes an empty file when it begins a slice; one that another follows had messages. The damage at its beginning goes back to where the slice in front ends.
             missing = max(1, self.summary.first - 1)
             self.first = before.last + 1 if before else 1 if self.file.number == 1 else missing
             self.first = min(self.first, self.summary.first or self.first)

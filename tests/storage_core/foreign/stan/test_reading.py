@@ -89,6 +89,25 @@ def test_data_file_that_is_empty_or_gone_is_what_its_index_lists(
         read(store)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_empty_slice_that_another_one_follows_is_lost_messages(
+    writer: Any, read: Read, make_channel: Any, number: int
+) -> None:
+    slices = {f"msgs_{at}_dat": writer.slice(5 * at - 4, 5 * at + 1) for at in (1, 2, 3)}
+    store = make_channel(**{**slices, f"msgs_{number}_dat": b""})
+    first = 5 * number - 4
+    with pytest.raises(DataLossError, match=f"5 messages of the sequences {first} to {first + 4} are lost"):
+        read(store)
+    told: list[ForeignDamage] = []
+    lost = range(first, first + 5)
+    assert sequences(read(store, on_damage=told.append)) == [one for one in range(1, 16) if one not in lost]
+    assert [(one.first, one.end) for one in told] == [(first, first + 5)]
+
+
+def test_empty_last_slice_is_one_that_was_begun(writer: Any, read: Read, make_channel: Any) -> None:
+    assert sequences(read(make_channel(msgs_1_dat=writer.slice(1, 6), msgs_2_dat=b""))) == list(range(1, 6))
+
+
 def test_index_that_is_damaged_or_of_no_store_is_not_believed(writer: Any, read: Read, make_channel: Any) -> None:
     for index in (b"", b"\x01", bytes(400), b"\xff" * 4000, writer.version + b"\xa5" * 320, writer.index(1, 9)[:-1]):
         store = make_channel(msgs_1_dat=writer.slice(1, 6), msgs_1_idx=index)
