@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
+CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
+LOG_SETTINGS = Path(__file__).resolve().parent / "templates" / "log4j2.properties"
 
 
 def delta_jars() -> list[Path]:
@@ -29,7 +32,7 @@ def use_this_python() -> None:
         os.environ["PYSPARK_PYTHON"] = name
 
 
-def local_session(name: str, warehouse: Path) -> SparkSession:
+def local_session(name: str, warehouse: Path, java_options: Sequence[str] = ()) -> SparkSession:
     """Return a session on two cores of this machine whose tables lie in `warehouse`; the caller stops it."""
     use_this_python()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -42,6 +45,10 @@ def local_session(name: str, warehouse: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if CONF_DIR_VARIABLE not in os.environ:
+        java_options = (*java_options, f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
+    if java_options:
+        chosen["spark.driver.extraJavaOptions"] = " ".join(java_options)
     jars = delta_jars()
     if jars:
         chosen |= {

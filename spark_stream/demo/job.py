@@ -9,11 +9,14 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_stream.demo.page import page
@@ -22,18 +25,26 @@ from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import Pipeline, load_pipeline
 from spark_stream.pipelines.run import Progress, Run, Stop, prepare
 from spark_stream.pipelines.state import PipelineState
+from spark_stream.pipelines.summary import Summary
 from spark_stream.session import delta_jars, local_session
 from storage_core import Store
+from storage_core.comparison import State
 from storage_core.foreign import open_foreign
 from storage_core.foreign.side_by_side import compare as compare_foreign
 from storage_core.store.imports.importing import ImportRequest, import_streams
 from storage_core.store.replicas.side_by_side import compare
+from storage_core.store.stream import Stream
 
 STREAM, LETTERS, CONSUMER = "ORDERS", "ORDERS_DEAD", "warehouse"
 NODES = ("n1", "n2", "n3")
 DISKS = ("disk-1", "disk-2", "disk-3")
 NEW_ORDERS = 25
 TITLE = "From a broken JetStream cluster to a table"
+COMPILES_QUICKLY = "-XX:TieredStopAtLevel=1"  # rather than well: whatever runs here runs once
+BILLING = "billing"  # a consumer of the cluster
+AS_BEFORE = "as many as a client got before the damage"
+COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+Message = tuple[int, str, int, tuple[tuple[str, bytes], ...], bytes]  # as COLUMNS
 
 
 def run(source: Path, output: Path) -> bool:
@@ -42,16 +53,15 @@ def run(source: Path, output: Path) -> bool:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     report = Report()
-    spark = local_session("jstream demo", output / "warehouse")
+    spark = local_session("jstream demo", output / "warehouse", [COMPILES_QUICKLY])
     try:
         Job(spark, source, output, report).run()
     finally:
         spark.stop()
-    report.summary()
+    report.made = made_with(time.monotonic() - began)
     (output / "report.html").write_text(page(report, TITLE))
-    report.console.print(
-        f"{time.monotonic() - began:.0f} s; the report as a page: {output / 'report.html'}", markup=False
-    )
+    report.summary()
+    report.console.print(f"The report as a page: {output / 'report.html'}", markup=False)
     return report.ok
 
 
@@ -65,6 +75,7 @@ class Job:
         with gzip.open(source / "expected.jsonl.gz", "rt") as lines:
             self.expected: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.kind = "delta" if delta_jars() else "parquet"
+        self.bad = 0  # sequence of the message that is no JSON
 
     def run(self) -> None:
         self.look_at_the_nodes()
@@ -78,23 +89,31 @@ class Job:
 
     def look_at_the_nodes(self) -> None:
         self.report.step("What three nodes of a NATS JetStream cluster left behind")
+        self.report.say(f"order events of a shop; a client had read all {len(self.expected):,} before the nodes broke")
         drift = compare_foreign(open_foreign(self.nodes), STREAM)
         self.report.show_copies("The nodes, sequence by sequence, and what a read of all three gives", drift)
         for one in drift.conflicts:
             self.report.say(one.describe())
+        self.report.say("Spark reads the three nodes as one; what it reads from another copy it logs, line by line")
         messages = self.spark.read.format("jstream").option("layout", "nats").option("stream", STREAM)
-        columns = messages.schema("sequence long, subject string, timestamp_ns long, data binary")
+        columns = messages.schema(
+            "sequence long, subject string, timestamp_ns long, headers array<struct<key:string,value:binary>>, "
+            "data binary"
+        )
         rows = columns.load([str(node) for node in self.nodes]).collect()
-        self.report.count("read by Spark from the three nodes together", len(rows), len(self.expected))
-        found = digest((row.sequence, row.subject, row.timestamp_ns, bytes(row.data)) for row in rows)
+        self.report.count("read by Spark from the three nodes together", len(rows), len(self.expected), AS_BEFORE)
+        self.check_content([row.asDict(recursive=True) for row in rows])
+
+    def check_content(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Hold messages against what the client got."""
+        found = digest(
+            (row["sequence"], row["subject"], row["timestamp_ns"], headers_of(row), bytes(row["data"])) for row in rows
+        )
         self.report.check(
-            f"sequence, subject, time and data are those that a client got before the damage ({found[:16]})",
-            found == self.expected_digest(),
+            f"sequence, subject, time, headers and data of each are what the client got (SHA-256 {found[:12]}...)",
+            found == digest(map(as_the_client_got_it, self.expected)),
             "they differ",
         )
-
-    def expected_digest(self) -> str:
-        return digest((one["seq"], one["subject"], one["time_ns"], one["data"].encode()) for one in self.expected)
 
     # --- into a store of our own
 
@@ -102,28 +121,24 @@ class Job:
         self.report.step("Rescued into a stream of our own, on three volumes")
         self.disks[0].parent.mkdir()
         with Store.create(self.disks) as store:
-            (one,) = import_streams(store, open_foreign(self.nodes), ImportRequest(streams=(STREAM,)))["streams"]
-            count, content = self.read_own(store)
-            self.report.count("in the stream", count, len(self.expected))
-            self.report.check(
-                f"content and sequences are the same ({content[:16]})", content == self.expected_digest(), "they differ"
+            stream = self.import_nodes(store)
+            self.report.count("in the stream", stream.read().read_all().num_rows, len(self.expected), AS_BEFORE)
+            self.check_content(stream.read(columns=list(COLUMNS)).read_all().to_pylist())
+            again = self.import_nodes(store).read().read_all().num_rows
+            self.report.count("in the stream after a second import", again, len(self.expected), "nothing comes twice")
+            info = stream.consumer(BILLING).info()
+            self.report.say(
+                f"consumer {BILLING} came along: it was handed everything up to {info['delivered']['stream_seq']:,}, "
+                f"{info['num_pending']:,} messages are to come"
             )
-            import_streams(store, open_foreign(self.nodes), ImportRequest(streams=(STREAM,)))
-            self.report.count("in the stream after a second import", self.read_own(store)[0], len(self.expected))
-            self.report.say(f"consumer {', '.join(one['consumers'])} came along: {self.where_billing_is(store)}")
             self.report.show_copies("The three volumes after the import", compare(store, STREAM))
             store.add_stream({"name": LETTERS})
-            bad = store.stream(STREAM).publish("orders.created.eu-west", b"this is no JSON")
-        self.report.say(f"a message that is no JSON was published: sequence {bad.sequence:,}")
+            self.bad = stream.publish("orders.created.eu-west", b"this is no JSON").sequence
+        self.report.say(f"a message that is no JSON was published: sequence {self.bad:,}")
 
-    def where_billing_is(self, store: Store) -> str:
-        info = store.stream(STREAM).consumer("billing").info()
-        return f"delivered up to {info['delivered']['stream_seq']:,}, {info['num_pending']:,} pending"
-
-    def read_own(self, store: Store) -> tuple[int, str]:
-        columns = ["sequence", "subject", "timestamp_ns", "data"]
-        rows = store.stream(STREAM).read(columns=columns).read_all().to_pylist()
-        return len(rows), digest((row["sequence"], row["subject"], row["timestamp_ns"], row["data"]) for row in rows)
+    def import_nodes(self, store: Store) -> Stream:
+        import_streams(store, open_foreign(self.nodes), ImportRequest(streams=(STREAM,)))
+        return store.stream(STREAM)
 
     # --- the pipeline, while disks go
 
@@ -135,21 +150,22 @@ class Job:
             file.write_text(text.replace('kind = "delta"', f'kind = "{self.kind}"'))
         return load_pipeline(file)
 
-    def run_pipeline(self, number: int) -> dict[str, Any]:
+    def run_pipeline(self, loses_disks: bool = False) -> dict[str, Any]:
         pipeline = self.pipeline()
         state = PipelineState(pipeline.checkpoint)
         began = time.monotonic()
 
         def watch(progress: Progress) -> None:
-            lag = sum(progress.lag.values())
-            elapsed_s = time.monotonic() - began
-            self.report.batches.append(Batch(number, progress.rows_in, progress.rows_per_s, lag, elapsed_s))
-            if len(self.report.batches) == 1:
+            batches, elapsed_s = self.report.now.batches, time.monotonic() - began
+            batches.append(Batch(progress.rows_in, progress.rows_per_s, sum(progress.lag.values()), elapsed_s))
+            if loses_disks and len(batches) == 1:
                 self.lose_disks()
+                self.report.now.marks.append((elapsed_s, "disk-2 is deleted,\none byte of disk-1 flips"))
 
         with state.lock("the demo"):
             Beginnings(state, pipeline).check(new_checkpoint=False)
-            summary = Run(prepare(pipeline, self.spark), state, pipeline.trigger.mode).execute(Stop(), watch)
+            summary = Summary(pipeline.name, pipeline.trigger.mode)
+            Run(prepare(pipeline, self.spark), state, summary).execute(Stop(), watch)
         return summary.to_json()
 
     def consume(self) -> None:
@@ -159,43 +175,59 @@ class Job:
         )
         if self.kind == "parquet":
             self.report.say("Delta's JARs are not here (make setup says why), so it is a Parquet table")
-        done = self.run_pipeline(1)
-        shown = [one for one in self.report.batches if one.run == 1]
-        self.report.say(f"{len(shown)} micro-batches, {done['duration_s']:.0f} s, {self.events()} so far")
-        self.report.count("read by the pipeline", done["rows_in"], len(self.expected) + 1)
-        self.report.count("dead letters, with reason and sequence", done["rows_dead"], 1)
-        self.report.count("rows in the table", self.table().count(), len(self.expected))
+        done = self.run_pipeline(loses_disks=True)
+        self.report.say(f"{len(self.report.now.batches)} micro-batches, {done['duration_s']:.0f} s")
+        self.report.count(
+            "read by the pipeline", done["rows_in"], len(self.expected) + 1, "all of these, and the one that is no JSON"
+        )
+        self.report.count("dead letters", done["rows_dead"], 1, "the one that is no JSON")
+        self.report.count(
+            "rows in the table", self.table().count(), len(self.expected), "what was read without the dead letter"
+        )
         with Store.open(self.disks) as store:
             letter = store.stream(LETTERS).read().read_all().to_pylist()[-1]
-        headers = {one["key"]: one["value"].decode() for one in letter["headers"]}
-        self.report.say("the dead letter: " + ", ".join(f"{name} {value}" for name, value in headers.items())[:150])
-        self.show_consumer("after the first run", 0)
+        headers = {key: value.decode() for key, value in headers_of(letter)}
+        self.report.check(
+            f"the dead letter says why and where: {headers['Jstream-Reason']}, sequence {headers['Jstream-Sequence']}",
+            headers["Jstream-Sequence"] == str(self.bad),
+            f"it was sequence {self.bad}",
+        )
+        self.show_consumer({"after the first run": self.consumer(0)})
 
     def lose_disks(self) -> None:
         """Lose one volume and damage another, while the query goes on."""
         block = max((self.disks[0] / "streams").rglob("*.blk"), key=lambda path: path.stat().st_size)
         flip(block, block.stat().st_size // 3)
         shutil.rmtree(self.disks[1])
-        self.report.say("while the query runs: disk-2 is deleted with all that is on it, and one byte of disk-1 flips")
         with Store.open(self.disks, read_only=True) as store:
-            self.report.show_copies("The volumes while the pipeline runs", compare(store, STREAM))
+            drift = compare(store, STREAM)
+        damaged = drift.copies[0].count(State.DAMAGED)
+        self.report.say(
+            "while the query runs disk-2 is deleted with all that is on it, and one byte of disk-1 flips: a frame "
+            f"fails its checksum, and none of its {damaged:,} messages is served from there"
+        )
+        self.report.show_copies("The volumes while the pipeline runs", drift)
 
-    def events(self) -> str:
-        with Store.open(self.disks, read_only=True) as store:
-            count = len(store.events())
-        return f"{count} event{'' if count == 1 else 's'}"
-
-    def show_consumer(self, when: str, expected_pending: int) -> None:
+    def consumer(self, expected_pending: int) -> dict[str, int]:
+        """Return where the pipeline's consumer stands, and check how many messages are to come."""
         with Store.open(self.disks) as store:
             info = store.stream(STREAM).consumer(CONSUMER).info()
-        numbers = {
+        self.report.check(
+            f"the consumer's lag, seen from outside: {info['num_pending']:,}",
+            info["num_pending"] == expected_pending,
+            f"must be {expected_pending:,}",
+        )
+        return {
             "delivered": info["delivered"]["stream_seq"],
             "ack floor": info["ack_floor"]["stream_seq"],
             "ack pending": info["num_ack_pending"],
             "pending": info["num_pending"],
         }
-        self.report.show_consumer(when, numbers)
-        self.report.check(f"pending is {expected_pending}", info["num_pending"] == expected_pending, str(numbers))
+
+    def show_consumer(self, seen: Mapping[str, Mapping[str, int]]) -> None:
+        (first, *_) = seen.values()
+        rows = [(when, *(f"{value:,}" for value in numbers.values())) for when, numbers in seen.items()]
+        self.report.show_table((f"consumer {CONSUMER}", *first), rows)
 
     # --- repair, and once more
 
@@ -203,11 +235,13 @@ class Job:
         self.report.step("Repaired from the copies that are good")
         with Store.open(self.disks) as store:
             done = store.repair()
-            self.report.check("repair left nothing bad", done["ok"], str(done)[:300])
-            for event in store.events()[-4:]:
-                self.report.say(
-                    f"event: {event['kind']} {event['before']} -> {event['after']}: {event['reason']}"[:150]
-                )
+            self.report.check("the repair left nothing bad", done["ok"], str(done)[:300])
+            names = {one["name"]: Path(one["path"]).name for one in store.cluster_info()["volumes"]}
+            events = [one for one in store.events() if one["volume"]]
+            told = Counter((names[one["volume"]], one["kind"], one["before"], one["after"]) for one in events)
+            for (name, kind, before, after), count in told.items():
+                times = "" if count == 1 else f", {count} times"
+                self.report.say(f"event {kind}: {name}, from {before} to {after}{times}")
             drift = compare(store, STREAM)
             self.report.show_copies("The volumes after the repair", drift)
             replicas = store.stream(STREAM).info()["cluster"]["replicas"]
@@ -221,14 +255,14 @@ class Job:
             for number in range(NEW_ORDERS):
                 order = {"order_id": f"N-{number}", "event": "created", "amount": 10.0 + number, "currency": "EUR"}
                 store.stream(STREAM).publish("orders.created.eu-west", json.dumps(order).encode())
-        self.show_consumer("before the second run", NEW_ORDERS)
-        done = self.run_pipeline(2)
-        self.report.count("read by the second run", done["rows_in"], NEW_ORDERS)
-        self.show_consumer("after the second run", 0)
-        rows = self.table()
-        self.report.count("rows in the table after the second run", rows.count(), len(self.expected) + NEW_ORDERS)
+        before = self.consumer(NEW_ORDERS)
+        done = self.run_pipeline()
+        self.report.count("read by the second run", done["rows_in"], NEW_ORDERS, "only what is new")
+        self.show_consumer({"before the second run": before, "after it": self.consumer(0)})
+        rows, expected = self.table(), len(self.expected) + NEW_ORDERS
+        self.report.count("rows in the table after the second run", rows.count(), expected, "those of both runs")
         sequences = rows.select("sequence").distinct().count()
-        self.report.count("different sequences among them: nothing twice", sequences, rows.count())
+        self.report.count("different sequences among them", sequences, expected, "nothing is there twice")
 
     # --- the table
 
@@ -239,24 +273,52 @@ class Job:
         self.report.step(f"What the {self.kind.capitalize()} table says")
         self.table().createOrReplaceTempView("orders")
         paid = self.spark.sql(
-            "SELECT region, currency, count(DISTINCT order_id) AS orders, sum(amount) AS amount "
+            "SELECT region, currency, count(*) AS payments, sum(CAST(amount AS DECIMAL(18, 2))) AS amount "
             "FROM orders WHERE event = 'paid' GROUP BY region, currency ORDER BY region, currency"
         ).collect()
-        for row in paid:
-            self.report.say(
-                f"{row['region']:<10} {row['orders']:>6,} orders paid {row['amount']:>16,.2f} {row['currency']}"
-            )
-        expected = sum(json.loads(one["data"])["event"] == "paid" for one in self.expected)
-        found = self.spark.sql("SELECT count(*) AS n FROM orders WHERE event = 'paid'").collect()[0]["n"]
-        self.report.count("payments in the table", found, expected)
+        rows = [(row["region"], f"{row['payments']:,}", f"{row['amount']:,.2f}", row["currency"]) for row in paid]
+        self.report.show_table(("paid orders of region", "payments", "amount", "currency"), rows)
+        bodies = [(one["subject"].split(".")[2], json.loads(one["data"])) for one in self.expected]
+        expected: Counter[tuple[str, str]] = Counter()
+        for region, body in bodies:
+            if body["event"] == "paid":
+                expected[region, body["currency"]] += round(100 * body["amount"])
+        self.report.count(
+            "payments in the table",
+            sum(row["payments"] for row in paid),
+            sum(body["event"] == "paid" for _, body in bodies),
+            "those among what the client got",
+        )
+        self.report.check(
+            "the amounts are those of what the client got, to the hundredth",
+            {(row["region"], row["currency"]): int(100 * row["amount"]) for row in paid} == expected,
+            str(dict(expected)),
+        )
 
 
-def digest(rows: Iterable[tuple[int, str, int, bytes]]) -> str:
-    """Return a hash, in hex, over sequence, subject, time and data of messages, whatever their order."""
+def made_with(duration_s: float) -> str:
+    """Return when and with what the report was made."""
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return f"Made in {duration_s:.0f} s with Spark {pyspark.__version__}, {when}."
+
+
+def headers_of(message: Mapping[str, Any]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((one["key"], bytes(one["value"])) for one in message["headers"] or ())
+
+
+def as_the_client_got_it(one: Mapping[str, Any]) -> Message:
+    headers = tuple((key, value.encode()) for key, value in one["headers"])
+    return one["seq"], one["subject"], one["time_ns"], headers, one["data"].encode()
+
+
+def digest(messages: Iterable[Message]) -> str:
+    """Return a hash, in hex, over all of messages, whatever their order."""
     made = hashlib.sha256()
-    for sequence, subject, time_ns, data in sorted(rows):
-        head = struct.pack("<qqii", sequence, time_ns, len(subject.encode()), len(data))
-        made.update(head + subject.encode() + data)
+    for sequence, subject, time_ns, headers, data in sorted(messages):
+        parts = [subject.encode(), data, *(part for key, value in headers for part in (key.encode(), value))]
+        made.update(struct.pack("<qqi", sequence, time_ns, len(parts)))
+        for part in parts:
+            made.update(struct.pack("<i", len(part)) + part)
     return made.hexdigest()
 
 

@@ -1,11 +1,13 @@
 """What the demo says as it goes, with the counts of all stages, which must add up; the page shows all of it again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.table import Table
 
 from storage_core.comparison import Drift
+
+COUNTS_HEAD = ("stage", "messages", "must be", "because")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,16 +15,7 @@ class Fact:
     """One line below a step."""
 
     text: str
-    holds: bool = True
-
-
-@dataclass(slots=True)
-class Step:
-    """One step of the job: what was found out in it, and the copies as they were then."""
-
-    title: str
-    facts: list[Fact] = field(default_factory=list)
-    maps: list[tuple[str, Drift]] = field(default_factory=list)  # (caption, copies)
+    holds: bool | None = None  # None: nothing to hold it against
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +25,29 @@ class Count:
     stage: str
     found: int
     expected: int
+    because: str  # where the expected number comes from
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One micro-batch of the pipeline."""
 
-    run: int
     rows: int
     rows_per_s: float
-    lag: int  # messages between the batch and the end of the stream, when it ended
+    lag: int  # sequences between the batch and the end of the stream, when it ended
     time_s: float  # since the run began
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of the job: what was found out in it, and what there is to look at."""
+
+    title: str
+    facts: list[Fact] = field(default_factory=list)
+    maps: list[tuple[str, Drift]] = field(default_factory=list)  # (caption, copies)
+    tables: list[tuple[Sequence[str], Sequence[Sequence[str]]]] = field(default_factory=list)  # (head, rows)
+    batches: list[Batch] = field(default_factory=list)
+    marks: list[tuple[float, str]] = field(default_factory=list)  # (seconds since the run began, what happened)
 
 
 @dataclass
@@ -51,55 +56,75 @@ class Report:
 
     console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False))
     ok: bool = True
+    made: str = ""  # with what, when, in which time
     steps: list[Step] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
-    consumers: list[tuple[str, dict[str, int]]] = field(default_factory=list)  # (when, delivered, pending, ...)
+
+    @property
+    def now(self) -> Step:
+        return self.steps[-1]
 
     def step(self, title: str) -> None:
         self.steps.append(Step(f"{len(self.steps) + 1}. {title}"))
-        self.console.print(f"\n[bold]{self.steps[-1].title}[/bold]")
+        self.console.print(f"\n[bold]{self.now.title}[/bold]")
 
-    def say(self, text: str, holds: bool = True) -> None:
-        self.steps[-1].facts.append(Fact(text, holds))
-        self.console.print(f"  {text}", markup=False)
+    def say(self, text: str) -> None:
+        self._tell(Fact(text))
 
-    def count(self, stage: str, found: int, expected: int) -> None:
+    def count(self, stage: str, found: int, expected: int, because: str) -> None:
         """Note a stage's count; it is shown again at the end."""
-        self.counts.append(Count(stage, found, expected))
-        self.check(f"{stage}: {found:,}", found == expected, f"expected {expected:,}")
+        self.counts.append(Count(stage, found, expected, because))
+        self.check(f"{stage}: {found:,}", found == expected, f"must be {expected:,}, {because}")
 
     def check(self, text: str, holds: bool, otherwise: str) -> None:
         """Print the text as a fact that holds, or as one that does not."""
         self.ok = self.ok and holds
-        self.say(text if holds else f"WRONG {text}: {otherwise}", holds)
+        self._tell(Fact(text if holds else f"WRONG {text}: {otherwise}", holds))
+
+    def _tell(self, fact: Fact) -> None:
+        self.now.facts.append(fact)
+        self._print(f"{'- ' if fact.holds is None else 'ok ' if fact.holds else ''}{fact.text}")
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"  {text}", markup=False)
 
     def show_copies(self, caption: str, drift: Drift) -> None:
-        """Say what each copy of a stream has, and keep the picture of it."""
-        self.steps[-1].maps.append((caption, drift))
+        """Print what each copy of a stream has, and keep the picture of it for the page."""
+        self.now.maps.append((caption, drift))
         for copy in drift.copies:
             parts = [f"{count:,} {name}" for name, count in copy.counts.items() if count] or ["nothing there"]
-            self.say(f"{copy.label:<8} {', '.join(parts)}")
-        self.say(f"together: {drift.message_count:,} messages; {drift.verdict()}")
+            self._print(f"{copy.label:<9} {', '.join(parts)}")
+        self._print(f"together  {drift.message_count:,} messages; {drift.verdict()}")
 
-    def show_consumer(self, when: str, info: dict[str, int]) -> None:
-        self.consumers.append((when, info))
-        self.say(f"consumer {when}: " + ", ".join(f"{name} {value:,}" for name, value in info.items()))
+    def show_table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table, whose first column is text and whose others are numbers, and keep it for the page."""
+        self.now.tables.append((head, rows))
+        self._print_table(head, rows, len(head) - 1)
+
+    def _print_table(self, head: Sequence[str], rows: Sequence[Sequence[str]], number_count: int) -> None:
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        self.console.print()
+        for row in (head, *rows):
+            cells = [
+                value.rjust(width) if 0 < at <= number_count else value.ljust(width)
+                for at, (value, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self._print("  ".join(cells).rstrip())
 
     @property
     def verdict(self) -> str:
-        return "All counts add up." if self.ok else "Something does not add up; see WRONG above."
+        return "All counts add up." if self.ok else "Something does not add up; see WRONG."
+
+    def count_rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the counts as people read them, as COUNTS_HEAD."""
+        rows = []
+        for one in self.counts:
+            wrong = "" if one.found == one.expected else "WRONG "
+            rows.append((one.stage, f"{wrong}{one.found:,}", f"{one.expected:,}", one.because))
+        return rows
 
     def summary(self) -> None:
         """Print every stage's count beside what it must be."""
-        table = Table(title="Counts at every stage", title_justify="left")
-        table.add_column("stage")
-        table.add_column("messages", justify="right")
-        table.add_column("must be", justify="right")
-        table.add_column("")
-        for one in self.counts:
-            judged = "ok" if one.found == one.expected else "WRONG"
-            table.add_row(one.stage, f"{one.found:,}", f"{one.expected:,}", judged)
-        self.console.print()
-        self.console.print(table)
-        self.console.print(f"[bold]{self.verdict}[/bold]")
+        self.console.print("\n[bold]Counts at every stage[/bold]")
+        self._print_table(COUNTS_HEAD, self.count_rows(), 2)
+        self.console.print(f"\n[bold]{self.verdict}[/bold] {self.made}")

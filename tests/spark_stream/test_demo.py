@@ -35,15 +35,19 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
         "read by Spark from the three nodes together: 6,011",
         "in the stream after a second import: 6,011",
         "rows in the table: 6,011",
-        "dead letters, with reason and sequence: 1",
-        "disk-2   6,012 missing",
+        "dead letters: 1",
+        "the dead letter says why and where: payload is not JSON, sequence 6015",
+        "disk-2    6,012 missing",
         "all copies are current, with equal digests",
         "read by the second run: 25",
-        "different sequences among them: nothing twice: 6,036",
+        "different sequences among them: 6,036",
+        "event rejoined: disk-2, from missing to current",
+        "the amounts are those of what the client got",
     ):
         assert fact in done.stdout, fact
     written = (output / "report.html").read_text()
     assert written.count("<svg") == 4  # the nodes, and the volumes after the import, in between and at the end
+    assert written.count("<img") == 1  # throughput and lag
     assert "All counts add up." in written
     assert "http" not in written.replace("http://www.w3.org/2000/svg", "")  # one file that needs no other
 
@@ -59,13 +63,15 @@ def test_a_count_that_is_not_what_it_must_be_is_shown_and_fails_the_report() -> 
     shown = io.StringIO()
     report = Report(Console(file=shown, width=100))
     report.step("counting")
-    report.count("read", 10, 10)
+    report.count("read", 10, 10, "what was written")
     assert report.verdict == "All counts add up."
-    report.count("in the stream", 9, 10)
+    report.count("in the stream", 9, 10, "what was read")
     report.summary()
     assert not report.ok
-    assert "WRONG in the stream: 9: expected 10" in shown.getvalue()
+    assert "WRONG in the stream: 9: must be 10, what was read" in shown.getvalue()
+    assert "in the stream   WRONG 9       10  what was read" in shown.getvalue()
     assert "Something does not add up" in shown.getvalue()
     written = page(report, "A <report>")
     assert '<p class="verdict wrong">Something does not add up' in written
+    assert '<td class="number wrong">WRONG 9</td>' in written
     assert "A &lt;report&gt;" in written
