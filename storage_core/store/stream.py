@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import subjects as subject_rules
-from storage_core.errors import InvalidMessageError, NotFoundError, StaleIncarnationError, StorageError
+from storage_core.errors import DataLossError, InvalidMessageError, NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -168,8 +168,10 @@ class Stream:
         for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
             return message
         state = self.state()
-        removed = state.floor > sequence >= 1 or sequence in state.removed
         holds = f"the stream holds {state.first_sequence} to {state.next_sequence - 1}"
+        if sequence in state.lost:
+            raise DataLossError(f"stream {self.name!r}: message {sequence} is lost: no volume has it; {holds}")
+        removed = state.floor > sequence >= 1 or sequence in state.removed
         why = "was removed" if removed else "was never stored"
         raise NotFoundError(f"stream {self.name!r}: message {sequence} {why}; {holds}")
 

@@ -143,7 +143,8 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         before = {one.volume_id: was.identity for one, was in zip(made, remains, strict=True)}
         unclaimed = surviving.unclaimed(remains, claimed, env)
         index = best[1] if best is not None else 0
-        return AdoptPlan(made, state, adopted, before, index, unclaimed, builder.notes)
+        notes = [*_left_out(made, best[0] if best is not None else None), *builder.notes]
+        return AdoptPlan(made, state, adopted, before, index, unclaimed, notes)
 
 
 def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
@@ -170,6 +171,17 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
     raise RequirementError(
         "the metadata has its quorum, nothing has to be adopted: `jstream repair` brings back what is damaged"
     )
+
+
+def _left_out(made: Sequence[Volume], state: StoreState | None) -> list[str]:
+    """Return a line for each volume of the store, as the metadata knows it, that is not among those to be."""
+    stay = {one.volume_id for one in made}
+    return [
+        f"volume {voter.volume_id.hex()} (recorded at {voter.path}) is not among them: what it alone has is not "
+        "adopted, and it leaves the store; if it can be brought back, do that first"
+        for voter in (state.voters if state is not None else ())
+        if voter.volume_id not in stay
+    ]
 
 
 def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> list[Volume]:

@@ -135,6 +135,18 @@ def test_one_volume_that_is_left_goes_on_alone_or_with_new_ones(tmp_path: Path) 
     check(paths)
 
 
+def test_volumes_that_are_not_adopted_are_told_before_they_leave_the_store(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    with Store.open(paths) as store:
+        names = [one.name for one in store.volumes()]
+    for path in paths[1:]:
+        shutil.rmtree(path)
+    for asked in (paths[:1], paths):
+        told = adopt.plan(asked).to_json()["notes"]
+        assert [note.split()[1] for note in told] == names[1:], asked
+        assert all("what it alone has is not adopted" in note for note in told)
+
+
 def test_blocks_that_are_whole_nowhere_are_lost_and_their_numbers_are_not_used_again(tmp_path: Path) -> None:
     paths = make(tmp_path)
     with Store.open(paths) as store:

@@ -274,6 +274,8 @@ def test_a_block_that_is_gone_everywhere_is_lost(paths: list[Path]) -> None:
         assert lost["end"] == lost["first"] + 1
         assert store.stream("S").info()["state"]["messages"] == MESSAGES - 1
         assert contents(store) == EXPECTED[: lost["first"] - 1] + EXPECTED[lost["first"] :]
+        with pytest.raises(DataLossError, match=f"message {lost['first']} is lost"):
+            store.stream("S").get(lost["first"])
     check_current(paths)
 
 
