@@ -5,6 +5,7 @@ Every row is checked here, once, on the side of whoever writes; the block writer
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from storage_core.subjects import first_invalid, match_mask
 
 WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
 MSG_ID_SIZE_MAX = 4096  # bytes
+REMEMBERED_SUBJECTS_MAX = 256  # distinct ones of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,10 @@ def _subject(column: pa.Array | None, row_count: int, acceptance: Acceptance) ->
 
 def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
     distinct = subjects.unique()
+    if len(distinct) <= REMEMBERED_SUBJECTS_MAX:
+        names = distinct.cast(pa.binary()).to_pylist()
+        if _are_taken(acceptance.subjects, tuple(sorted(names))):
+            return
     broken = _not_utf8(distinct)
     if broken is not None:
         row = pc.index(subjects.cast(pa.binary()), broken[1]).as_py()
@@ -191,11 +197,25 @@ def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
     if bad is not None:
         row = pc.index(subjects, bad).as_py()
         raise _invalid(acceptance, row, f"subject {bad!r} is not one that a message can carry")
-    taken = match_mask(acceptance.subjects, subjects)
-    if len(subjects) and not pc.all(taken).as_py():
-        row = int(np.flatnonzero(pc.invert(taken))[0])
-        reason = f"subject {subjects[row].as_py()!r} is not taken; the stream takes {acceptance.describe()}"
+    other = distinct.filter(pc.invert(match_mask(acceptance.subjects, distinct)))
+    if len(other):
+        row = pc.index(subjects, other[0]).as_py()
+        reason = f"subject {other[0].as_py()!r} is not taken; the stream takes {acceptance.describe()}"
         raise _invalid(acceptance, row, reason)
+
+
+@lru_cache(maxsize=256)
+def _are_taken(subject_filters: tuple[str, ...], subjects: tuple[bytes, ...]) -> bool:
+    """Return whether messages can carry all of these subjects, and a filter takes each.
+
+    Remembered, since the batches of a stream have the same few subjects again and again, and Arrow compiles the regular
+    expressions for each of them anew: a fifth of what a batch of 10,000 messages takes.
+    """
+    try:
+        column = pa.array(subjects, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return first_invalid(column) is None and pc.all(match_mask(subject_filters, column)).as_py() is not False
 
 
 def _headers(column: pa.Array, acceptance: Acceptance) -> pa.Array:

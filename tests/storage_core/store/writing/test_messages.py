@@ -50,3 +50,28 @@ def test_text_of_any_alphabet_is_taken(tmp_path: Path) -> None:
         stream.publish(subject, b"", headers=[(key, b"\xff")], msg_id="😀")
         message = stream.get(1)
         assert (message.subject, message.headers) == (subject, [(key, b"\xff")])
+
+
+@pytest.mark.parametrize("others", [1, 1_000], ids=["few subjects", "many subjects"])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("t.1", "subject 't.1' is not taken; the stream takes s.>"),
+        ("s.*", "subject 's.*' is not one that a message can carry"),
+        ("s..1", "subject 's..1' is not one that a message can carry"),
+    ],
+)
+def test_a_subject_is_refused_whatever_was_taken_and_refused_before(
+    tmp_path: Path, bad: str, reason: str, others: int
+) -> None:
+    good = [f"s.{number}" for number in range(others)]
+    with Store.create(tmp_path / "s") as store:
+        stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+        wider = store.add_stream({"name": "T", "subjects": ["t.>", "*.1"]})
+        for _ in range(2):
+            stream.append(pa.table({"subject": good, "data": good}))
+            with pytest.raises(InvalidMessageError, match="S', row %d of the batch: " % others) as caught:
+                stream.append(pa.table({"subject": [*good, bad], "data": ["x"] * (others + 1)}))
+            assert str(caught.value).endswith(reason)
+            wider.append(pa.table({"subject": ["t.1", "s.1"], "data": ["x", "y"]}))
+        assert (stream.info()["state"]["messages"], wider.info()["state"]["messages"]) == (2 * others, 4)
