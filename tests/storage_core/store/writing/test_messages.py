@@ -70,7 +70,7 @@ def test_a_subject_is_refused_whatever_was_taken_and_refused_before(
         wider = store.add_stream({"name": "T", "subjects": ["t.>", "*.1"]})
         for _ in range(2):
             stream.append(pa.table({"subject": good, "data": good}))
-            with pytest.raises(InvalidMessageError, match="S', row %d of the batch: " % others) as caught:
+            with pytest.raises(InvalidMessageError, match=f"'S', row {others} of the batch: ") as caught:
                 stream.append(pa.table({"subject": [*good, bad], "data": ["x"] * (others + 1)}))
             assert str(caught.value).endswith(reason)
             wider.append(pa.table({"subject": ["t.1", "s.1"], "data": ["x", "y"]}))
