@@ -14,11 +14,12 @@ import typer
 from spark_stream.cli.failures import EXIT_INTERRUPTED, CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.options import GroupStoreOption, JsonOption
 from spark_stream.cli.quantities import parse_since_ns
-from spark_stream.cli.render import counted, print_facts, print_json, print_table, say, write
+from spark_stream.cli.render import print_facts, print_json, print_table, say, write
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline
     from spark_stream.pipelines.run import Prepared, Progress, Stop
+    from spark_stream.pipelines.state import PipelineState
     from spark_stream.pipelines.summary import Summary
 
 EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
@@ -60,18 +61,18 @@ def run(
     from spark_stream.pipelines.config import AVAILABLE_NOW, CONTINUOUS
     from spark_stream.pipelines.run import Run, Stop
     from spark_stream.pipelines.state import PipelineState
+    from spark_stream.pipelines.summary import Summary
 
     pipeline = _load(context, file, store)
     _check_metrics(metrics_textfile)
-    mode = CONTINUOUS if continuous else pipeline.trigger.mode
+    summary = Summary(pipeline.name, CONTINUOUS if continuous else pipeline.trigger.mode)
     state, stop = PipelineState(pipeline.checkpoint), Stop()
-    with _failing_in_words(), state.lock("etl run"), _stopping(stop):
+    with _telling(summary, metrics_textfile), state.lock("etl run"), _recording(summary, state), _stopping(stop):
         Beginnings(state, pipeline).check(new_checkpoint)
         with _prepared(pipeline) as prepared, _watching(pipeline.name) as watch:
-            made = Run(prepared, state, mode)
             _handle_signals(stop)  # Spark has put its own handler there
-            _finish(made.summary, lambda: made.execute(stop, watch), state, metrics_textfile)
-    if stop.reason and mode == AVAILABLE_NOW:
+            Run(prepared, state, summary).execute(stop, watch)
+    if stop.reason and summary.mode == AVAILABLE_NOW:
         say(f"stopped by {stop.reason} between two batches; the next run goes on from there")
         raise typer.Exit(EXIT_TERMINATED if stop.reason == "SIGTERM" else EXIT_INTERRUPTED)
 
@@ -87,24 +88,19 @@ def check(
 ) -> None:
     """Say whether a pipeline would run: its file, its streams, its schema and its transformation. Changes nothing."""
     from spark_stream.pipelines.source import check_stores
-    from spark_stream.pipelines.transform import dependence_on_batches
 
     pipeline = _load(context, file, store)
-    found = check_stores(pipeline)["streams"]
-    for name, count in sorted(found.items()):
-        say(f"source: stream {name}, {counted(count, 'message')}")
-    if not found:
-        say(f"source: no stream matches {', '.join(pipeline.source.streams)} yet")
-    if not quick:
-        with _failing_in_words(), _prepared(pipeline) as prepared:
-            from spark_stream.pipelines.run import no_messages
-
-            rows = prepared.rows(prepared.parsed(no_messages(prepared.spark)))
-            depends = dependence_on_batches(rows)
-            for field in rows.schema.fields:
-                write(f"{field.name} {field.dataType.simpleString()}\n")
+    if quick:
+        for line in check_stores(pipeline):
+            say(line)
+    else:
+        with _failing_in_words(), _prepared(pipeline, say) as prepared:
+            depends = prepared.depends
+        for field in prepared.schema.fields:
+            write(f"{field.name} {field.dataType.simpleString()}\n")
         if depends:
-            say(f"note: the transformation has {depends}, which sees the messages of one batch only")
+            over = "" if prepared.is_row_by_row else ", over the messages of one batch"
+            say(f"note: the transformation has {depends}{over}")
     say(f"{pipeline.name}: good")
 
 
@@ -139,19 +135,20 @@ def backfill(
     """
     from spark_stream.pipelines.backfill import Backfill, covered, resolve
     from spark_stream.pipelines.state import PipelineState
+    from spark_stream.pipelines.summary import Summary
 
     pipeline = _load(context, file, store)
     _check_metrics(metrics_textfile)
     first_sequence, since_ns = _place(first, "--from")
     end_sequence, until_ns = _place(end, "--to")
-    state = PipelineState(pipeline.checkpoint)
-    with _failing_in_words(), state.lock("etl backfill"):
+    state, summary = PipelineState(pipeline.checkpoint), Summary(pipeline.name, "backfill")
+    with _telling(summary, metrics_textfile), state.lock("etl backfill"):
         wanted = resolve(pipeline, first_sequence, end_sequence, since_ns, until_ns)
         with _prepared(pipeline) as prepared:
-            made = Backfill(prepared, state, wanted)
+            made = Backfill(prepared, state, wanted, summary)
             made.check()
             say(f"backfill of {covered(wanted.ranges)}")
-            _finish(made.summary, made.execute, state, metrics_textfile, remember=False)
+            made.execute()
 
 
 def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
@@ -176,46 +173,75 @@ def _check_metrics(textfile: Path | None) -> None:
 def _failing_in_words() -> Iterator[None]:
     """Let what a pipeline refuses or fails with end the command with one line and exit code 1."""
     from spark_stream.pipelines.backfill import BackfillRefusedError
-    from spark_stream.pipelines.failures import RunFailedError
+    from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
     from spark_stream.pipelines.state import CheckpointError, CheckpointHeldError
 
     try:
         yield
-    except (BackfillRefusedError, CheckpointError, CheckpointHeldError, RunFailedError) as error:
-        raise CommandFailed(str(error)) from error
+    except (BackfillRefusedError, CheckpointError, CheckpointHeldError, RunFailedError, *SPARK_ERRORS) as error:
+        raise CommandFailed(in_words(error)) from error
 
 
 @contextmanager
-def _prepared(pipeline: "Pipeline") -> Iterator["Prepared"]:
+def _prepared(pipeline: "Pipeline", tell: Callable[[str], None] = lambda line: None) -> Iterator["Prepared"]:
+    """Yield the pipeline found good; `tell` hears what the source has, before Spark is started."""
     from spark_stream.pipelines.run import prepare
     from spark_stream.pipelines.session import pipeline_session
     from spark_stream.pipelines.source import check_stores
 
-    check_stores(pipeline)
+    for line in check_stores(pipeline):
+        tell(line)
     with pipeline_session(pipeline) as spark:
         yield prepare(pipeline, spark)
 
 
-def _finish(
-    summary: "Summary", work: "Callable[[], Summary]", state: Any, metrics_textfile: Path | None, remember: bool = True
-) -> None:
-    """Do the work, and say what it came to, however it ended: a line on stdout, a record, metrics."""
-    from spark_stream.pipelines.failures import explain
+@contextmanager
+def _telling(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None]:
+    """Say what a run came to, however it ends: a line on stdout, and metrics unless they are another run's."""
+    from spark_stream.pipelines.state import CheckpointHeldError
+
+    is_held = False
+    with _failing_in_words():
+        try:
+            with _finishing(summary):
+                yield
+        except CheckpointHeldError:
+            is_held = True
+            raise
+        finally:
+            write(summary.line())
+            if metrics_textfile is not None and not is_held:
+                from spark_stream.pipelines.metrics import write_metrics
+
+                write_metrics(summary, metrics_textfile)
+
+
+@contextmanager
+def _recording(summary: "Summary", state: "PipelineState") -> Iterator[None]:
+    """Keep the summary beside the checkpoint as that of the last run, however it ends."""
     from spark_stream.pipelines.state import LAST_RUN
 
     try:
-        work()
-    except Exception as error:
-        summary.finish(False, summary.error or explain(error))
-        raise
+        with _finishing(summary):
+            yield
     finally:
-        if remember:
-            state.write(LAST_RUN, summary.to_json())
-        if metrics_textfile is not None:
-            from spark_stream.pipelines.metrics import write_metrics
+        state.write(LAST_RUN, summary.to_json())
 
-            write_metrics(summary, metrics_textfile)
-        write(summary.line())
+
+@contextmanager
+def _finishing(summary: "Summary") -> Iterator[None]:
+    """Let the summary say why the run has failed."""
+    from spark_stream.pipelines.failures import in_words
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        summary.finish(False, stopped="SIGINT")
+        raise
+    except Exception as error:
+        if not summary.error:
+            summary.finish(False, in_words(error))
+        raise
 
 
 @contextmanager

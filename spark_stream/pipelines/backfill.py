@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 from datasource.places import open_store
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONSOLE, PARQUET, UPSERT, Pipeline
+from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
+from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON
 from spark_stream.pipelines.run import Prepared, store_batch
-from spark_stream.pipelines.sinks import Identity
 from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching, read_range
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, now_text
 from spark_stream.pipelines.summary import Summary
-from spark_stream.pipelines.transform import dependence_on_batches
 from storage_core import Store
 
 Ranges = dict[str, tuple[int, int]]
@@ -63,6 +63,10 @@ def resolve(
 
     Raises BackfillRefusedError for sequences over several streams, which they do not share, and an empty range.
     """
+    if (first or 0) >= (end or 2**63) or (since_ns or 0) >= (until_ns or 2**63):
+        raise BackfillRefusedError(
+            "the range ends before it begins; --from is its first message, --to the first behind"
+        )
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
         names = matching(store, pipeline.source)
         if len(names) > 1 and (first is not None or end is not None):
@@ -92,14 +96,14 @@ def _range(
 class Backfill:
     """One backfill of a prepared pipeline. The caller holds the checkpoint's lock."""
 
-    def __init__(self, prepared: Prepared, state: PipelineState, wanted: Wanted) -> None:
+    def __init__(self, prepared: Prepared, state: PipelineState, wanted: Wanted, summary: Summary) -> None:
         self._prepared, self._state, self._wanted = prepared, state, wanted
         self._pipeline = prepared.pipeline
         self._beginnings = Beginnings(state, self._pipeline)
         self._beginnings.look()
         found = state.read(BACKFILLS)
         self._before: list[dict[str, Any]] = found if isinstance(found, list) else []
-        self.summary = Summary(self._pipeline.name, "backfill")
+        self.summary = summary
 
     def check(self) -> None:
         """Raise BackfillRefusedError if a message could be stored twice, or another result come of it."""
@@ -109,12 +113,10 @@ class Backfill:
                 "readers of a folder that Spark's file sink has written go by its log, and would not see what a "
                 "backfill adds; write Delta, or read the range with a pipeline into another folder"
             )
-        parsed = self._prepared.parsed(read_range(self._prepared.spark, self._pipeline.source, self._wanted.ranges))
-        depends = dependence_on_batches(self._prepared.rows(parsed))
-        if depends:
+        if self._prepared.depends:
             raise BackfillRefusedError(
-                f"the transformation has {depends}, so its rows depend on which messages are in a batch together: the "
-                "range in one batch would give other rows than the pipeline's batches do"
+                f"the transformation has {self._prepared.depends}, so its rows depend on which messages are in a batch "
+                "together, or on chance: the range in one batch would give other rows than the pipeline's batches do"
             )
         if self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE:
             self._check_append()
@@ -148,9 +150,17 @@ class Backfill:
             if known["incarnation"] == self._wanted.incarnations[name]:
                 yield known["first"], known["end"], one[what]
 
-    def execute(self) -> Summary:
-        """Store the range. Call `check` before."""
+    def execute(self) -> None:
+        """Store the range. Call `check` before. Raises RunFailedError."""
         self._note("begun")
+        try:
+            self._store()
+        except SPARK_ERRORS as error:
+            raise RunFailedError(in_words(error)) from error
+        self._note("done")
+        self.summary.finish(True)
+
+    def _store(self) -> None:
         source = self._pipeline.source
         parsed = self._prepared.parsed(read_range(self._prepared.spark, source, self._wanted.ranges))
         with_letters = self._pipeline.dead_letters is not None
@@ -160,9 +170,6 @@ class Backfill:
         self.summary.add_batch(*store_batch(self._prepared, parsed, identity, with_letters))
         first = {name: one[0] for name, one in self._wanted.ranges.items()}
         self.summary.cover(first, {name: one[1] for name, one in self._wanted.ranges.items()})
-        self._note("done")
-        self.summary.finish(True)
-        return self.summary
 
     def _without_known_letters(self, parsed: DataFrame) -> DataFrame:
         """Leave out bad messages that an earlier reader has put among the dead letters."""

@@ -15,7 +15,6 @@ Everything that can be known without Spark and without the store is checked here
 """
 
 import os
-import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -107,6 +106,11 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def keys(self) -> list[str]:
         return _listed(self.key)
+
+    @property
+    def evolves(self) -> bool:
+        """Whether the table gets the columns that rows have and it has not."""
+        return any(key.lower() == "mergeschema" and value == "true" for key, value in self.options.items())
 
     @property
     def partitions(self) -> list[str]:
@@ -298,7 +302,7 @@ def _check_start(file: Path, source: Source) -> None:
                 near = nearest(name, source.streams)
                 told = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
                 raise DefinitionError(file, "source.start", told)
-    one = len(source.streams) == 1 and not re.search(r"[,*?\[]", source.streams[0])
+    one = len(source.streams) == 1 and not is_glob(source.streams[0])
     if isinstance(start, int) and not one:
         raise DefinitionError(
             file,
@@ -377,6 +381,11 @@ def _check_sink(file: Path, sink: Sink) -> None:
         ):
             if not value:
                 raise DefinitionError(file, f"sink.{key}", f"is missing: mode 'upsert' needs {why}")
+        for name in sink.options:
+            if name.lower() != "mergeschema":
+                raise DefinitionError(
+                    file, f"sink.options.{name}", "means nothing with mode = 'upsert'; taken is mergeSchema"
+                )
     elif sink.key or sink.order_by:
         key = "key" if sink.key else "order_by"
         raise DefinitionError(file, f"sink.{key}", "is for mode = 'upsert'")
@@ -467,6 +476,11 @@ def _check_folders(pipeline: Pipeline) -> None:
 def _listed(text: str | list[str]) -> list[str]:
     given = text.split(",") if isinstance(text, str) else text
     return [one.strip() for one in given if one.strip()]
+
+
+def is_glob(stream: str) -> bool:
+    """Return whether the name stands for all streams that match it."""
+    return any(mark in stream for mark in "*?[")
 
 
 def interval_s(pipeline: Pipeline) -> float:

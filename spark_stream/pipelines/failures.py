@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 # A look-ahead, because one condition's text may hold another's.
 _CONDITION = re.compile(r"(?=\[([A-Z][A-Z0-9_.]+)\] (.*?)(?: SQLSTATE: \w+)?$)", re.MULTILINE)
@@ -19,8 +22,20 @@ _WRAPPERS = (
 LENGTH_MAX = 2000
 
 
+SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)  # the last two: of a JVM that is gone
+
+
 class RunFailedError(Exception):
     """A run of a pipeline failed; the text says why."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error comes down to: one of Spark's by its reason, any other by what it says."""
+    if not isinstance(error, SPARK_ERRORS):
+        return str(error) or type(error).__name__
+    if isinstance(error, PySparkException | Py4JJavaError):
+        return explain(error)
+    return f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({explain(error)})"
 
 
 def explain(error: BaseException) -> str:

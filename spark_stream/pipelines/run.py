@@ -1,8 +1,11 @@
 """Running a pipeline: one streaming query, and a second one for dead letters where the sink leaves them no room.
 
-    append to Delta, nothing for dead letters    Delta's own streaming sink
+    append to Delta, message by message          Delta's own streaming sink
     Parquet                                      Spark's file sink; dead letters by a query of their own
     everything else                              foreachBatch: each batch is stored under (pipeline, query, batch)
+
+"Message by message": nothing for dead letters, no row that depends on others of its batch, and no column that the
+table is yet to get.
 
 Whatever kills a run between two steps, the next one begins with the batch that was not finished: the same rows under
 the same identity, and what is stored already is not stored again.
@@ -16,23 +19,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
+from datasource.schema import check_write_schema
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
-from spark_stream.pipelines.failures import RunFailedError, explain
+from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, explain, in_words
+from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
-from spark_stream.pipelines.sinks import Identity, has_delta, make_table, write_dead_letters, write_rows
+from spark_stream.pipelines.sinks import write_dead_letters, write_rows
 from spark_stream.pipelines.source import read_stream
 from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
+from spark_stream.pipelines.tables import has_delta, make_table, misfit
 from spark_stream.pipelines.toml import DefinitionError
-from spark_stream.pipelines.transform import Function, load_transform, transform
+from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
 
 POLL_S = 0.25  # how often progress and wishes to stop are looked at
 GRACE_S = 120.0  # how long a batch may take to its end once a stop was asked for
@@ -73,6 +79,12 @@ class Prepared:
     spark: SparkSession
     fields: Fields
     function: Function
+    schema: StructType  # of the rows that come out
+    depends: str  # what makes rows depend on others of their batch, or on chance; empty if nothing does
+
+    @property
+    def is_row_by_row(self) -> bool:
+        return self.depends in ("", CHANCE)
 
     def parsed(self, messages: DataFrame) -> DataFrame:
         return parse(messages, self.pipeline.payload, self.fields)
@@ -82,7 +94,7 @@ class Prepared:
 
 
 def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
-    """Check what takes a session to check: schema, transformation, Delta. Raises DefinitionError; reads nothing."""
+    """Check what takes a session to check: schema, transformation, sink. Raises DefinitionError; reads no message."""
     sink = pipeline.sink
     if sink.kind == DELTA and not has_delta(spark):
         raise DefinitionError(
@@ -91,14 +103,35 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
             "'delta' needs Delta's JARs in the session: set JSTREAM_DELTA_JARS to a folder with them, or "
             '"spark.jars.packages" below [spark]',
         )
-    made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline))
+    made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline), StructType(), "")
+    try:
+        parsed = made.parsed(no_messages(spark))
+    except PySparkException as error:  # a type of the schema that the format has not
+        raise DefinitionError(pipeline.file, "payload.schema", f"cannot be parsed: {explain(error)}") from error
     # Over no messages: whatever is wrong with the transformation is told before the query starts.
-    rows = made.rows(made.parsed(no_messages(spark)))
-    if sink.kind == JSTREAM and "data" not in rows.columns:
-        raise DefinitionError(
-            pipeline.file, "transform", f"a row for a stream has a column data; there are {', '.join(rows.columns)}"
-        )
+    rows = made.rows(parsed)
+    made.schema, made.depends = rows.schema, dependence_on_batches(rows)
+    _check_rows(made)
     return made
+
+
+def _check_rows(prepared: Prepared) -> None:
+    """Raise DefinitionError if the sink does not take the rows that come out of the transformation."""
+    file, sink, schema = prepared.pipeline.file, prepared.pipeline.sink, prepared.schema
+    if sink.kind == JSTREAM:
+        if not sink.stream and "stream" not in schema.names:
+            raise DefinitionError(file, "sink.stream", "is missing, and rows have no column stream that names it")
+        try:
+            check_write_schema(schema, routed=not sink.stream)
+        except ValueError as error:
+            raise DefinitionError(file, "transform", f"rows for a stream: {error}") from error
+    elif sink.kind == PARQUET and not prepared.is_row_by_row:
+        told = (
+            f"has {prepared.depends}, over one batch of messages; the Parquet sink takes rows one by one: write Delta"
+        )
+        raise DefinitionError(file, "transform", told)
+    elif sink.kind == DELTA and (problem := misfit(prepared.spark, sink, schema)):
+        raise DefinitionError(file, "sink", f"{sink.path or sink.table}: {problem}")
 
 
 _MESSAGE_SCHEMA = (
@@ -115,15 +148,15 @@ def no_messages(spark: SparkSession) -> DataFrame:
 class Run:
     """One run of a prepared pipeline, to its end. The caller holds the checkpoint's lock."""
 
-    def __init__(self, prepared: Prepared, state: PipelineState, mode: str) -> None:
-        self._prepared, self._state, self._mode = prepared, state, mode
-        self.summary = Summary(prepared.pipeline.name, mode)
+    def __init__(self, prepared: Prepared, state: PipelineState, summary: Summary) -> None:
+        self._prepared, self._state, self._mode = prepared, state, summary.mode
+        self.summary = summary
         self._counts: dict[int, tuple[int, int, int]] = {}  # of batches that foreachBatch has handled
         self._failure: Exception | None = None  # what foreachBatch raised, before Spark wrapped it
         self._seen = -1
         self._beginnings = Beginnings(state, prepared.pipeline)
 
-    def execute(self, stop: Stop, watch: Watcher = lambda progress: None) -> Summary:
+    def execute(self, stop: Stop, watch: Watcher = lambda progress: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError."""
         from datasource.acknowledging import acknowledge
 
@@ -138,15 +171,10 @@ class Run:
                 letters = self._start_letters()
                 if letters is not None:
                     self._attend([letters], stop)
-        except (PySparkException, RunFailedError, Py4JError, ConnectionError) as error:
-            text = explain(self._failure or error)
-            if isinstance(error, (Py4JError, ConnectionError)) and not isinstance(error, Py4JJavaError):
-                text = f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({text})"
-            self.summary.finish(False, text)
-            raise RunFailedError(text) from error
+        except SPARK_ERRORS as error:
+            raise RunFailedError(in_words(self._failure or error)) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
         self.summary.finish(finished, stopped=stop.reason)
-        return self.summary
 
     # --- the queries
 
@@ -168,8 +196,11 @@ class Run:
 
     def _goes_through_batches(self) -> bool:
         sink = self._prepared.pipeline.sink
-        own_sink = sink.kind == PARQUET or (sink.kind == DELTA and sink.mode == APPEND)
-        return not own_sink or (sink.kind == DELTA and self._prepared.pipeline.dead_letters is not None)
+        if sink.kind == DELTA and sink.mode == APPEND:
+            one_by_one = self._prepared.pipeline.dead_letters is None and self._prepared.is_row_by_row
+            # Delta's sink casts what does not fit its table in a plan of its own, which counts nothing.
+            return not one_by_one or sink.evolves
+        return sink.kind != PARQUET
 
     def _needs_letter_query(self) -> bool:
         return self._prepared.pipeline.dead_letters is not None and not self._goes_through_batches()
@@ -241,7 +272,7 @@ class Run:
     def _identity(self, checkpoint: str, number: int) -> Identity:
         found = read_checkpoint(Path(checkpoint))
         assert found is not None, checkpoint  # Spark writes it before the first batch
-        return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number)
+        return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number, found.query_id)
 
     # --- attending
 

@@ -11,15 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_stream.pipelines.config import DELTA, Pipeline
-from spark_stream.session import delta_jars, use_this_python
+from spark_stream.session import CONF_DIR_VARIABLE, LOG_SETTINGS, delta_jars, use_this_python
 
-CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python that it starts
-
-LOG_SETTINGS = Path(__file__).resolve().parent.parent / "templates" / "log4j2.properties"
 
 _DEFAULTS = {
     "spark.master": "local[*]",
@@ -40,7 +38,7 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
     """Yield a session; stop it at the end if it was made here."""
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _settings_in(active, pipeline.spark):
+        with _settings_in(active, pipeline.spark), _no_plans_in_the_log():
             yield active
         return
     builder = SparkSession.builder.appName(f"jstream etl {pipeline.name}")
@@ -52,10 +50,25 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
     if not submitted and CONF_DIR_VARIABLE not in os.environ:
         session.sparkContext.setLogLevel("OFF")  # what fails is told once, by us
     try:
-        yield session
+        with _no_plans_in_the_log():
+            yield session
     finally:
         with suppress(Py4JError, ConnectionError):  # of a JVM that is gone; why it is was told
             session.stop()
+
+
+@contextmanager
+def _no_plans_in_the_log() -> Iterator[None]:
+    """Keep PySpark from writing an error of the analysis to stderr, with its whole stack, besides raising it."""
+    logs = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("DataFrame", "SQL")]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, earlier in zip(logs, before, strict=True):
+            log.disabled = earlier
 
 
 @contextmanager

@@ -1,38 +1,27 @@
 """Where a batch of rows goes. Each sink stores a batch once, however often it is handed over under one identity.
 
-Delta keeps the identity in its own log (txnAppId, txnVersion), in the same commit as the rows; jstream keeps it in the
-commit of the append (writerId, batchId). The console forgets.
+Delta keeps the identity in its own log (tables.py); jstream keeps it in the commit of the append (writerId, batchId).
+The console forgets.
 """
 
 import json
-from dataclasses import dataclass
+from fnmatch import translate
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from datasource.places import open_store
-from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, DeadLetters, Pipeline, Sink
+from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
+from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import DATA, REASON
+from spark_stream.pipelines.tables import append_to_delta, upsert
 from storage_core.store.writing.appends import WriterBatch
 
-TXN_APP_ID = "spark.databricks.delta.write.txnAppId"
-TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 LOCK_TIMEOUT_S = 60.0
 COLLECTED_COUNT_MAX = 10_000  # dead letters of a batch that come to the driver; what is more is written by tasks
 COLLECTED_SIZE_MAX = 64 * 1024 * 1024  # bytes of their payloads
 RFC_3339 = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
 HEADER_PREFIX = "Jstream-"  # of the headers that a dead letter has besides its own
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who hands a batch over, and which one it is: the same for the same rows, whenever they come again."""
-
-    app: str
-    number: int  # grows from batch to batch of one `app`
-
-    def of_dead_letters(self) -> "Identity":
-        return Identity(f"{self.app}/dead-letters", self.number)
 
 
 def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
@@ -41,6 +30,7 @@ def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
     if sink.kind == CONSOLE:
         _print(rows, sink, identity)
     elif sink.kind == JSTREAM:
+        rows = rows if sink.stream else _not_into_the_source(rows, pipeline)
         append_to_stream(rows, sink.volumes, sink.stream, sink.subject, identity, sink.options)
     elif sink.kind == DELTA and sink.mode == UPSERT:
         upsert(rows, sink, identity)
@@ -49,77 +39,15 @@ def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
         append_to_delta(rows, sink, identity)
 
 
-def append_to_delta(rows: DataFrame, sink: Sink, identity: Identity) -> None:
-    """Append to a Delta table, which is made if it is not there."""
-    writer = rows.write.format("delta").mode("append").options(**sink.options)
-    writer = writer.option("txnAppId", identity.app).option("txnVersion", identity.number)
-    if sink.partitions:
-        writer = writer.partitionBy(*sink.partitions)
-    if sink.path:
-        writer.save(sink.path)
-    else:
-        make_table(rows, sink)
-        writer.saveAsTable(sink.table)
-
-
-def make_table(rows: DataFrame, sink: Sink) -> None:
-    """Make the Delta table, empty and with the columns of `rows`, unless it is there."""
-    writer = rows.limit(0).write.format("delta").mode("ignore")
-    if sink.partitions:
-        writer = writer.partitionBy(*sink.partitions)
-    if sink.path:
-        writer.save(sink.path)
-    else:
-        writer.saveAsTable(sink.table)
-
-
-def upsert(rows: DataFrame, sink: Sink, identity: Identity) -> None:
-    """Bring a Delta table up to the newest row of each key: the one with the highest `order_by`, here or there.
-
-    A row that is older than the table's is left out, so it does not matter in which order batches and backfills come.
-    """
-    spark = rows.sparkSession
-    make_table(rows, sink)
-    newest(rows, sink).createOrReplaceTempView("jstream_upsert")
-    target = f"delta.{_quoted(sink.path)}" if sink.path else sink.table
-    same = " AND ".join(f"there.{_quoted(name)} <=> here.{_quoted(name)}" for name in sink.keys)
-    order = _quoted(sink.order_by)
-    spark.conf.set(TXN_APP_ID, identity.app)
-    spark.conf.set(TXN_VERSION, str(identity.number))
-    try:
-        spark.sql(
-            f"MERGE INTO {target} AS there USING jstream_upsert AS here ON {same} "
-            f"WHEN MATCHED AND (there.{order} IS NULL OR here.{order} >= there.{order}) THEN UPDATE SET * "
-            "WHEN NOT MATCHED THEN INSERT *"
-        ).collect()
-    finally:
-        spark.conf.unset(TXN_APP_ID)
-        spark.conf.unset(TXN_VERSION)
-        spark.catalog.dropTempView("jstream_upsert")
-
-
-def newest(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Return one row for each key, the newest; whoever evaluates a row whose key is null fails."""
-    columns = [_checked_key(name) if _is_key(name, sink) else F.col(_quoted(name)) for name in rows.columns]
-    checked = rows.select(*columns)
-    keys = [F.col(_quoted(name)) for name in sink.keys]
-    # Rows that tie are taken by their content, so that a batch that comes again gives the same.
-    ranked = Window.partitionBy(*keys).orderBy(
-        F.col(_quoted(sink.order_by)).desc_nulls_last(), F.xxhash64(*[F.col(_quoted(one)) for one in rows.columns])
-    )
-    return checked.withColumn("__rank", F.row_number().over(ranked)).where("__rank = 1").drop("__rank")
-
-
-def _is_key(name: str, sink: Sink) -> bool:
-    return name.lower() in [key.lower() for key in sink.keys]
-
-
-def _checked_key(name: str) -> Column:
-    value = F.col(_quoted(name))
-    told = (
-        f"sink.key: {name} is null in a row: leave such rows out in the transformation, or say NOT NULL in the schema"
-    )
-    return F.when(value.isNotNull(), value).otherwise(F.raise_error(F.lit(told))).alias(name)
+def _not_into_the_source(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """Return rows that name their stream; whoever evaluates one that would come back to the pipeline fails."""
+    if not set(pipeline.sink.volumes) & set(pipeline.source.volumes):
+        return rows
+    stream, is_read = F.col("stream"), F.lit(False)
+    for one in pipeline.source.streams:
+        is_read = is_read | stream.rlike(f"^{translate(one)}")
+    told = F.concat(F.lit("the column stream of a row names "), stream, F.lit(", the source: it would never end"))
+    return rows.withColumn("stream", F.when(is_read, F.raise_error(told)).otherwise(stream))
 
 
 def append_to_stream(
@@ -132,7 +60,7 @@ def append_to_stream(
         writer = writer.option("stream", stream)
     if subject:
         writer = writer.option("subject", subject)
-    writer.save(_paths(volumes))
+    writer.save(json.dumps(volumes))
 
 
 def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -> int:
@@ -179,42 +107,8 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
     return ordered.select(F.concat(own, F.array(*added)).alias("headers"), F.col(DATA).alias("data"))
 
 
-def check_dead_letters(letters: DeadLetters, subjects: tuple[str, ...]) -> str:
-    """Return why dead letters cannot go to a stream that takes `subjects`; empty if they can."""
-    from storage_core.subjects import is_literal, matches
-
-    taken = ", ".join(subjects)
-    if letters.subject:
-        fits = any(matches(one, letters.subject) for one in subjects)
-        return "" if fits else f"dead_letters.subject: stream {letters.stream} takes {taken}, not {letters.subject}"
-    if len(subjects) == 1 and is_literal(subjects[0]):
-        return ""
-    return f"dead_letters.subject is missing: stream {letters.stream} takes {taken}, so there must be one"
-
-
 def _print(rows: DataFrame, sink: Sink, identity: Identity) -> None:
     from spark_stream.cli.render import print_table
 
     shown = rows.limit(sink.rows).collect()
     print_table(rows.columns, [list(row) for row in shown], f"batch {identity.number}")
-
-
-def _paths(volumes: list[str]) -> str:
-    return json.dumps(volumes)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def has_delta(spark: SparkSession) -> bool:
-    """Return whether the session has Delta's classes."""
-    try:
-        spark._jvm.java.lang.Class.forName(  # type: ignore[union-attr]
-            "io.delta.sql.DeltaSparkSessionExtension",
-            False,
-            spark._jvm.Thread.currentThread().getContextClassLoader(),  # type: ignore[union-attr]
-        )
-    except Exception:  # Py4J wraps whatever the JVM throws
-        return False
-    return True

@@ -3,16 +3,16 @@
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
 from datasource.places import open_store
-from spark_stream.pipelines.config import JSTREAM, DeadLetters, Pipeline, Source
-from spark_stream.pipelines.sinks import check_dead_letters
+from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.toml import DefinitionError, nearest
 from storage_core import Store
 from storage_core.errors import NotFoundError
+from storage_core.subjects import filters_overlap, is_literal, matches
 
 LOCK_TIMEOUT_S = 60.0
 _LIMITS = {
@@ -77,48 +77,58 @@ def start_options(source: Source) -> dict[str, str]:
     return {"startingOffsets" if word else "startingTimestamp": start}
 
 
-def check_stores(pipeline: Pipeline) -> dict[str, Any]:
+def check_stores(pipeline: Pipeline) -> list[str]:
     """Look whether the stores have the streams that the file names; return what the source has now, for people.
 
     Raises DefinitionError and NotFoundError naming the key, and StorageError if a store cannot be opened.
     """
-    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
-        names = matching(store, pipeline.source)
-        globs = [one for one in pipeline.source.streams if any(mark in one for mark in "*?[")]
-        for name in pipeline.source.streams:
-            if name not in globs and name not in names:
+    source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
+    with open_store(source.volumes, LOCK_TIMEOUT_S) as store:
+        names = matching(store, source)
+        for name in source.streams:
+            if name not in names and not is_glob(name):
                 _refuse_stream(pipeline, "source.stream", name, store)
-        counts = {name: store.stream(name).state().message_count for name in names}
-    if pipeline.dead_letters is not None:
-        _check_letters(pipeline, pipeline.dead_letters, names)
-    sink = pipeline.sink
+        told = [line for name in names for line in _told(store, name, source.subject)]
+    if letters is not None:
+        _check_target(pipeline, "dead_letters", letters.volumes, letters.stream, letters.subject, True)
+        if letters.stream in names and set(letters.volumes) & set(source.volumes):
+            again = f"{letters.stream!r} is read by the source: a bad message would come again"
+            raise DefinitionError(pipeline.file, "dead_letters.stream", again)
     if sink.kind == JSTREAM and sink.stream:
-        with open_store(sink.volumes, LOCK_TIMEOUT_S) as store:
-            if sink.stream not in store.streams():
-                _refuse_stream(pipeline, "sink.stream", sink.stream, store)
-        if sink.stream in names and set(sink.volumes) & set(pipeline.source.volumes):
+        _check_target(pipeline, "sink", sink.volumes, sink.stream, sink.subject, False)
+        if sink.stream in names and set(sink.volumes) & set(source.volumes):
             raise DefinitionError(pipeline.file, "sink.stream", f"{sink.stream!r} is the source: it would never end")
-    return {"streams": counts}
+    return told or [f"source: no stream matches {', '.join(source.streams)} yet"]
+
+
+def _told(store: Store, name: str, subject: str) -> list[str]:
+    stream = store.stream(name)
+    count = stream.state().message_count
+    lines = [f"source: stream {name}, {count} message{'' if count == 1 else 's'}"]
+    taken = stream.config.subjects
+    if subject and not any(filters_overlap(subject, one) for one in taken):
+        lines.append(f"note: source.subject {subject!r} matches nothing that {name} takes, {', '.join(taken)}")
+    return lines
 
 
 def matching(store: Store, source: Source) -> list[str]:
     """Return the streams of the store that the source reads."""
-    return [name for name in store.streams() if any(fnmatchcase(name, one) for one in source.streams)]
+    return sorted(name for name in store.streams() if any(fnmatchcase(name, one) for one in source.streams))
 
 
-def _check_letters(pipeline: Pipeline, letters: DeadLetters, sources: list[str]) -> None:
-    with open_store(letters.volumes, LOCK_TIMEOUT_S) as store:
-        if letters.stream not in store.streams():
-            _refuse_stream(pipeline, "dead_letters.stream", letters.stream, store)
-        problem = check_dead_letters(letters, store.stream(letters.stream).config.subjects)
-    if problem:
-        raise DefinitionError(pipeline.file, "", problem)
-    if letters.stream in sources and set(letters.volumes) & set(pipeline.source.volumes):
-        raise DefinitionError(
-            pipeline.file,
-            "dead_letters.stream",
-            f"{letters.stream!r} is read by the source: a bad message would come again",
-        )
+def _check_target(
+    pipeline: Pipeline, place: str, volumes: list[str], name: str, subject: str, needs_subject: bool
+) -> None:
+    """Check that a stream is there and takes the subject that is given, or needs none."""
+    with open_store(volumes, LOCK_TIMEOUT_S) as store:
+        if name not in store.streams():
+            _refuse_stream(pipeline, f"{place}.stream", name, store)
+        subjects = store.stream(name).config.subjects
+    key, taken = f"{place}.subject", ", ".join(subjects)
+    if subject and not any(matches(one, subject) for one in subjects):
+        raise DefinitionError(pipeline.file, key, f"stream {name} takes {taken}, not {subject}")
+    if needs_subject and not subject and not (len(subjects) == 1 and is_literal(subjects[0])):
+        raise DefinitionError(pipeline.file, key, f"is missing: stream {name} takes {taken}")
 
 
 def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:

@@ -32,6 +32,9 @@ _OF_THE_BATCH = {
 }
 
 
+CHANCE = "something random"
+
+
 def load_transform(pipeline: Pipeline) -> Function:
     """Return the pipeline's transformation; raises DefinitionError if the Python function is not there."""
     if pipeline.transform.python:
@@ -90,7 +93,7 @@ def dependence_on_batches(rows: DataFrame) -> str:
             return found
         children = node.children()
         waiting += [children.apply(at) for at in range(children.size())]
-    return "" if plan.deterministic() else "something random"
+    return "" if plan.deterministic() else CHANCE
 
 
 def _load_function(pipeline: Pipeline) -> Function:

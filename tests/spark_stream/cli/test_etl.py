@@ -67,7 +67,9 @@ def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders:
     outcome = jstream("etl", "run", file)
     assert outcome.code == 1
     assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean ORDERS?" in outcome.err
-    assert outcome.out == ""
+    summary = json.loads(outcome.out)
+    assert (summary["ok"], summary["batches"]) == (False, 0) and summary["error"] in outcome.err
+    assert json.loads((file.parent / "checkpoint.etl" / "last_run.json").read_text()) == summary
 
 
 def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: Path) -> None:

@@ -71,6 +71,11 @@ def test_without_dead_letters_deltas_own_sink_takes_the_rows_and_a_bad_message_s
     assert (summary["batches"], summary["rows_in"], len(rows(delta_spark, etl))) == (1, 0, 3)
     log = (etl.folder / "table" / "_delta_log" / f"{0:020}.json").read_text()
     assert summary["query"] in log  # the sink's own identity of the query
+    # Given dead letters, the pipeline goes another way, and under that identity.
+    etl.forget_commit()
+    etl.define(APPEND, letters=True)
+    assert (etl.run()["rows_in"], len(rows(delta_spark, etl))) == (3, 3)
+    etl.define(APPEND)
     etl.say(b"nonsense")
     code, out, err = etl.command("run", etl.file)
     assert code == 1
@@ -159,7 +164,7 @@ def test_a_backfill_goes_by_time_and_is_refused_where_rows_depend_on_their_batch
     assert etl.run("--from", time, "--to", "0s", verb="backfill")["from"] == {"ORDERS": 2}
     assert "there are no messages in that range" in etl.fail("--from", 50, "--to", 60, verb="backfill")
     text = etl.file.read_text()
-    etl.file.write_text(text.replace("id, amount FROM messages", "id, rand() AS amount FROM messages"))
+    etl.file.write_text(text.replace("id, amount FROM messages", "id, CAST(rand() AS INT) AS amount FROM messages"))
     assert "the transformation has something random" in etl.fail("--from", 1, "--to", 3, verb="backfill")
 
 
@@ -182,3 +187,37 @@ def test_a_checkpoint_that_was_lost_is_told_before_rows_are_stored_twice(delta_e
     etl.file.rename(etl.folder / "others.toml")
     code, _, err = etl.command("run", etl.folder / "others.toml")
     assert code == 1 and "is that of pipeline 'orders', and this one is 'others'" in err
+
+
+def test_columns_that_do_not_fit_the_table_are_told_before_anything_is_read(
+    delta_etl, delta_spark: SparkSession
+) -> None:
+    etl = delta_etl
+    delta_spark.sql(f"CREATE TABLE delta.`{etl.table}` (sequence BIGINT, id STRING, size INT) USING delta")
+    etl.define(APPEND)
+    etl.publish(1)
+    text = etl.file.read_text()
+    etl.file.write_text(text.replace("id, amount FROM", "id, CAST(amount AS STRING) AS size FROM"))
+    assert "column 'size' is string, and int in the table: cast it" in etl.fail(verb="check", code=2)
+    etl.file.write_text(text)
+    assert "'amount' is no column of the table; with [sink.options] mergeSchema = true" in etl.fail(code=2)
+    etl.define(UPSERT + "options = { mergeSchema = true }\n")
+    delta_spark.sql(f"INSERT INTO delta.`{etl.table}` VALUES (0, 'o1', 7)")
+    etl.run()
+    found = delta_spark.read.format("delta").load(etl.table).collect()
+    assert [row.asDict() for row in found] == [{"sequence": 1, "id": "o1", "size": 7, "amount": 1}]
+    etl.define(UPSERT)
+    assert "column 'size' of the table does not come out of the transformation" in etl.fail(code=2)
+
+
+def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_table(
+    delta_etl, delta_spark: SparkSession
+) -> None:
+    etl = delta_etl
+    etl.define(APPEND + 'mode = "upsert"\nkey = "id"\norder_by = "rank"\n', "max_messages = 4")
+    text = etl.file.read_text().replace("id, amount FROM", "id, amount, IF(amount < 9, 0, 1) AS rank, map(id, 1) AS m FROM")
+    etl.file.write_text(text)
+    etl.publish(10, 5, 0, 5, 6, 11)  # o0 is ranked by the first, then comes another; o1 is the other way round
+    etl.run()
+    etl.run("--from", 3, "--to", 5, verb="backfill")
+    assert rows(delta_spark, etl) == [(1, "o0", 10), (6, "o1", 11)]

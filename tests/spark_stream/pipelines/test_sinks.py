@@ -85,7 +85,19 @@ def test_check_prints_the_columns_and_changes_nothing(active) -> None:
         ),
         ('stream = "DEAD"', 'stream = "ORDERS"\nsubject = "orders.dead"', "'ORDERS' is read by the source"),
         ('kind = "console"', 'kind = "jstream"\nstream = "ORDERS"', "sink.stream: 'ORDERS' is the source"),
-        ('kind = "console"', 'kind = "jstream"\nstream = "DEAD"', "transform: a row for a stream has a column data"),
+        ('kind = "console"', 'kind = "jstream"\nstream = "DEAD"', "transform: rows for a stream: unknown column 'id'"),
+        ('kind = "console"', 'kind = "jstream"', "sink.stream: is missing, and rows have no column stream"),
+        (
+            'kind = "console"',
+            'kind = "jstream"\nstream = "DEAD"\nsubject = "x.y"',
+            "sink.subject: stream DEAD takes dead.orders, not x.y",
+        ),
+        ("amount INT", "amount MAP<INT, INT>", "payload.schema: cannot be parsed: DATATYPE_MISMATCH"),
+        (
+            'sql = "SELECT sequence, id, amount FROM messages"\n[sink]\nkind = "console"',
+            'sql = "SELECT count(*) AS n FROM messages"\n[sink]\nkind = "parquet"\npath = "t"',
+            "transform: has an aggregate, over one batch of messages; the Parquet sink takes rows one by one",
+        ),
     ],
 )
 def test_check_tells_what_would_not_run(active, before: str, after: str, told: str) -> None:
@@ -124,3 +136,14 @@ def test_a_lost_range_stops_the_run_with_its_sequences_and_is_passed_when_told(a
     assert "DataLossError" in etl.fail()
     etl.define(CONSOLE, "fail_on_data_loss = false")
     assert etl.run()["rows_in"] == 1
+
+
+def test_a_row_that_names_the_source_as_its_stream_is_refused(active) -> None:
+    etl = active
+    etl.define('kind = "jstream"\n')
+    etl.file.write_text(etl.file.read_text().replace("SELECT sequence, id, amount", "SELECT stream, id AS data"))
+    etl.publish(1)
+    code, out, err = etl.command("run", etl.file, "--metrics-textfile", etl.folder / "etl.prom")
+    assert code == 1 and "the column stream of a row names ORDERS, the source: it would never end" in err
+    assert etl.summary(out)["error"] in err and etl.store.stream("ORDERS").state().message_count == 1
+    assert 'jstream_etl_last_run_success{pipeline="orders"} 0.0' in (etl.folder / "etl.prom").read_text()
