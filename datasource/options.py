@@ -265,4 +265,8 @@ def _check_use(option: Option, use: Use) -> None:
 
 def _known(use: Use) -> str:
     names = [option.name for option in OPTIONS if use in option.uses]
-    return f"; {use.value} take {', '.join(names)}"
+    if use is not READ:
+        return f"; {use.value} take {', '.join(names)}"
+    # Spark asks for the columns of a streaming read as for those of one in batches.
+    others = [option.name for option in OPTIONS if STREAM_READ in option.uses and option.name not in names]
+    return f"; {use.value} take {', '.join(names)}; {STREAM_READ.value} also {', '.join(others)}"

@@ -207,7 +207,7 @@ def check_write_schema(schema: StructType, routed: bool) -> None:
     names = [field.name for field in schema.fields]
     for field in schema.fields:
         if field.name not in WRITE_TYPES:
-            raise ValueError(f"unknown column {field.name!r}{_hint(field.name, WRITE_TYPES)}. Drop or rename it")
+            raise ValueError(f"unknown column {field.name!r}{_hint(field.name, WRITE_TYPES)} (drop or rename it)")
         if names.count(field.name) > 1:
             raise ValueError(f"column {field.name!r} is given twice")
         taken = WRITE_TYPES[field.name]

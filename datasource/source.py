@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
 from datasource.options import is_of_streaming_only
@@ -41,7 +41,6 @@ from datasource.settings import (
 from storage_core import Store
 
 if TYPE_CHECKING:
-    from datasource.stream_reader import MessageStreamReader
     from datasource.stream_writer import StreamWriter
 
 ParserOf = Callable[[Mapping[str, str]], ReadSettings | StreamReadSettings]
@@ -134,12 +133,21 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     return BatchWriter(WriteSettings.parse(options), schema, overwrite)
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> "MessageStreamReader":
-    """Return the reader of a streaming query: one for the process of the source, another one for the tasks."""
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """Return the reader of a streaming query: one for the process of the source, another one for the tasks.
+
+    What is wrong with the options is raised by the reader's first call.
+    """
+    try:
+        settings = StreamReadSettings.parse(options)
+        columns = check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY)
+    except ValueError as error:
+        from datasource.refused import RefusedStreamReader
+
+        return RefusedStreamReader(error)
     from datasource.stream_reader import MessageStreamReader
 
-    settings = StreamReadSettings.parse(options)
-    return MessageStreamReader(settings, check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY))
+    return MessageStreamReader(settings, columns)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":

@@ -32,6 +32,10 @@ def test_misspelt_option_is_refused_with_the_nearest_name(use: Use, wrong: str, 
 def test_unknown_option_that_is_near_none_is_refused_with_what_is_taken() -> None:
     with pytest.raises(ValueError, match="unknown option 'zzzzzz' of jstream; batch writes take path, paths, stream"):
         check_options({"zzzzzz": "x"}, WRITE)
+    with pytest.raises(
+        ValueError, match="batch reads take path, .*lockTimeout; streaming reads also consumerTakeover, max"
+    ):
+        check_options({"zzzzzz": "x"}, READ)
 
 
 @pytest.mark.parametrize(

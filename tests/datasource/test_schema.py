@@ -97,7 +97,7 @@ def test_write_takes_headers_whatever_may_be_null_in_them() -> None:
         (fields(subject=StringType()), "column 'data' is missing"),
         (
             fields(data=BinaryType(), subjet=StringType()),
-            "unknown column 'subjet'; did you mean 'subject'.*Drop or rename",
+            "unknown column 'subjet'; did you mean 'subject'.*drop or rename",
         ),
         (fields(data=LongType()), "column 'data' is bigint, taken is binary or string"),
         (fields(data=BinaryType(), msg_id=LongType()), "column 'msg_id' is bigint, taken is string"),
