@@ -19,6 +19,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import show_size
 from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
+from spark_stream.cli.verify import REMEDY
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -150,6 +151,8 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
     for volume in info["volumes"]:
         if volume["reason"]:
             say(f"{volume['name']} is {volume['state']}: {volume['reason']}")
+    if any(volume["reason"] for volume in info["volumes"]):
+        say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
 
 
 def _row(volume: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,6 @@ from spark_stream.cli.consumer_options import (
     AckOption,
     AckWaitOption,
     DataLossOption,
-    DefaultsOption,
     DeliverOption,
     FilterOption,
     MaxDeliverOption,
@@ -19,6 +18,8 @@ from spark_stream.cli.consumer_options import (
 )
 from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.options import (
+    AsksNothingOption,
+    DefaultsOption,
     ForceOption,
     GroupStoreOption,
     JsonOption,
@@ -155,6 +156,7 @@ def pause(
     stream: StreamArgument,
     name: ConsumerArgument,
     until: Annotated[str, typer.Argument(metavar="UNTIL", help="For how long, 90s or 2h; or until when, in ISO 8601.")],
+    force: AsksNothingOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -173,6 +175,7 @@ def pause(
 def resume(
     stream: StreamArgument,
     name: ConsumerArgument,
+    force: AsksNothingOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,

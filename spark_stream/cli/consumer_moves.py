@@ -44,6 +44,7 @@ def next_messages(
     with open_store(store, take_over=take_over) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)
+        before = len(consumer.info()["events"])
         got = again = 0
         for table in _fetches(consumer, count, wait_ns / 1e9):
             print_batch(_printed(opened_stream, table), style)
@@ -52,6 +53,8 @@ def next_messages(
             got += table.num_rows
             again += sum(one > 1 for one in table.column("delivery_count").to_pylist())
         info = consumer.info()
+    for event in info["events"][before:]:
+        say(f"{event['kind']} {event['before'] or ''}: {event['reason']}")
     if again:
         say(f"{counted(again, 'message')} of them handed out before")
     if info["num_ack_pending"] and not ack:

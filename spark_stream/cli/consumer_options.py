@@ -55,9 +55,6 @@ DataLossOption = Annotated[
 PullOption = Annotated[
     bool, typer.Option("--pull", help="What every consumer here is; taken so that scripts carry over.")
 ]
-DefaultsOption = Annotated[
-    bool, typer.Option("--defaults", help="Ask nothing, as always; taken so that scripts carry over.")
-]
 
 
 def _split(texts: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from spark_stream.cli.options import (
     resolve_store,
 )
 from spark_stream.cli.render import counted, print_json, print_table, say
-from spark_stream.cli.verify import ProgressCall, progress_bar
+from spark_stream.cli.verify import REMEDY, ProgressCall, progress_bar
 
 if TYPE_CHECKING:
     from storage_core.comparison import Drift
@@ -68,7 +68,7 @@ def own(
             return compare(opened, name, progress)
 
         found = _compare_all(streams or opened.streams(), compare_one, "blocks")
-    show(found, picture, json)
+    show(found, picture, json, REMEDY)
 
 
 @app.command("nats")
@@ -149,8 +149,8 @@ def check_picture(path: Path | None) -> None:
             raise CommandFailed(NEEDS_MATPLOTLIB)
 
 
-def show(found: Sequence["Drift"], picture: Path | None, json: bool) -> None:
-    """Print what was found, draw it if that was asked for, and exit with 1 if copies differ."""
+def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str = "") -> None:
+    """Print what was found, draw it if that was asked for, and exit with 1 if copies differ; `remedy` is said then."""
     from storage_core.comparison import drifts_json
 
     if picture is not None:
@@ -161,6 +161,8 @@ def show(found: Sequence["Drift"], picture: Path | None, json: bool) -> None:
     else:
         _print(found)
     if not all(one.agrees for one in found):
+        if remedy and not json:
+            say(remedy)
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -11,6 +11,7 @@ import typer
 from spark_stream.cli import follow
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import (
+    AsksNothingOption,
     ForceOption,
     JsonOption,
     RawOption,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
+ABSENT_TOLD_MAX = 10  # sequences that were not there and are named
 PAGE_SIZE = 10  # messages of a page on a terminal, as `nats stream view` has it
 
 SubjectFilterOption = Annotated[
@@ -123,8 +125,11 @@ def _print_pages(batches: "Iterator[pa.RecordBatch]", size: int, style: Style) -
 @app.command("subjects")
 def subjects(
     name: StreamArgument,
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="FILTER", help="Only subjects that this filter takes.")
+    ] = None,
     subject_filter: Annotated[
-        str | None, typer.Option("--filter", metavar="FILTER", help="Only subjects that this filter takes.")
+        str | None, typer.Option("--filter", metavar="FILTER", help="The same, as an option.")
     ] = None,
     sort: Annotated[str, typer.Option("--sort", metavar="name|messages", help="Order of the subjects.")] = "name",
     names: Annotated[bool, typer.Option("--names", "-n", help="Print the subjects only.")] = False,
@@ -134,8 +139,10 @@ def subjects(
     """List the subjects in a stream, and how many messages each has."""
     if sort not in ("name", "messages"):
         raise WrongUsage(f"--sort {sort!r} is neither name nor messages")
+    if wanted is not None and subject_filter is not None:
+        raise WrongUsage("FILTER and --filter are the same: pass one of them")
     with open_store(store) as opened:
-        counts = opened.stream(name).subjects(subject_filter)
+        counts = opened.stream(name).subjects(subject_filter if wanted is None else wanted)
     ordered = dict(sorted(counts.items(), key=lambda item: (-item[1] if sort == "messages" else 0, item[0])))
     if json:
         print_json(ordered)
@@ -148,7 +155,12 @@ def subjects(
 
 
 @app.command("gaps")
-def gaps(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
+def gaps(
+    name: StreamArgument,
+    force: AsksNothingOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
     """List the sequences that are not there any more: removed or lost. As JSON they are half open: first, end."""
     with open_store(store) as opened:
         found = opened.stream(name).gaps()
@@ -172,6 +184,7 @@ def purge(
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
+    json: Annotated[bool, typer.Option("--json", "-j", help="Print what `stream info` prints then, as JSON.")] = False,
 ) -> None:
     """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones."""
     if up_to is not None and keep is not None:
@@ -181,7 +194,10 @@ def purge(
         stream = opened.stream(name)
         ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to)
+        info = stream.info() if json else None
     say(f"removed {counted(count, 'message')} from stream {name}")
+    if info is not None:
+        print_json(info)
 
 
 def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
@@ -207,9 +223,13 @@ def remove_messages(
     with open_store(store, take_over=take_over) as opened:
         stream = opened.stream(name)
         ask_consent(f"Remove {counted(len(wanted), 'message')} of stream {name}?", force)
+        state = stream.state()
+        there = range(state.first_sequence, state.next_sequence)
+        absent = [one for one in wanted if one not in there or one in state.removed]
         count = stream.remove(wanted)
     if count < len(wanted):
+        few = ", ".join(map(str, absent[:ABSENT_TOLD_MAX])) + (", ..." if len(absent) > ABSENT_TOLD_MAX else "")
         raise CommandFailed(
-            f"removed {count} of {counted(len(wanted), 'message')} from stream {name}: the others were not there"
+            f"removed {count} of {counted(len(wanted), 'message')} from stream {name}: not there: {few}"
         )
     say(f"removed {counted(count, 'message')} from stream {name}")

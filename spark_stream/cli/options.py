@@ -41,6 +41,12 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.")]
 RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+DefaultsOption = Annotated[
+    bool, typer.Option("--defaults", help="Ask nothing, as always; taken so that scripts carry over.")
+]
+AsksNothingOption = Annotated[
+    bool, typer.Option("--force", "-f", help="Ask nothing, as always; taken so that scripts carry over.")
+]
 TakeOverOption = Annotated[
     bool,
     typer.Option("--take-over", help="From now on this host writes the store: the other one is down, or it is a copy."),

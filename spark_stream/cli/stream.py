@@ -9,6 +9,8 @@ import typer
 from spark_stream.cli.compact import compact
 from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.options import (
+    AsksNothingOption,
+    DefaultsOption,
     ForceOption,
     GroupStoreOption,
     JsonOption,
@@ -65,6 +67,7 @@ def add(
     block_max_bytes: BlockBytesOption = None,
     metadata: MetadataOption = None,
     config: ConfigOption = None,
+    defaults: DefaultsOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -94,6 +97,7 @@ def edit(
     metadata: MetadataOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+    force: AsksNothingOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -166,7 +170,7 @@ def find(
         str | None, typer.Option("--created", metavar="DURATION", help="Streams made longer ago: 1h, 7d.")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", metavar="N", help="Streams with fewer copies than this.")
+        int | None, typer.Option("--replicas", metavar="N", help="Streams with so many copies or fewer.")
     ] = None,
     invert: Annotated[bool, typer.Option("--invert", "-i", help="The streams that do not meet them.")] = False,
     names: Annotated[bool, typer.Option("--names", "-n", help="Print the names only.")] = False,
@@ -187,7 +191,7 @@ def find(
             and (not empty or not state["messages"])
             and (idle_since is None or not state["messages"] or state["last_ts"] < idle_since)
             and (created_before is None or stream["created"] < created_before)
-            and (replicas is None or config["num_replicas"] < replicas)
+            and (replicas is None or config["num_replicas"] <= replicas)
         )
 
     with open_store(store) as opened:

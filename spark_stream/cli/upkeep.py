@@ -9,7 +9,7 @@ from spark_stream.cli.failures import EXIT_FAILED, WrongUsage
 from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
-from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar
+from spark_stream.cli.verify import REMEDY, StreamsArgument, print_verdict, progress_bar
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -99,19 +99,32 @@ def maintain(
     with open_store(store, take_over=take_over) as opened:
         opened.maintain()
         say("upkeep is done")
+        told = _tell_volumes(opened, {})
         while watch:
             time.sleep(every_ns / 1_000_000_000)
-            _maintain_again(opened)
+            told = _maintain_again(opened, told)
 
 
-def _maintain_again(store: "Store") -> None:
+def _maintain_again(store: "Store", told: dict[str, str]) -> dict[str, str]:
     """Do upkeep once more; what cannot be done now is said, and tried again the next time."""
     from storage_core.errors import StorageError
 
     try:
         store.maintain()
+        return _tell_volumes(store, told)
     except StorageError as error:
         say(f"upkeep: {error}")
+        return told
+
+
+def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
+    """Say which volumes upkeep could not bring back, and return them; `told`: those that were said before."""
+    volumes = [one for one in store.cluster_info()["volumes"] if one["reason"]]
+    found = {one["name"]: f"{one['state']}: {one['reason']}" for one in volumes}
+    for one in volumes:
+        if told.get(one["name"]) != found[one["name"]]:
+            say(f"volume {one['name']} is {found[one['name']]}; {REMEDY}")
+    return found
 
 
 def _adopt(volumes: str, execute: bool, json: bool) -> None:

@@ -12,6 +12,7 @@ from spark_stream.cli.options import JsonOption, StoreOption, open_store
 from spark_stream.cli.render import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
+REMEDY = "`jstream repair` brings copies and volumes back from good ones"
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
 StreamsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="STREAM", help="Streams to check; all of them if none is named.")
@@ -39,7 +40,7 @@ def print_verdict(found: dict[str, Any]) -> None:
     damage = found["damage"]
     if damage:
         print_table(_COLUMNS, [[entry.get(column) for column in _COLUMNS] for entry in damage], "Damage")
-    verdict = "all is well" if found["ok"] else counted(len(damage), "damaged place")
+    verdict = "all is well" if found["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
     say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
 
 

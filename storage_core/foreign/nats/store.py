@@ -35,7 +35,7 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
             found = [stream for stream in found if stream.account == account]
             if not found:
                 where = ", ".join(str(path) for path in paths)
-                raise NotFoundError(f"account {account!r} has no streams in {where}; there are: {accounts}")
+                raise NotFoundError(f"account {account!r} has no streams in {where}; there are: {', '.join(accounts)}")
         super().__init__(paths, files, found)
 
     def _load(self, one: StreamDirectory) -> StreamState:

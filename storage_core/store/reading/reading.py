@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Rows = Generator[pa.RecordBatch, None, bool]  # returns whether every row that was asked for was there
 
-REMEDY = "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false); `jstream verify` lists all damage"
+REMEDY = (
+    "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false, in a shell --skip-damage); "
+    "`jstream verify` lists all damage"
+)
 
 
 @dataclass(frozen=True, slots=True)

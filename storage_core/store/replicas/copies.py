@@ -11,6 +11,7 @@ The new file is written whole under `<block id>.repair`, fsynced, read again, an
 of it happens under the volume's lock, so a `.repair` file that is met there is one that a killed holder left.
 """
 
+import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -186,6 +187,8 @@ def copy_block(
         if parts is None:
             return Made(False, SequenceSet.from_ranges([(block.first, block.end)]), tuple(unread))
         path = block.path_on(target)
+        if env.files.is_directory(path):
+            raise IsADirectoryError(errno.EISDIR, "a directory lies there: move it away and repair again", str(path))
         temporary = path.with_suffix(REPAIR_SUFFIX)
         _make_directory(path.parent, env)
         try:

@@ -328,3 +328,13 @@ def test_a_consumer_that_fails_on_data_loss_names_the_command_that_goes_on(
     assert "are lost" in outcome.out and info_of(trio)["events"][-1]["kind"] == "consumer_failed"
     trio.done(*command.split()[1:])
     assert sequences(trio.done("consumer", "next", "ORDERS", "billing", "--count", 3, "--json")) == [1, 3, 4]
+
+
+def test_next_says_what_it_passed_by_because_it_cannot_be_read(jstream: Any, orders: Store, volume: Path) -> None:
+    jstream.done("consumer", "add", "ORDERS", "c")
+    for path in sorted(volume.rglob("*.blk"), key=lambda one: one.stat().st_mtime_ns)[:1]:
+        path.unlink()
+    outcome = jstream("consumer", "next", "ORDERS", "c", "--raw")
+    assert (outcome.code, outcome.out) == (0, "body 4\n")
+    assert "consumer_unreadable 1" in outcome.err and "the file is missing" in outcome.err
+    assert jstream("consumer", "next", "ORDERS", "c", "--raw").err == ""

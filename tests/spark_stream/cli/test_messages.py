@@ -168,3 +168,22 @@ def test_removing_what_is_not_there_fails_and_says_how_many_were(jstream, orders
 @pytest.mark.parametrize("sequence", [0, -1, 2**63, 10**30])
 def test_what_can_be_no_sequence_is_wrong_usage(jstream, orders, sequence: int) -> None:
     assert jstream("stream", "rmm", "ORDERS", "--force", "--", sequence).code == 2
+
+
+def test_subjects_take_their_filter_as_an_argument_too(jstream, orders) -> None:
+    assert json.loads(jstream.done("stream", "subjects", "ORDERS", "*.paid", "--json")) == {"orders.paid": 1}
+    outcome = jstream("stream", "subjects", "ORDERS", "*.paid", "--filter", "*.paid")
+    assert outcome.code == 2 and "pass one of them" in outcome.err
+
+
+def test_a_purge_prints_the_stream_as_json_when_asked(jstream, orders) -> None:
+    info = json.loads(jstream.done("stream", "purge", "ORDERS", "--force", "--json"))
+    assert info == json.loads(jstream.done("stream", "info", "ORDERS", "--json"))
+    assert (info["state"]["messages"], info["state"]["last_seq"]) == (0, 6)
+
+
+def test_messages_that_were_not_there_to_be_removed_are_named(jstream, orders) -> None:
+    outcome = jstream("stream", "rmm", "ORDERS", 1, 2, 99, "--force")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == "error: removed 1 of 3 messages from stream ORDERS: not there: 2, 99\n"
+    assert jstream("stream", "rmm", "ORDERS", *range(50, 80), "--force").err.endswith("57, 58, 59, ...\n")

@@ -160,8 +160,8 @@ def test_info_for_people_has_configuration_state_and_replicas(jstream, orders) -
         (["--created", "2099-01-01"], ["EMPTY", "ORDERS"]),
         (["--idle", "1h"], ["EMPTY"]),
         (["--idle", "0s"], ["EMPTY", "ORDERS"]),
-        (["--replicas", "2"], ["EMPTY", "ORDERS"]),
-        (["--replicas", "1"], []),
+        (["--replicas", "1"], ["EMPTY", "ORDERS"]),
+        (["--replicas", "0"], []),
     ],
 )
 def test_streams_are_found_by_criteria(jstream, orders, criteria: list[str], found: list[str]) -> None:
@@ -186,3 +186,13 @@ def test_a_stream_is_deleted_with_force(jstream, orders) -> None:
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "stream ORDERS was deleted with 4 messages\n")
     assert jstream("stream", "info", "ORDERS").code == 1
     assert jstream("stream", "rm", "ORDERS", "--force").code == 1
+
+
+def test_flags_of_nats_that_ask_nothing_are_taken(jstream, orders) -> None:
+    jstream.done("stream", "add", "SCRIPTED", "--defaults")
+    jstream.done("stream", "edit", "SCRIPTED", "--description", "by a script", "--force")
+    jstream.done("stream", "gaps", "ORDERS", "--force")
+    jstream.done("consumer", "add", "SCRIPTED", "c", "--defaults")
+    jstream.done("consumer", "pause", "SCRIPTED", "c", "1h", "--force")
+    jstream.done("consumer", "resume", "SCRIPTED", "c", "--force")
+    assert orders.stream("SCRIPTED").config.description == "by a script"

@@ -140,7 +140,10 @@ def test_scrub_finds_damage_and_mends_nothing(trio, replicated, volumes, blocks_
     outcome = trio("scrub")
     assert outcome.code == 1
     assert str(bad) in outcome.out
-    assert outcome.err == "12 blocks checked: 1 damaged place\n"
+    assert (
+        outcome.err
+        == "12 blocks checked: 1 damaged place; `jstream repair` brings copies and volumes back from good ones\n"
+    )
     assert bad.read_bytes() == before
     assert "damaged" in {event["kind"] for event in replicated.events()}
 
@@ -209,4 +212,29 @@ def test_repair_without_a_majority_says_what_is_missing_and_changes_nothing(trio
         shutil.rmtree(path, ignore_errors=True)
         path.with_name(f"{path.name} away").rename(path)
     Store.open(volumes).close()
+    check_whole(trio)
+
+
+def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volumes) -> None:
+    shutil.rmtree(volumes[2])
+    outcome = trio("maintain")
+    assert (outcome.code, outcome.out) == (0, "")
+    told = f"is missing: {volumes[2]} does not exist or is not a directory; `jstream repair` brings copies and volumes"
+    assert told in outcome.err
+    info = trio("cluster", "info")
+    assert "`jstream cluster volume replace VOLUME PATH` gives one another place" in info.err
+    assert trio("repair").code == 0
+    assert trio("maintain").err == "upkeep is done\n"
+    assert trio("cluster", "info").err == ""
+
+
+def test_a_directory_in_the_place_of_a_block_is_told_with_what_to_do(trio, replicated, volumes, blocks_on) -> None:
+    bad = blocks_on(volumes[1])[0]
+    bad.unlink()
+    bad.mkdir()
+    outcome = trio("repair")
+    assert outcome.code == 1
+    assert "a directory lies there: move it away and repair again" in outcome.out
+    bad.rmdir()
+    assert trio("repair").code == 0
     check_whole(trio)
