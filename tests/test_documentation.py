@@ -187,7 +187,7 @@ NOT_RUN = [
     NotRun(
         "README.md", "make demo", "tests/spark_stream/test_demo.py runs the demo; the tests are these", names_targets
     ),
-    NotRun("README.md", "pip install", "from a registry; tests/test_packaging.py installs the wheel", is_shell),
+    NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
         "docs/guide/etl.md",
