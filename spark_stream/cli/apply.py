@@ -48,9 +48,9 @@ def apply(
         require_consent_possible("apply --delete", force)
     with open_store(volumes, take_over=take_over and execute) as opened:
         found = plan(opened, wanted, delete)
-        if json:
-            print_json(_as_json(found, execute and not found.conflicts))
-        else:
+        if json and (found.conflicts or not execute):
+            print_json(_as_json(found, False))
+        elif not json:
             _print_plan(found)
         if found.conflicts:
             raise CommandFailed(f"{counted(len(found.conflicts), 'conflict')} with what is there; nothing was done")
@@ -60,8 +60,16 @@ def apply(
         losses = [_name(one) for one in found.actions if one.kind == DELETE]
         if losses:
             ask_consent(f"Delete {', '.join(losses)} with all that is in there?", force)
-        for action in found.actions:
-            carry_out(opened, wanted, action)
+        done = 0
+        try:
+            for action in found.actions:
+                carry_out(opened, wanted, action)
+                done += 1
+        finally:
+            if json:
+                print_json(_as_json(found, done == len(found.actions)))
+            if 0 < done < len(found.actions):
+                say(f"{done} of {counted(len(found.actions), 'change')} were made before that failed:")
         say(f"done: {counted(len(found.actions), 'change')}" if found.actions else "nothing to do")
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spark_stream.cli.failures import WrongUsage
 from spark_stream.cli.quantities import parse_size
 from spark_stream.pipelines.toml import DefinitionError, check_keys, place_of, read_toml, substitute
 from storage_core import Store
@@ -100,6 +101,8 @@ def _stream(file: Path, name: str, table: object) -> StreamDefinition:
     if not isinstance(table, Mapping):
         raise DefinitionError(file, place, f"{table!r} is not a table of a stream's keys")
     given = {key: value for key, value in table.items() if key != "consumers"}
+    if isinstance(given.get("consumer"), Mapping):
+        raise DefinitionError(file, f"{place}.consumer", "there is no such key; did you mean consumers?")
     consumers = table.get("consumers", {})
     if not isinstance(consumers, Mapping) or not all(isinstance(one, Mapping) for one in consumers.values()):
         raise DefinitionError(file, f"{place}.consumers", f"write each consumer as a table [{place}.consumers.NAME]")
@@ -123,10 +126,8 @@ def _checked(
             if isinstance(values.get(key), str):
                 values[key] = parse_size(values[key], key)
         config = kind.from_mapping(values).to_json()
-    except Exception as error:
-        if isinstance(error, (ValueError, TypeError)) or type(error).__name__ == "WrongUsage":
-            raise DefinitionError(file, place, str(error)) from error
-        raise
+    except (ValueError, TypeError, WrongUsage) as error:
+        raise DefinitionError(file, place, str(error)) from error
     return {key: value for key, value in config.items() if key in values or f"{key[:-1]}" in values}
 
 
@@ -144,7 +145,7 @@ def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     unnamed: list[str] = []
     present = store.streams()
     for name, definition in wanted.streams.items():
-        actions += _plan_stream(store, name, definition, name in present)
+        actions += _without_what_cannot_be(store, name, _plan_stream(store, name, definition, name in present))
         if name in present:
             extra = [one for one in store.stream(name).consumers() if one not in definition.consumers]
             unnamed += [f"{name}/{one}" for one in extra]
@@ -174,6 +175,26 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
             reason = "a consumer cannot be changed; remove it, and it is made anew, from its beginning"
             actions.append(Action(CONFLICT, name, consumer, different, reason))
     return actions
+
+
+def _without_what_cannot_be(store: Store, name: str, actions: list[Action]) -> list[Action]:
+    """Return the actions for one stream, those that the store would refuse as conflicts: nothing is done by halves."""
+    volume_count = sum(not one.learner for one in store.state().voters)
+    streams = store.streams()
+    consumers = store.stream(name).consumers() if name in streams else []
+
+    def reason(action: Action) -> str:
+        among = consumers if action.consumer else streams
+        wanted = action.consumer or name
+        alike = next((one for one in among if one.lower() == wanted.lower()), None)
+        if action.kind == MAKE and alike is not None:
+            return f"differs from {alike} only in case"
+        count = action.changes.get("num_replicas", (None, 0))[1]
+        return f"{count} replicas need as many volumes; the store has {volume_count}" if count > volume_count else ""
+
+    return [
+        Action(CONFLICT, one.stream, one.consumer, one.changes, reason(one)) if reason(one) else one for one in actions
+    ]
 
 
 def _news(keys: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -95,6 +95,21 @@ def test_a_flag_that_cannot_be_taken_back_is_a_conflict(jstream, store: Store, f
     assert outcome.code == 1 and "conflict  stream DEAD: deny_purge cannot be taken back" in outcome.out
 
 
+def test_what_the_store_would_refuse_is_a_conflict_before_anything_is_done(jstream, orders: Store, file: Path) -> None:
+    orders.stream("ORDERS").add_consumer({"name": "Audit"})
+    for text, told in [
+        ("[streams.ORDERS]\nnum_replicas = 3", "stream ORDERS: 3 replicas need as many volumes; the store has 1"),
+        ("[streams.NEW]\nnum_replicas = 3", "stream NEW: 3 replicas need as many volumes; the store has 1"),
+        ("[streams.orders]", "stream orders: differs from ORDERS only in case"),
+        ("[streams.ORDERS.consumers.audit]", "consumer ORDERS/audit: differs from Audit only in case"),
+    ]:
+        file.write_text(f"[streams.FIRST]\n{text}\n")
+        outcome = jstream("apply", file, "--execute", "--json")
+        assert outcome.code == 1 and json.loads(outcome.out)["executed"] is False
+        assert f"conflict  {told}" in jstream("apply", file).out
+    assert orders.streams() == ["ORDERS"]
+
+
 def test_the_file_may_name_its_store(jstream, store: Store, file: Path) -> None:
     file.write_text('store = ["volume"]\n' + FILE)
     assert jstream("apply", file, "--execute", with_store=False).code == 0
@@ -109,6 +124,7 @@ def test_the_file_may_name_its_store(jstream, store: Store, file: Path) -> None:
         ("[streams.A]\nretention = 'workqueue'", "streams.A: retention: 'workqueue' is not supported"),
         ("[streams.A]\nname = 'B'", "streams.A.name: 'B' is not the name of the table"),
         ("[streams.A.consumers.c]\nack_wait = 'x'", "streams.A.consumers.c: ack_wait: 'x' is not a duration"),
+        ("[streams.A.consumer.c]", "streams.A.consumer: there is no such key; did you mean consumers?"),
         ("[streams.A]\n[streams.a]", "streams: 'A' and 'a' differ in case only"),
         ("[stream.A]", "stream: there is no such key; did you mean streams?"),
         ("", "streams: is missing"),
