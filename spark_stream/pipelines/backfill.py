@@ -6,6 +6,7 @@ a message twice is refused, and the refusal says why:
     upsert        any range: a row that is older than the table's is left out. Dead letters of messages that the
                   pipeline has read, or another backfill, are there already and are not stored again
     append        only what lies before the pipeline began to read, and no range that overlaps another backfill's
+    dead letters  not before the pipeline has begun to read: it would store them itself, once more
     Parquet       never: readers of the folder go by the log of Spark's file sink, which a batch is not in
     any           not if rows depend on the batch that they are in, or on chance
 """
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from datasource.places import open_store
 from spark_stream.pipelines.beginnings import Beginnings
-from spark_stream.pipelines.config import CONSOLE, PARQUET, UPSERT, Pipeline
+from spark_stream.pipelines.config import CONSOLE, DELTA, PARQUET, UPSERT, Pipeline
 from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON
@@ -118,21 +119,30 @@ class Backfill:
                 f"the transformation has {self._prepared.depends}, so its rows depend on which messages are in a batch "
                 "together, or on chance: the range in one batch would give other rows than the pipeline's batches do"
             )
-        if self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE:
+        appends = self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE
+        if appends or self._pipeline.dead_letters is not None:
+            self._check_begun()
+        if appends:
             self._check_append()
 
-    def _check_append(self) -> None:
+    def _check_begun(self) -> None:
         begins, incarnations = self._beginnings.sequences(), self._beginnings.incarnations()
-        for name, (first, end) in self._wanted.ranges.items():
-            if name not in begins or incarnations[name] != self._wanted.incarnations[name]:
+        for name, incarnation in self._wanted.incarnations.items():
+            if name not in begins or incarnations[name] != incarnation:
                 raise BackfillRefusedError(
                     f"the pipeline has not begun to read {name}, so it is not known what it will store itself: run it "
                     "once before"
                 )
+
+    def _check_append(self) -> None:
+        begins = self._beginnings.sequences()
+        for name, (first, end) in self._wanted.ranges.items():
             if end > begins[name]:
+                ways = [f"--to {begins[name]}"] if first < begins[name] else []
+                ways += ["mode 'upsert'"] if self._pipeline.sink.kind == DELTA else []
                 raise BackfillRefusedError(
                     f"the pipeline began to read {name} at {begins[name]} and stores what follows itself: of "
-                    f"[{first}, {end}) an append would store some twice. Take --to {begins[name]} or mode 'upsert'"
+                    f"[{first}, {end}) an append would store some twice{'. Take ' if ways else ''}{' or '.join(ways)}"
                 )
             for one_first, one_end, when in self._other_backfills(name, "begun"):
                 if first < one_end and one_first < end:

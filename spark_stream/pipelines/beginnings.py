@@ -40,7 +40,8 @@ class Beginnings:
                 f"and batch {stored} was stored. Other messages would come under numbers that are stored, and be left "
                 "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint"
             )
-        harmless = self._pipeline.sink.mode == UPSERT or self._pipeline.sink.kind == CONSOLE
+        appends = self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE
+        harmless = not appends and self._pipeline.dead_letters is None
         if before is None or before == now or new_checkpoint or harmless:
             return
         raise CheckpointError(

@@ -172,7 +172,9 @@ class Run:
                 if letters is not None:
                     self._attend([letters], stop)
         except SPARK_ERRORS as error:
-            raise RunFailedError(in_words(self._failure or error)) from error
+            told = in_words(self._failure or error)
+            option, key = "with option failOnDataLoss=false", "with fail_on_data_loss = false below [source]"
+            raise RunFailedError(told.replace(option, key)) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
         self.summary.finish(finished, stopped=stop.reason)
 

@@ -36,13 +36,13 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueryOffsets:
-    """How far the checkpoint's query has come. `planned`: the end of the newest batch; `done`: of the last one done."""
+    """How far the checkpoint's query has come."""
 
     query_id: str
-    batch_planned: int  # -1: none yet
+    batch_planned: int  # the newest batch; -1: none yet
     batch_done: int
-    planned: dict[str, int]  # for each stream the next sequence
-    done: dict[str, int]
+    done: dict[str, int]  # for each stream the next sequence, behind the last batch that is done
+    incarnations: dict[str, str]  # of these streams, as hex
 
 
 def now_text() -> str:
@@ -54,7 +54,7 @@ class PipelineState:
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = Path(checkpoint)
-        self.folder = Path(checkpoint + SUFFIX)
+        self.folder = Path(os.path.realpath(checkpoint) + SUFFIX)  # one lock, by whatever link it is reached
 
     @contextmanager
     def lock(self, what: str) -> Iterator[None]:
@@ -145,13 +145,9 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{checkpoint / 'metadata'} is no checkpoint's: {error}") from error
     planned, done = _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
-    return QueryOffsets(
-        query_id,
-        planned,
-        done,
-        _sequences(checkpoint / "offsets" / str(planned)) if planned >= 0 else {},
-        _sequences(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {},
-    )
+    offset = _offset(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {}
+    incarnations = {stream: str(one.get("incarnation", "")) for stream, one in offset.items()}
+    return QueryOffsets(query_id, planned, done, sequences_of(offset), incarnations)
 
 
 def _newest(folder: Path) -> int:
@@ -161,14 +157,15 @@ def _newest(folder: Path) -> int:
         return -1
 
 
-def _sequences(path: Path) -> dict[str, int]:
-    """Return the next sequence of each stream in one file of a checkpoint's offsets."""
+def _offset(path: Path) -> dict[str, Any]:
+    """Return the offset of the source in one file of a checkpoint's offsets."""
     try:
         lines = _read(path).decode().splitlines()  # version, metadata, then one line for each source
         found = json.loads(lines[2])
-        return sequences_of(found)
+        sequences_of(found)
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} holds no offsets of a jstream source: {error}") from error
+    return found or {}
 
 
 def sequences_of(offset: object) -> dict[str, int]:

@@ -10,13 +10,18 @@ from storage_core import Store
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the status for programs and people. `lag`: sequences between the pipeline and the stream's end."""
+    """Return the status for programs and people.
+
+    `position`: the next sequence, null if the pipeline has read none of the stream as it is now. `lag`: sequences that
+    are there from that one on.
+    """
     state = PipelineState(pipeline.checkpoint)
     offsets = state.offsets()
     done = offsets.done if offsets is not None else {}
     with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
         names = sorted({*matching(store, pipeline.source), *done})
-        streams = [_stream(store, name, done.get(name), pipeline.source.consumer) for name in names]
+        known = offsets.incarnations if offsets is not None else {}
+        streams = [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
     return {
         "pipeline": pipeline.name,
         "file": str(pipeline.file),
@@ -36,14 +41,16 @@ def _open_batch(planned: int, done: int) -> int | None:
     return planned if planned > done else None
 
 
-def _stream(store: Store, name: str, position: int | None, consumer: str) -> dict[str, Any]:
+def _stream(store: Store, name: str, position: int | None, incarnation: str | None, consumer: str) -> dict[str, Any]:
     found: dict[str, Any] = {"stream": name, "position": position, "end": None, "lag": None, "consumer": None}
     if name not in store.streams():
         return found
     stream = store.stream(name)
     state = stream.state()
+    if incarnation and incarnation != stream.incarnation.hex():
+        position = found["position"] = None  # it was deleted and made again
     found["end"] = state.next_sequence
-    found["lag"] = max(state.next_sequence - (position or state.first_sequence), 0)
+    found["lag"] = max(state.next_sequence - max(position or 0, state.first_sequence), 0)
     if consumer and consumer in stream.consumers():
         info = stream.consumer(consumer).info()
         found["consumer"] = {

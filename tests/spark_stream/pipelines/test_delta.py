@@ -145,6 +145,10 @@ def test_a_backfill_appends_what_lies_before_the_beginning_and_nothing_twice(
     etl.say(b"nonsense")
     etl.publish(*range(7, 11))
     assert "the pipeline has not begun to read ORDERS" in etl.fail("--from", 1, "--to", 5, verb="backfill")
+    etl.define(UPSERT, letters=True)  # a bad message would be a dead letter twice
+    assert "the pipeline has not begun to read ORDERS" in etl.fail("--from", 1, "--to", 9, verb="backfill")
+    etl.define(APPEND, "start = 7", letters=True)
+    assert "ends before it begins" in etl.fail("--from", 5, "--to", 5, verb="backfill")
     assert etl.run()["from"] == {"ORDERS": 7}
     assert "an append would store some twice. Take --to 7" in etl.fail("--from", 1, "--to", 9, verb="backfill")
     for _ in range(2):
@@ -215,7 +219,9 @@ def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_tabl
 ) -> None:
     etl = delta_etl
     etl.define(APPEND + 'mode = "upsert"\nkey = "id"\norder_by = "rank"\n', "max_messages = 4")
-    text = etl.file.read_text().replace("id, amount FROM", "id, amount, IF(amount < 9, 0, 1) AS rank, map(id, 1) AS m FROM")
+    text = etl.file.read_text().replace(
+        "id, amount FROM", "id, amount, IF(amount < 9, 0, 1) AS rank, map(id, 1) AS m FROM"
+    )
     etl.file.write_text(text)
     etl.publish(10, 5, 0, 5, 6, 11)  # o0 is ranked by the first, then comes another; o1 is the other way round
     etl.run()

@@ -133,7 +133,10 @@ def test_a_lost_range_stops_the_run_with_its_sequences_and_is_passed_when_told(a
     etl.store.delete_stream("ORDERS")
     etl.store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
     etl.publish(3)
-    assert "DataLossError" in etl.fail()
+    (stream,) = etl.status()["streams"]
+    assert (stream["position"], stream["end"], stream["lag"]) == (None, 2, 1)
+    told = etl.fail()
+    assert "DataLossError" in told and "with fail_on_data_loss = false below [source]" in told
     etl.define(CONSOLE, "fail_on_data_loss = false")
     assert etl.run()["rows_in"] == 1
 

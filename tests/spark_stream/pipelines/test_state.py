@@ -40,6 +40,15 @@ def test_the_second_run_is_told_who_holds_the_checkpoint_until_that_one_is_dead(
     assert state.holder() == ""
 
 
+def test_a_checkpoint_has_one_lock_by_whatever_link_it_is_reached(state: PipelineState, tmp_path: Path) -> None:
+    state.checkpoint.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(state.checkpoint)
+    other = PipelineState(str(link))
+    with state.lock("etl run"), pytest.raises(CheckpointHeldError), other.lock("etl run"):
+        raise AssertionError("two runs at once")
+
+
 def test_a_record_is_written_whole_and_a_damaged_one_is_named(state: PipelineState) -> None:
     assert state.read("state.json") is None
     state.write("state.json", {"a": 1})
@@ -65,11 +74,12 @@ def checkpoint(folder: Path, offsets: dict[int, object], commits: list[int]) -> 
 
 def test_a_checkpoint_says_what_is_planned_and_what_is_done(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "none") is None
-    ends = {9: {"ORDERS": {"sequence": 101}}, 10: {"ORDERS": {"sequence": 201}, "NEW": {"sequence": 5}}}
+    order = {"incarnation": "5f", "sequence": 101}
+    ends = {9: {"ORDERS": order}, 10: {"ORDERS": {"sequence": 201}, "NEW": {"sequence": 5}}}
     found = read_checkpoint(checkpoint(tmp_path / "two", ends, [9]))
     assert found is not None
     assert (found.query_id, found.batch_planned, found.batch_done) == ("5f0c", 10, 9)
-    assert found.planned == {"ORDERS": 201, "NEW": 5} and found.done == {"ORDERS": 101}
+    assert (found.done, found.incarnations) == ({"ORDERS": 101}, {"ORDERS": "5f"})
     fresh = read_checkpoint(checkpoint(tmp_path / "fresh", {}, []))
     assert fresh is not None and (fresh.batch_planned, fresh.done) == (-1, {})
 
