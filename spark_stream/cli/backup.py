@@ -100,7 +100,7 @@ def _check_words(
     if not streams and (as_names or store or take_over):
         raise WrongUsage("--as, --store and --take-over are for --stream; a whole store is restored onto VOLUMEs")
     if as_names and len(as_names) != len(streams):
-        raise WrongUsage(f"--as: {len(as_names)} names for {len(streams)} streams")
+        raise WrongUsage(f"--as: {counted(len(as_names), 'name')} for {counted(len(streams), 'stream')}")
     twice = next((name for name in streams if streams.count(name) > 1), None)
     if twice is not None:
         raise WrongUsage(f"--stream: {twice} is given twice")

@@ -53,7 +53,10 @@ def info(store: StoreOption = "", json: JsonOption = False) -> None:
 
 @app.command("step-down")
 def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Let another volume lead, in a new term. All volumes are led by the process that writes: nothing stops."""
+    """Give up the term and open a new one: whoever led looks at every volume anew. Nothing stops.
+
+    The process that writes leads all volumes; the one that is called the leader may stay the same.
+    """
     with open_store(store, take_over=take_over) as opened:
         opened.step_down()
         found = opened.cluster_info()

@@ -64,8 +64,8 @@ def export(
     chosen, path = _choose(name, target, file_format)
     if path is None and json:
         raise WrongUsage("--json is the report, and the messages go to stdout: pass one of them, - or --json")
-    if path is not None and not force:
-        _check_free(path)
+    if path is not None:
+        path = _place(path, force)
     with open_store(store) as opened:
         plan = _plan(opened, name, (first, end), (since, until), subject)
         (covered,) = plan.ranges
@@ -110,6 +110,19 @@ def _choose(name: str, target: str, file_format: str | None) -> tuple[str, Path 
     if chosen is None:
         raise WrongUsage(f"{target}: which format? pass --format parquet or jsonl, or a name that ends so")
     return chosen, path
+
+
+def _place(path: Path, force: bool) -> Path:
+    """Return where the file will lie; what is there is written over, if `force`, where a link to it leads.
+
+    Raises CommandFailed: a device, a FIFO or a directory is never replaced by a file.
+    """
+    if not force:
+        _check_free(path)
+        return path
+    if path.exists() and not path.is_file():
+        raise CommandFailed(f"{path} is no regular file, and stays; - writes to stdout")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _check_free(path: Path) -> None:

@@ -31,6 +31,8 @@ def metrics(
     with open_store(store) as opened:
         collectors = [StoreCollector([opened.paths])]
     if textfile is not None:
+        if textfile.exists() and not textfile.is_file():
+            raise CommandFailed(f"--textfile {textfile} is no regular file, and stays; without it, they go to stdout")
         write_textfile(collectors, textfile)
     elif port is None:
         write(exposition(collectors))

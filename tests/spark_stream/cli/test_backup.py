@@ -79,7 +79,7 @@ def test_a_stream_comes_back_into_its_store_or_beside_itself(jstream, orders, sa
         (["new", "--stream", "ORDERS"], "name it by --store, and no VOLUME"),
         (["new", "--as", "COPY"], "--as, --store and --take-over are for --stream"),
         (["new", "--store", "other"], "--as, --store and --take-over are for --stream"),
-        (["--stream", "ORDERS", "--stream", "NOTES", "--as", "COPY"], "--as: 1 names for 2 streams"),
+        (["--stream", "ORDERS", "--stream", "NOTES", "--as", "COPY"], "--as: 1 name for 2 streams"),
         (["--stream", "ORDERS", "--stream", "ORDERS"], "--stream: ORDERS is given twice"),
         (["new"], "there is no terminal to ask on: nothing was done; pass --force"),
         (["--stream", "ORDERS"], "there is no terminal to ask on: nothing was done; pass --force"),

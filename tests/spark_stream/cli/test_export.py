@@ -107,3 +107,20 @@ def test_what_makes_no_sense_is_refused(jstream, orders: Store, words: list[str]
     outcome = jstream("export", *words)
     assert outcome.code == code
     assert reason in outcome.err
+
+
+def test_what_is_no_file_is_never_replaced_by_one(jstream, orders: Store, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    outcome = jstream("export", "ORDERS", fifo, "--format", "jsonl", "--force")
+    assert (outcome.code, outcome.err) == (1, f"error: {fifo} is no regular file, and stays; - writes to stdout\n")
+    assert jstream("metrics", "--textfile", fifo).code == 1
+    assert fifo.is_fifo()
+
+
+def test_a_link_is_followed_to_the_file_that_is_written_over(jstream, orders: Store, tmp_path: Path) -> None:
+    target, link = tmp_path / "real.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    assert jstream("export", "ORDERS", link).code == 1
+    jstream.done("export", "ORDERS", link, "--force")
+    assert link.is_symlink() and len(target.read_text().splitlines()) == 4
