@@ -34,6 +34,7 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
         "0 of 3 copies are whole, nothing lost",
         "read by Spark from the three nodes together: 6,011",
         "in the stream after a second import: 6,011",
+        "consumer billing came along: it stands at 3,303, and 732 payments follow",
         "rows in the table: 6,011",
         "dead letters: 1",
         "the dead letter says why and where: payload is not JSON, sequence 6015",
