@@ -11,10 +11,16 @@ from storage_core.foreign.nats.record import HASH_SIZE, HEAD_SIZE, Records
 from storage_core.schema import TIMESTAMP_TYPE, read_schema
 
 
-def build_batch(stream: str, block: pa.Buffer, records: Records, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return the messages as a RecordBatch in schema.read_schema(columns). Only asked columns are gathered."""
+def build_batch(
+    stream: str, block: pa.Buffer, records: Records, columns: Sequence[str], subjects: pa.StringArray | None = None
+) -> pa.RecordBatch:
+    """Return the messages as a RecordBatch in schema.read_schema(columns). Only asked columns are gathered.
+
+    `subjects` are those of the records, if they are known by now.
+    """
     schema = read_schema(tuple(columns))
-    arrays = [_column(name, stream, block, records) for name in schema.names]
+    known = {} if subjects is None else {"subject": subjects}
+    arrays = [known[name] if name in known else _column(name, stream, block, records) for name in schema.names]
     if not arrays:  # a count needs rows without columns
         return pa.RecordBatch.from_struct_array(pa.nulls(len(records), pa.struct([])).fill_null({}))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -20,21 +20,25 @@ import numpy as np
 Key = tuple[int, int, int, int]
 Lanes = list[int]
 
-PACKET_SIZE = 32  # bytes
+PACKET_SIZE, PACKET_SHIFT = 32, 5  # bytes, and their logarithm: shifts take a tenth of the time of divisions
+HEAD_SIZE = 16  # bytes of a message that may lie elsewhere
+MESSAGE_SIZE_MIN = HEAD_SIZE + 4  # bytes of a message whose head lies elsewhere
 GROUP_COUNT = 4096  # messages that advance together: seven arrays of 4 x 8 bytes each stay in a 1 MiB cache
 SCALAR_COUNT_MAX = 8  # up to this many messages, Python integers are faster than numpy calls
 _MASK64 = (1 << 64) - 1
 _MASK32 = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+_ZIPPER_SHIFT = np.uint64(24)
 _WORDS = Struct("<4Q")
+_HEAD = np.dtype(f"V{HEAD_SIZE}")
 
 _MUL0: Key = (0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3)
 _MUL1: Key = (0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377)
 
 # Zipper merge of a pair of lanes (even, odd): the byte of the even lane's result, that of the odd lane's result, and
-# which byte of the same (own) or of the neighbouring lane goes there.
+# which byte of the same (own) or of the neighbouring lane goes there. Byte 0 is not listed: it is byte 3 of its own
+# lane, and a shift of whole words puts it there sooner. What the shift puts elsewhere is overwritten.
 _ZIPPER = (
-    (0, 0, True, 3),
     (1, 1, False, 4),
     (2, 2, True, 2),
     (3, 3, True, 5),
@@ -44,8 +48,24 @@ _ZIPPER = (
     (7, 6, True, 0),
 )
 
-# Row w keeps the first 4 * w bytes of a packet: the whole 4-byte words of a tail.
-_TAIL_MASKS = np.where(np.arange(PACKET_SIZE) < 4 * np.arange(8)[:, None], 0xFF, 0).astype(np.uint8).view("<u8")
+
+def _tail_tables() -> tuple[np.ndarray, ...]:
+    """Return, for tails of 0 to 31 bytes, how the packet that stands for one is made of the 32 bytes it begins.
+
+    The whole 4-byte words stay: a mask of 32 bytes. What is left over becomes one more word, made of the four bytes
+    from `place` on as `(bytes & kept) + (bytes & more) * factor`, and goes to word `target` of the packet: of a tail
+    of 16 bytes and more its last four bytes to the end, of a shorter one the first, middle and last byte left over.
+    """
+    size = np.arange(PACKET_SIZE)
+    masks = np.where(size < 4 * (size // 4)[:, None], 0xFF, 0).astype(np.uint8).view(f"V{PACKET_SIZE}")[:, 0]
+    long = size >= 16
+    kept = np.where(long, 0xFFFFFFFF, np.array([0, 0xFF, 0xFFFF, 0xFFFFFF])[size % 4]).astype(np.uint32)
+    more = np.where(long, 0, np.array([0, 0xFF, 0xFF00, 0])[size % 4]).astype(np.uint32)
+    factor = np.array([0, 0x010100, 0x0100, 0], np.uint32)[size % 4]
+    return masks, np.where(long, size - 4, size // 4 * 4), kept, more, factor, np.where(long, 7, 4)
+
+
+_TAIL_MASKS, _TAIL_PLACES, _TAIL_KEPT, _TAIL_MORE, _TAIL_FACTORS, _TAIL_TARGETS = _tail_tables()
 
 
 def key_from_bytes(key: bytes) -> Key:
@@ -55,64 +75,144 @@ def key_from_bytes(key: bytes) -> Key:
     return a, b, c, d
 
 
-def highwayhash64(buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key: Key) -> np.ndarray:
+def highwayhash64(
+    buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key: Key, heads: np.ndarray | None = None
+) -> np.ndarray:
     """Return the uint64 hashes of the messages `buffer[starts[i] : starts[i] + sizes[i]]`.
 
-    `buffer` is uint8, one-dimensional, contiguous; messages may lie anywhere in it, in any order. About 35 ns a
-    packet, plus four packets a message for the final rounds, on one core of 2026.
+    `buffer` is uint8, one-dimensional, contiguous; messages may lie anywhere in it, in any order. `heads`, (n, 2)
+    words, has the first HEAD_SIZE bytes of each message if they are not there: then something else has to stand in
+    their place, and a message has at least MESSAGE_SIZE_MIN bytes. About 40 ns a packet, plus four packets a message
+    for the final rounds, on one core of 2026.
     """
     assert buffer.dtype == np.uint8 and buffer.flags.c_contiguous
     assert not len(starts) or (starts.min() >= 0 and sizes.min() >= 0 and int((starts + sizes).max()) <= len(buffer))
-    padded = np.empty(len(buffer) + PACKET_SIZE, np.uint8)  # a tail is fetched as a whole packet, then masked
-    padded[: len(buffer)] = buffer
-    padded[len(buffer) :] = 0
-    order = np.argsort(-(sizes // PACKET_SIZE), kind="stable")
+    assert heads is None or not len(sizes) or sizes.min() >= MESSAGE_SIZE_MIN
     hashes = np.empty(len(starts), np.uint64)
-    for first in range(0, len(order), GROUP_COUNT):
-        group = order[first : first + GROUP_COUNT]
-        hashes[group] = _hash_group(padded, starts[group].astype(np.int64), sizes[group].astype(np.int64), key)
+    if not len(starts):
+        return hashes
+    order = _by_packet_count(sizes >> PACKET_SHIFT)
+    states = _States(min(len(starts), GROUP_COUNT), key)
+    for first in range(0, len(starts), GROUP_COUNT):
+        group = slice(first, first + GROUP_COUNT) if order is None else order[first : first + GROUP_COUNT]
+        own = None if heads is None else heads[group]
+        hashes[group] = _hash_group(states, _Messages(buffer, starts[group], sizes[group], own))
     return hashes
 
 
-def _hash_group(padded: np.ndarray, starts: np.ndarray, sizes: np.ndarray, key: Key) -> np.ndarray:
+def _by_packet_count(counts: np.ndarray) -> np.ndarray | None:
+    """Return the order in which messages are those with most packets first, or None if they are so already."""
+    if (counts[1:] <= counts[:-1]).all():
+        return None
+    most = int(counts.max())
+    # Of 16-bit numbers numpy makes a radix sort.
+    return np.argsort((most - counts).astype(np.uint16 if most < 1 << 16 else np.int64), kind="stable")
+
+
+def _hash_group(states: "_States", messages: "_Messages") -> np.ndarray:
     """Hash up to GROUP_COUNT messages that are sorted by packet count, most packets first."""
-    packets = _windows(padded, PACKET_SIZE)
-    counts = sizes // PACKET_SIZE
-    state = _State(len(starts), key)
+    counts = messages.counts
+    states.begin(len(counts))
     # active[p]: messages that have a packet p, always a prefix
     active = len(counts) - np.searchsorted(counts[::-1], np.arange(int(counts[0])), side="right")
     step_count = int(np.count_nonzero(active > SCALAR_COUNT_MAX))
     for step in range(step_count):
-        count = int(active[step])
-        state.update(packets[starts[:count] + step * PACKET_SIZE].view("<u8").reshape(count, 4).T, count)
+        states.update(messages.packets(step, int(active[step])).T)
     for row in range(int(active[step_count]) if step_count < len(active) else 0):
-        state.update_scalar(row, padded, int(starts[row]) + step_count * PACKET_SIZE, int(counts[row]) - step_count)
-    state.update_tails(padded, starts + counts * PACKET_SIZE, sizes % PACKET_SIZE)
-    return state.finish()
+        states.update_scalar(row, messages.packets_of(row, step_count))
+    states.update_tails(_tail_packets(messages.last_packets(), messages.tails).T, messages.tails)
+    return states.finish()
 
 
-def _windows(padded: np.ndarray, size: int) -> np.ndarray:
+class _Messages:
+    """Where some messages lie: `tails` bytes behind `counts` packets each."""
+
+    def __init__(self, buffer: np.ndarray, starts: np.ndarray, sizes: np.ndarray, heads: np.ndarray | None) -> None:
+        self._buffer, self._starts, self._heads = buffer, starts, heads
+        self._windows = _windows(buffer, PACKET_SIZE)
+        self.counts, self.tails = sizes >> PACKET_SHIFT, sizes & (PACKET_SIZE - 1)
+
+    def packets(self, step: int, count: int) -> np.ndarray:
+        """Return packet `step` of the first `count` messages, (count, 4) words."""
+        packets = self._windows[self._starts[:count] + step * PACKET_SIZE].view("<u8").reshape(count, 4)
+        if step == 0 and self._heads is not None:
+            packets.view(_HEAD)[:, 0] = self._heads[:count].view(_HEAD)[:, 0]
+        return np.asarray(packets)
+
+    def packets_of(self, row: int, step: int) -> np.ndarray:
+        """Return the bytes of one message's packets from `step` on."""
+        at = int(self._starts[row])
+        data = self._buffer[at + step * PACKET_SIZE : at + int(self.counts[row]) * PACKET_SIZE]
+        if step == 0 and self._heads is not None:
+            data = np.concatenate((self._heads[row].view(np.uint8), data[HEAD_SIZE:]))
+        return np.asarray(data)
+
+    def last_packets(self) -> np.ndarray:
+        """Return 32 bytes of each message from the tail on, (n, 4) words; what follows the tail may be anything."""
+        packets = _windows_padded(self._buffer, self._starts + self.counts * PACKET_SIZE)
+        if self._heads is not None:
+            short = np.flatnonzero(self.counts == 0)
+            packets[short, :2] = self._heads[short]
+        return packets
+
+
+def _windows(buffer: np.ndarray, size: int) -> np.ndarray:
     """Return every run of `size` bytes as one opaque element, without a copy: element i starts at byte i."""
-    return np.ndarray((len(padded) - size + 1,), f"V{size}", padded.data, 0, (1,))
+    return np.ndarray((max(0, len(buffer) - size + 1),), f"V{size}", buffer.data, 0, (1,))
 
 
-class _State:
-    """The states of `count` messages: v0, v1, mul0, mul1, each (4 lanes, count) uint64."""
+def _windows_padded(buffer: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the packets that begin at `places`, (n, 4) words; behind the end of the buffer there are zeros."""
+    inside = places <= len(buffer) - PACKET_SIZE
+    if inside.all():
+        found = _windows(buffer, PACKET_SIZE)[places]
+    else:
+        padded = np.zeros(2 * PACKET_SIZE, np.uint8)
+        kept = min(len(buffer), PACKET_SIZE)
+        padded[:kept] = buffer[len(buffer) - kept :]
+        found = np.empty(len(places), f"V{PACKET_SIZE}")
+        found[inside] = _windows(buffer, PACKET_SIZE)[places[inside]]
+        found[~inside] = _windows(padded, PACKET_SIZE)[places[~inside] - (len(buffer) - kept)]
+    return np.asarray(found.view("<u8").reshape(len(places), 4))
 
-    def __init__(self, count: int, key: Key) -> None:
+
+class _States:
+    """The states of up to `capacity` messages side by side, made once and used for one group after another.
+
+    v0, v1, mul0, mul1 are (4 lanes, count) uint64; what works on them makes no arrays.
+    """
+
+    def __init__(self, capacity: int, key: Key) -> None:
         rotated = [(word >> 32) | (word << 32 & _MASK64) for word in key]
-        self.v0 = _filled([m ^ k for m, k in zip(_MUL0, key, strict=True)], count)
-        self.v1 = _filled([m ^ k for m, k in zip(_MUL1, rotated, strict=True)], count)
-        self.mul0, self.mul1 = _filled(_MUL0, count), _filled(_MUL1, count)
-        self._one, self._two = np.empty((4, count), np.uint64), np.empty((4, count), np.uint64)
-        self._zipped = np.empty((4, count), np.uint64)
-        self._moves0, self._moves1 = _moves(self.v0, self._zipped), _moves(self.v1, self._zipped)
+        v0 = [m ^ k for m, k in zip(_MUL0, key, strict=True)]
+        v1 = [m ^ k for m, k in zip(_MUL1, rotated, strict=True)]
+        self._initial = np.array([v0, v1, _MUL0, _MUL1], np.uint64)[:, :, None]
+        self._words = np.empty((7, 4, capacity), np.uint64)
+        self._narrowed = 0, 0
+        self._active: tuple[np.ndarray, ...] = ()
+        self._all_moves = [_moves(self._words[source], self._words[6]) for source in (0, 1)]
 
-    def update(self, packet: np.ndarray, count: int) -> None:
-        """Mix one packet, (4, count) words, into the first `count` messages."""
-        v0, v1, mul0, mul1 = self.v0[:, :count], self.v1[:, :count], self.mul0[:, :count], self.mul1[:, :count]
-        one, two = self._one[:, :count], self._two[:, :count]
-        v1 += packet
+    def begin(self, count: int) -> None:
+        """Take up `count` messages."""
+        self._words[:4, :, :count] = self._initial
+        self._narrow(count)
+
+    def _narrow(self, count: int, lane_count: int = 4) -> None:
+        """Let what follows work on the first `count` messages, and on so many lanes of them."""
+        if self._narrowed == (count, lane_count):
+            return
+        self._narrowed = count, lane_count
+        self._active = tuple(self._words[:, :lane_count, :count])
+        self._moves0, self._moves1 = (
+            [(target[: lane_count // 2, :, :count], source[: lane_count // 2, :, :count]) for target, source in moves]
+            for moves in self._all_moves
+        )
+
+    def update(self, packets: np.ndarray) -> None:
+        """Mix one packet each, (lanes, count) words, into the first `count` messages."""
+        self._narrow(packets.shape[1], packets.shape[0])
+        v0, v1, mul0, mul1, one, two, zipped = self._active
+        v1 += packets
         v1 += mul0
         np.bitwise_and(v1, _MASK32, out=one)
         np.right_shift(v0, _HALF, out=two)
@@ -123,41 +223,52 @@ class _State:
         np.right_shift(v1, _HALF, out=two)
         one *= two
         mul1 ^= one
-        zipped = self._zipped[:, :count]
+        np.right_shift(v1, _ZIPPER_SHIFT, out=zipped)
         for target, source in self._moves1:
-            target[..., :count] = source[..., :count]
+            target[...] = source
         v0 += zipped
+        np.right_shift(v0, _ZIPPER_SHIFT, out=zipped)
         for target, source in self._moves0:
-            target[..., :count] = source[..., :count]
+            target[...] = source
         v1 += zipped
 
-    def update_tails(self, padded: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> None:
-        """Mix in the last 0 to 31 bytes of every message; an empty tail changes nothing."""
+    def update_tails(self, packets: np.ndarray, sizes: np.ndarray) -> None:
+        """Mix in what stands for the last 0 to 31 bytes of every message; an empty tail changes nothing."""
+        self._narrow(len(sizes))
         whole = np.flatnonzero(sizes == 0)
-        kept = [words[:, whole].copy() for words in (self.v0, self.v1, self.mul0, self.mul1)]
+        if len(whole) == len(sizes):
+            return
+        states = self._words[:4, :, : len(sizes)]
+        kept = states[:, :, whole]
         size = sizes.astype(np.uint64)
-        self.v0 += (size << _HALF) + size
-        halves = self.v1.view("<u4")
-        turn = np.repeat(sizes.astype(np.uint32), 2)
-        halves[:] = (halves << turn) | (halves >> (np.uint32(32) - turn) % np.uint32(32))
-        self.update(_tail_packets(padded, starts, sizes).T, len(sizes))
-        for words, old in zip((self.v0, self.v1, self.mul0, self.mul1), kept, strict=True):
-            words[:, whole] = old
+        size |= size << _HALF
+        v0, v1, _, _, one, two, _ = self._active
+        v0 += size
+        halves, one, two, turn = (words.view("<u4") for words in (v1, one, two, size))
+        np.left_shift(halves, turn, out=one)
+        np.right_shift(halves, np.uint32(32) - turn, out=two)
+        np.bitwise_or(one, two, out=halves)
+        self.update(packets)
+        states[:, :, whole] = kept
 
     def finish(self) -> np.ndarray:
-        """Run the four final rounds, in which the state is its own packet, and return the sums."""
-        count = self.v0.shape[1]
-        for _ in range(4):
-            crossed = self.v0[[2, 3, 0, 1]]
-            self.update((crossed >> _HALF) | (crossed << _HALF), count)
-        return np.asarray(self.v0[0] + self.v1[0] + self.mul0[0] + self.mul1[0])
+        """Run the four final rounds, in which the state is its own packet, and return the sums of the first lanes."""
+        for lane_count in (4, 4, 4, 2):  # the last round is for the first pair of lanes alone
+            v0, _, _, _, one, two, _ = self._active
+            crossed = v0.reshape(2, 2, -1)[::-1][: lane_count // 2]
+            packets, low = one[:lane_count].reshape(crossed.shape), two[:lane_count].reshape(crossed.shape)
+            np.right_shift(crossed, _HALF, out=packets)
+            np.left_shift(crossed, _HALF, out=low)
+            packets |= low
+            self.update(one[:lane_count])
+        v0, v1, mul0, mul1, *_ = self._active
+        return np.asarray(v0[0] + v1[0] + mul0[0] + mul1[0])
 
-    def update_scalar(self, row: int, padded: np.ndarray, start: int, packet_count: int) -> None:
+    def update_scalar(self, row: int, data: np.ndarray) -> None:
         """Mix consecutive packets into one message, on Python integers."""
-        state = [self.v0, self.v1, self.mul0, self.mul1]
-        v0, v1, mul0, mul1 = ([int(word) for word in words[:, row]] for words in state)
-        data = padded[start : start + packet_count * PACKET_SIZE].data
-        for packet in _WORDS.iter_unpack(data):
+        states = self._words[:4, :, row]
+        v0, v1, mul0, mul1 = ([int(word) for word in words] for words in states)
+        for packet in _WORDS.iter_unpack(data.data):
             for lane in range(4):
                 b = v1[lane] = (v1[lane] + packet[lane] + mul0[lane]) & _MASK64
                 mul0[lane] ^= (b & 0xFFFFFFFF) * (v0[lane] >> 32)
@@ -165,8 +276,7 @@ class _State:
                 mul1[lane] ^= (a & 0xFFFFFFFF) * (b >> 32)
             _zipper_add(v0, v1)
             _zipper_add(v1, v0)
-        for words, values in zip(state, (v0, v1, mul0, mul1), strict=True):
-            words[:, row] = np.array(values, np.uint64)
+        states[:] = np.array([v0, v1, mul0, mul1], np.uint64)
 
 
 def _moves(lanes: np.ndarray, zipped: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -184,27 +294,17 @@ def _moves(lanes: np.ndarray, zipped: np.ndarray) -> list[tuple[np.ndarray, np.n
     return moves
 
 
-def _filled(words: Key | Lanes, count: int) -> np.ndarray:
-    return np.repeat(np.array(words, np.uint64)[:, None], count, axis=1)
-
-
-def _tail_packets(padded: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return (n, 4) words: the packets that stand for tails of 0 to 31 bytes.
-
-    The whole 4-byte words come first. Of what is left over, long tails (16 and more) put the last four bytes of the
-    tail at the end of the packet; short ones put first, middle and last byte at 16 to 18.
-    """
-    packets = _windows(padded, PACKET_SIZE)[starts].view("<u8").reshape(-1, 4) & _TAIL_MASKS[sizes // 4]
-    rest = sizes % 4
-    left = starts + sizes - rest
-    long = np.flatnonzero(sizes & 16)
-    last_four = np.ndarray((len(padded) - 3,), "<u4", padded.data, 0, (1,))
-    packets[long, 3] |= last_four[(starts + sizes)[long] - 4].astype(np.uint64) << _HALF
-    short = np.flatnonzero((sizes & 16 == 0) & (rest > 0))
-    at, some = left[short], rest[short]
-    three = [padded[place].astype(np.uint64) for place in (at, at + (some >> 1), at + some - 1)]
-    packets[short, 2] |= three[0] | three[1] << np.uint64(8) | three[2] << np.uint64(16)
-    return np.asarray(packets)
+def _tail_packets(packets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return (n, 4) words: the packets that stand for tails of 0 to 31 bytes, which `packets` begin with."""
+    rows = np.arange(len(sizes)) * PACKET_SIZE  # bytes
+    data = packets.reshape(-1).view(np.uint8)
+    left = np.ndarray((max(0, len(data) - 3),), "<u4", data.data, 0, (1,))[rows + _TAIL_PLACES.take(sizes)]
+    made = packets & _TAIL_MASKS.take(sizes).view("<u8").reshape(packets.shape)
+    words = made.reshape(-1).view("<u4")
+    words[rows // 4 + _TAIL_TARGETS.take(sizes)] = (left & _TAIL_KEPT.take(sizes)) + (
+        left & _TAIL_MORE.take(sizes)
+    ) * _TAIL_FACTORS.take(sizes)
+    return np.asarray(made)
 
 
 def _zipper_add(target: Lanes, source: Lanes) -> None:

@@ -38,24 +38,28 @@ def read_slice(
     messages, or may have, raises DataLossError.
     """
     read_schema(tuple(columns))
-    for content, shown in _shown(part, on_damage, files):
-        kept = _filtered(part, content, shown)
+    for content, shown, subjects in _shown(part, on_damage, files):
+        kept, subjects = _filtered(part, content, shown, subjects)
         for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
-            yield build_batch(part.stream, content, kept.take(slice(first, end)), columns)
+            own = None if subjects is None else subjects.slice(first, end - first)
+            yield build_batch(part.stream, content, kept.take(slice(first, end)), columns, own)
 
 
 def digest_slice(
     part: ForeignSlice, on_damage: Callable[[ForeignDamage], None], files: Files = OS_FILES
 ) -> Iterator[Digests]:
     """Yield digests of the messages of a part, whatever its filters. Damage goes to `on_damage`."""
-    for content, shown in _shown(part, on_damage, files):
+    for content, shown, _ in _shown(part, on_damage, files):
         yield Digests(shown.sequences, shown.times_ns, content_digests(content, shown))
 
 
 def _shown(
     part: ForeignSlice, on_damage: Callable[[ForeignDamage], None] | None, files: Files
-) -> Iterator[tuple[pa.Buffer, Records]]:
-    """Yield the content of the block and the true messages of the part in it, once, or not if it cannot be read."""
+) -> Iterator[tuple[pa.Buffer, Records, pa.StringArray | None]]:
+    """Yield the content of the block, the true messages of the part in it, and their subjects if those were looked at.
+
+    Once, or not if the block cannot be read.
+    """
     removed = SequenceSet.decode(part.removed)
     try:
         content = read_block(part.path, files, part.key)
@@ -75,33 +79,45 @@ def _shown(
     shown = scan.records.take(scan.messages)
     sequences = shown.sequences
     shown = shown.take((sequences >= part.first) & (sequences < part.end) & ~removed.mask(sequences))
-    shown, strange = _known_subjects(part, content.data, shown)
+    shown, strange, subjects = _known_subjects(part, content.data, shown)
     _tell(_damage(part, content, scan, shown, strange, removed), on_damage)
-    yield content.data, shown
+    yield content.data, shown, subjects
 
 
-def _known_subjects(part: ForeignSlice, block: pa.Buffer, shown: Records) -> tuple[Records, Records]:
+def _known_subjects(
+    part: ForeignSlice, block: pa.Buffer, shown: Records
+) -> tuple[Records, Records, pa.StringArray | None]:
     """Split off messages with a subject that the stream has not, if all its subjects are known.
 
-    The size of a subject is not covered by the checksum: damaged, it moves bytes between subject and payload.
+    Returns the others, those, and the subjects of the others if they were looked at. The size of a subject is not
+    covered by the checksum: damaged, it moves bytes between subject and payload.
     """
     if part.subjects is None or not len(shown):
-        return shown, shown.take(slice(0, 0))
-    subjects = subjects_of(block, shown).dictionary_encode()
-    known = pc.is_in(subjects.dictionary, pa.array(part.subjects, pa.string())).to_numpy(zero_copy_only=False)
-    good = known[subjects.indices.to_numpy()]
-    return (shown, shown.take(slice(0, 0))) if good.all() else (shown.take(good), shown.take(~good))
+        return shown, shown.take(slice(0, 0)), None
+    subjects = subjects_of(block, shown)
+    coded = subjects.dictionary_encode()
+    known = pc.is_in(coded.dictionary, pa.array(part.subjects, pa.string())).to_numpy(zero_copy_only=False)
+    good = known[coded.indices.to_numpy()]
+    if good.all():
+        return shown, shown.take(slice(0, 0)), subjects
+    return shown.take(good), shown.take(~good), subjects.filter(pa.array(good))
 
 
-def _filtered(part: ForeignSlice, block: pa.Buffer, shown: Records) -> Records:
+def _filtered(
+    part: ForeignSlice, block: pa.Buffer, shown: Records, subjects: pa.StringArray | None
+) -> tuple[Records, pa.StringArray | None]:
+    """Return the messages that the part asks for, and their subjects if they were looked at."""
+    keep = np.ones(len(shown), bool)
     if part.time_first_ns is not None:
-        shown = shown.take(shown.times_ns >= part.time_first_ns)
+        keep &= shown.times_ns >= part.time_first_ns
     if part.time_end_ns is not None:
-        shown = shown.take(shown.times_ns < part.time_end_ns)
+        keep &= shown.times_ns < part.time_end_ns
     if part.subject_filters and len(shown):
-        hit = match_mask(part.subject_filters, subjects_of(block, shown))
-        shown = shown.take(hit.to_numpy(zero_copy_only=False))
-    return shown
+        subjects = subjects_of(block, shown) if subjects is None else subjects
+        keep &= match_mask(part.subject_filters, subjects).to_numpy(zero_copy_only=False)
+    if keep.all():
+        return shown, subjects
+    return shown.take(keep), None if subjects is None else subjects.filter(pa.array(keep))
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from storage_core.foreign.nats import highwayhash
-from storage_core.foreign.nats.highwayhash import highwayhash64, key_from_bytes
+from storage_core.foreign.nats.highwayhash import HEAD_SIZE, MESSAGE_SIZE_MIN, highwayhash64, key_from_bytes
 
 # Hashes of the byte strings [], [0], [0, 1], ... under the key 0, 1, ..., 31; published with google/highwayhash.
 VECTORS = """
@@ -56,6 +56,31 @@ def test_groups_and_scalar_path_agree_on_random_messages(monkeypatch: pytest.Mon
     assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
     monkeypatch.setattr(highwayhash, "SCALAR_COUNT_MAX", 0)
     assert np.array_equal(highwayhash64(buffer, starts, sizes, KEY), together)
+
+
+@pytest.mark.parametrize("scalar_count_max", [0, 8, 10_000])
+def test_messages_whose_heads_lie_elsewhere_have_the_hash_of_the_whole(
+    scalar_count_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(highwayhash, "SCALAR_COUNT_MAX", scalar_count_max)
+    random = np.random.default_rng(11)
+    sizes = np.concatenate((np.arange(MESSAGE_SIZE_MIN, 140), [700, 20, 33]))
+    starts = np.cumsum(sizes) - sizes
+    whole = random.integers(0, 256, int(sizes.sum()), dtype=np.uint8)
+    heads = np.stack([whole[at : at + HEAD_SIZE].view("<u8") for at in starts])
+    without = whole.copy()
+    without[(starts[:, None] + np.arange(HEAD_SIZE)).ravel()] = 0xEE
+    hashes = highwayhash64(without, starts, sizes, KEY, heads)
+    assert np.array_equal(hashes, highwayhash64(whole, starts, sizes, KEY))
+
+
+def test_nothing_behind_the_buffer_is_read() -> None:
+    long = np.frombuffer(bytes(range(200)), np.uint8)
+    starts = np.arange(200)
+    whole = highwayhash64(long, starts, 200 - starts, KEY)
+    for start in range(150, 200):  # in a buffer of its own, which ends elsewhere
+        own = long[start:].copy()
+        assert highwayhash64(own, np.zeros(1, np.int64), np.array([len(own)]), KEY)[0] == whole[start]
 
 
 def test_no_messages_give_no_hashes() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,42 @@ def test_walk_stops_at_a_size_that_cannot_be(records: Any) -> None:
     block = records("S", 1).message(1, "a") + bytes(64)
     starts, end = walk(memoryview(block), 0, len(block))
     assert (starts.tolist(), end) == ([0], len(block) - 64)
+
+
+def chain_one_by_one(block: bytes) -> tuple[list[int], int]:
+    starts, at = [], 0
+    while at <= len(block) - SIZE_MIN:
+        size = int.from_bytes(block[at : at + 4], "little") & 0x7FFFFFFF
+        if size < SIZE_MIN:
+            break
+        starts.append(at)
+        at += size
+    return starts, at
+
+
+TIME_NS = 1_780_000_000_000_000_000
+TIME_BYTE = TIME_NS >> 56
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_the_chain_is_the_same_as_when_it_is_followed_one_by_one(data: st.DataObject) -> None:
+    """Records as they are, with times of other years, flags, payloads full of the byte that the guess goes by; cut
+    anywhere, with bytes changed: sizes lead the chain astray and back.
+    """
+    parts = []
+    for number in range(data.draw(st.integers(0, 60))):
+        payload = data.draw(st.sampled_from([b"", b"x" * 9, bytes([TIME_BYTE]) * 70, bytes(50)]))
+        time_ns = data.draw(st.sampled_from([TIME_NS] * 6 + [0, 1, -1, TIME_NS - (1 << 56)]))
+        flags = data.draw(st.sampled_from([0] * 6 + [1 << 62, 1 << 63]))
+        size = SIZE_MIN + len(payload) + data.draw(st.sampled_from([0] * 20 + [-1, 30, 1 << 31]))
+        parts.append(pack("<IQqH", size, number + 1 | flags, time_ns, 0) + payload + bytes(8))
+    block = bytearray(b"".join(parts))
+    for _ in range(data.draw(st.integers(0, 3)) if block else 0):
+        block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.sampled_from([0, 30, TIME_BYTE, 255]))
+    block = block[: data.draw(st.integers(0, len(block)))] if data.draw(st.booleans()) else block
+    starts, end = walk(memoryview(block), 0, len(block))
+    assert (starts.tolist(), end) == chain_one_by_one(bytes(block))
 
 
 @given(sizes=st.lists(st.integers(1, 50), max_size=40), size_max=st.integers(1, 100))
