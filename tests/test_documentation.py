@@ -309,6 +309,18 @@ def test_make_targets_named_in_the_text_are_targets() -> None:
     assert named <= targets, named - targets
 
 
+def test_files_named_in_the_text_are_there() -> None:
+    folders = ("benchmarks", "conf", "datasource", "scripts", "spark_stream", "storage_core", "tests")
+    there = [f"/{file.name}" for file in ROOT.glob("*.*")]
+    there += [f"/{file.relative_to(ROOT).as_posix()}" for name in folders for file in (ROOT / name).rglob("*.*")]
+    wrong = []
+    for page in ALL_PAGES:
+        for span in re.findall(r"`([\w./-]+\.(?:py|toml|conf|properties|yml))`", BLOCK.sub("", page.read_text())):
+            if not any(file.endswith(f"/{span}") for file in there):
+                wrong.append(f"{page_name(page)}: {span}")
+    assert wrong == []
+
+
 # --- tables that are made, or that quote the code ---
 
 
