@@ -112,9 +112,9 @@ def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: 
     files = {}
     for page in PAGES:
         for text in blocks(page, "toml", "py"):
-            name = re.match(r"# (\S+\.(?:toml|py))\n", text)
-            assert name, (page, text)
-            files[name[1]] = text
+            head = re.match(r"# (\S+\.(?:toml|py))\n", text)
+            assert head, (page, text)
+            files[head[1]] = text
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     pipelines = [load_pipeline(tmp_path / name, "shop") for name in files if name.endswith(".toml")]
