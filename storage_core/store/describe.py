@@ -229,8 +229,8 @@ def events(
 
     Raises ValueError for a kind that there is not, and for a limit below 0.
     """
-    if limit is not None and limit < 0:
-        raise ValueError(f"limit: {limit} is no number of events")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise ValueError(f"limit: {limit!r} is no number of events")
     if kind is not None:
         kinds = {*EVENT_KINDS, *(one.kind for one in state.events)}
         if kind not in kinds:

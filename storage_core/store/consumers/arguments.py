@@ -24,7 +24,7 @@ def check_fetch(max_messages: object, timeout_s: object) -> None:
 
 def nanoseconds(name: str, seconds: object) -> int:
     """Return seconds as nanoseconds; raises ValueError for what is no time to wait."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    is_number = isinstance(seconds, (int, float, np.integer, np.floating)) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= DURATION_NS_MAX / 1e9:  # type: ignore[operator]
         raise ValueError(f"{name}: {seconds!r} is not a number of seconds, 0 or more")
     return int(seconds * 1_000_000_000)  # type: ignore[operator]
@@ -36,6 +36,8 @@ def sequence_set(sequences: object) -> SequenceSet:
         return sequences
     if isinstance(sequences, (str, bytes, dict, pa.Table, pa.RecordBatch)) or sequences is None:
         raise ValueError(f"sequences: {type(sequences).__name__} is not a sequence, a range or a list of sequences")
+    if isinstance(sequences, (pa.Array, pa.ChunkedArray, np.ndarray)) and not len(sequences):
+        return SequenceSet.empty()  # one of nothing has any type
     if isinstance(sequences, (pa.Array, pa.ChunkedArray)):
         if not pa.types.is_integer(sequences.type) or sequences.null_count:
             raise ValueError(f"sequences: a column of {sequences.type} holds no sequences")
@@ -54,6 +56,7 @@ def sequence_set(sequences: object) -> SequenceSet:
             raise ValueError("sequences: the array holds what is no sequence; they are whole numbers from 1 on")
         return SequenceSet.from_sequences(sequences)
     listed: list[Any] = list(sequences) if isinstance(sequences, Iterable) else [sequences]
+    listed = [one.as_py() if isinstance(one, pa.Scalar) else one for one in listed]
     for one in listed:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 1 <= one <= SEQUENCE_MAX:
             raise ValueError(f"sequences: {one!r} is not a sequence; they are whole numbers from 1 to {SEQUENCE_MAX}")

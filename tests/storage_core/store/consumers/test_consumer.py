@@ -531,8 +531,11 @@ def test_a_store_opened_for_reading_shows_consumers_and_moves_none(machine: Mach
         (lambda one: one.ack(range(1, 2**70)), "sequences: 1180591620717411303423 is not a sequence"),
         (lambda one: one.ack(np.array([2**64 - 1], np.uint64)), "sequences: 18446744073709551615 is not a sequence"),
         (lambda one: one.ack([True]), "sequences: True is not a sequence"),
+        (lambda one: one.ack(2**63), "sequences: 9223372036854775808 is not a sequence"),
+        (lambda one: one.ack([pa.scalar(1.0)]), "sequences: 1.0 is not a sequence"),
         (lambda one: one.ack(np.array([1.5])), "sequences: the array holds what is no sequence"),
         (lambda one: one.ack(pa.array(["1"])), "sequences: a column of string holds no sequences"),
+        (lambda one: one.fetch(1, "soon"), "timeout_s: 'soon' is not a number of seconds"),
         (lambda one: one.nak(1, delay_s=-2), "delay_s: -2 is not a number of seconds"),
         (lambda one: one.nak(1, delay_s=10**400), "delay_s: 1000* is not a number of seconds"),
         (lambda one: one.pause(0), "seconds: 0 is not a number of seconds above 0"),
@@ -557,5 +560,7 @@ def test_what_acknowledging_takes(machine: Machine) -> None:
     table = consumer.fetch(10, 0)
     taken = [1, range(2, 4), [4], (5,), np.array([6]), pa.array([7]), table.column("sequence").slice(7, 1)]
     assert [consumer.ack(one) for one in taken] == [1, 2, 1, 1, 1, 1, 1]
-    assert consumer.ack(SequenceSet.from_ranges([(9, 11)])) == 2
+    assert consumer.ack(SequenceSet.from_ranges([(9, 10)])) == 1
+    assert consumer.ack(table.column("sequence")[9]) == 1
+    assert [consumer.ack(one) for one in ([], np.array([]), pa.array([]), range(0))] == [0, 0, 0, 0]
     assert consumer.info()["num_ack_pending"] == 0
