@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.2
 LAST_WINDOW = 1024  # sequences that are looked at first for the last N messages; doubled until they are enough
+TAKEN_COUNT_MAX = 5  # streams, and filters of each, that are told to whoever asked for a subject that none takes
 
 
 @dataclass
@@ -220,7 +221,15 @@ def streams_with(store: "Store", subject: str) -> "list[Stream]":
 
     if not is_filter(subject):
         raise WrongUsage(f"{subject!r} is no subject: tokens of UTF-8 joined by dots, * for one, > for the rest")
-    found = [stream for stream in map(store.stream, sorted(store.streams())) if may_hold(stream, subject)]
+    streams = [store.stream(name) for name in sorted(store.streams())]
+    found = [stream for stream in streams if may_hold(stream, subject)]
     if not found:
-        raise CommandFailed(f"no stream takes subject {subject}")
+        raise CommandFailed(f"no stream takes subject {subject}; {_what_is_taken(streams)}")
     return found
+
+
+def _what_is_taken(streams: "list[Stream]") -> str:
+    if not streams:
+        return "there is no stream yet: jstream stream add makes one"
+    told = [f"{one.name} takes {', '.join(one.config.subjects[:TAKEN_COUNT_MAX])}" for one in streams[:TAKEN_COUNT_MAX]]
+    return "; ".join(told) + ("; ..." if len(streams) > TAKEN_COUNT_MAX else "")

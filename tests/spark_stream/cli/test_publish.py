@@ -101,7 +101,7 @@ def test_what_was_stored_before_a_bad_line_is_kept_and_counted(jstream, store) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pub", "t.a", "x"], "no stream takes subject t.a"),
+        (["pub", "t.a", "x"], "no stream takes subject t.a; S takes s.>\n"),
         (["pub", "s.a", "x", "--stream", "T"], "no stream 'T'"),
         (["pub", "t.a", "x", "--stream", "S"], "is not taken"),
         (["pub", "s.*", "x"], "s.*"),
@@ -112,6 +112,12 @@ def test_a_subject_that_no_stream_takes_fails(jstream, stream, words: list[str],
     assert outcome.code == 1
     assert said in outcome.err
     assert stream.last_sequence == 0
+
+
+def test_a_store_without_streams_says_how_to_make_one(jstream) -> None:
+    outcome = jstream("pub", "t.a", "x")
+    assert outcome.code == 1
+    assert outcome.err == "error: no stream takes subject t.a; there is no stream yet: jstream stream add makes one\n"
 
 
 def test_a_body_may_be_any_bytes_but_a_subject_is_utf_8(jstream, stream) -> None:
