@@ -288,7 +288,7 @@ def _check_sequence(name: str, value: object) -> None:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def _check_filter(subject: object) -> str:
