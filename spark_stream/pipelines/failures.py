@@ -33,7 +33,9 @@ def in_words(error: BaseException) -> str:
     """Return what an error comes down to: one of Spark's by its reason, any other by what it says."""
     if not isinstance(error, SPARK_ERRORS):
         return str(error) or type(error).__name__
-    if isinstance(error, PySparkException | Py4JJavaError):
+    if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
+        return "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
+    if isinstance(error, (PySparkException, Py4JJavaError)):
         return explain(error)
     return f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({explain(error)})"
 

@@ -15,6 +15,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_stream.pipelines.config import DELTA, Pipeline
+from spark_stream.pipelines.toml import DefinitionError
 from spark_stream.session import CONF_DIR_VARIABLE, LOG_SETTINGS, delta_jars, use_this_python
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python that it starts
@@ -48,13 +49,34 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     if not submitted and CONF_DIR_VARIABLE not in os.environ:
-        session.sparkContext.setLogLevel("OFF")  # what fails is told once, by us
+        _silence(session)
     try:
+        check_catalogue(session, pipeline)
         with _no_plans_in_the_log():
             yield session
     finally:
         with suppress(Py4JError, ConnectionError):  # of a JVM that is gone; why it is was told
             session.stop()
+
+
+def _silence(session: SparkSession) -> None:
+    """Turn Spark's log off: what fails is told once, by us. Also the loggers that LOG_SETTINGS gives another level."""
+    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+def check_catalogue(session: SparkSession, pipeline: Pipeline) -> None:
+    """Raise DefinitionError if the sink's table would be forgotten with this session, and its files be in the way."""
+    table = pipeline.sink.table
+    elsewhere = table.count(".") > 1 or session.conf.get("spark.sql.defaultCatalog") != "spark_catalog"
+    forgets = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
+    if table and forgets and (table.startswith("spark_catalog.") or not elsewhere):
+        raise DefinitionError(
+            pipeline.file,
+            "sink.table",
+            f"{table!r} would be forgotten when this run ends, and the next one find its files in the way: give path; "
+            'or have "spark.sql.catalogImplementation" = "hive" and "spark.sql.warehouse.dir" below [spark]',
+        )
 
 
 @contextmanager

@@ -6,6 +6,8 @@ Pipelines that run are in tests/spark_stream/pipelines.
 import json
 import os
 import pty
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from spark_stream.cli import etl
 from spark_stream.pipelines.run import Progress
 from storage_core import Store
 
+ROOT = Path(etl.__file__).resolve().parents[2]
 FILE = """
 checkpoint = "checkpoint"
 [source]
@@ -133,3 +136,18 @@ def test_progress_is_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]
     with etl._watching("orders") as watch:
         watch(Progress(1, 1, 0, 1.0, {}))
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "env"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_stream.cli", "etl", "run", str(file)],
+        cwd="/", env={"PATH": str(tools), "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume)},
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    told = "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
+    assert done.returncode == 1 and done.stderr.endswith(f"error: {told}\n")
+    assert json.loads(done.stdout)["error"] == told

@@ -4,7 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from pyspark.errors.exceptions.captured import SparkRuntimeException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_stream.pipelines.identity import Identity
+from spark_stream.pipelines.tables import append_to_delta, newest, upsert
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
@@ -94,7 +99,7 @@ def test_an_upsert_keeps_the_newest_row_of_each_key_whatever_order_rows_come_in(
     delta_etl, delta_spark: SparkSession
 ) -> None:
     etl = delta_etl
-    etl.define(UPSERT, "max_messages = 4", letters=True)
+    etl.define(UPSERT, "max_messages = 6", letters=True)
     etl.publish(*range(10))
     etl.say(b"nonsense")
     summary = etl.run()
@@ -116,23 +121,27 @@ def test_an_upsert_keeps_the_newest_row_of_each_key_whatever_order_rows_come_in(
     assert rows(delta_spark, etl) == newest
 
 
-def test_a_key_that_is_null_stops_an_upsert_with_advice(delta_etl) -> None:
-    delta_etl.define(UPSERT)
-    delta_etl.file.write_text(delta_etl.file.read_text().replace("id STRING NOT NULL", "id STRING"))
-    delta_etl.say(b'{"amount": 1}')
-    assert "sink.key: id is null in a row" in delta_etl.fail()
+def test_a_key_that_is_null_stops_an_upsert_with_advice(pipeline: Any, delta_spark: SparkSession) -> None:
+    batch = delta_spark.createDataFrame([(1, None, 1)], "sequence BIGINT, id STRING, amount INT")
+    with pytest.raises(SparkRuntimeException, match="sink.key: id is null in a row: leave such rows out"):
+        newest(batch, pipeline(f"[sink]\n{UPSERT}").sink).select("sequence").collect()
 
 
-def test_a_table_of_the_catalogue_takes_appends_and_upserts(delta_etl, delta_spark: SparkSession) -> None:
-    for mode, name in (("append", "etl_appended"), ("upsert", "etl_upserted")):
-        more = 'mode = "upsert"\nkey = "id"\norder_by = "sequence"\n' if mode == "upsert" else ""
-        delta_etl.define(f'kind = "delta"\ntable = "{name}"\npartition_by = "id"\n{more}', letters=mode == "append")
-        text = delta_etl.file.read_text().replace('checkpoint = "checkpoint"', f'checkpoint = "check-{mode}"')
-        delta_etl.file.write_text(text)
-        delta_etl.publish(1, 1)
-        delta_etl.run()
-    appended, upserted = delta_spark.table("etl_appended"), delta_spark.table("etl_upserted")
-    assert (appended.count(), upserted.count()) == (2, 1)  # the upsert has read four
+def test_a_table_of_the_catalogue_takes_appends_and_upserts(
+    delta_etl, delta_spark: SparkSession, pipeline: Any
+) -> None:
+    etl = delta_etl
+    etl.define('kind = "delta"\ntable = "etl_appended"\npartition_by = "id"\n')
+    etl.publish(1, 1)
+    etl.run()  # by Delta's own sink
+    batch = delta_spark.createDataFrame([(3, "o1", 7), (4, "o2", 8)], "sequence BIGINT, id STRING, amount INT")
+    append_to_delta(batch, pipeline('[sink]\nkind = "delta"\ntable = "etl_appended"').sink, Identity("test", 1))
+    assert sorted(row["amount"] for row in delta_spark.table("etl_appended").collect()) == [1, 1, 7, 8]
+    upserts = UPSERT.replace("path =", "table =").replace('"table"', '"etl_upserted"')
+    sink = pipeline(f"[sink]\n{upserts}partition_by = 'id'\n").sink
+    for number, amount in ((1, 8), (2, 9)):
+        upsert(batch.withColumn("amount", F.lit(amount)), sink, Identity("test", number))
+    assert [row["amount"] for row in delta_spark.table("etl_upserted").collect()] == [9, 9]
     assert delta_spark.sql("DESCRIBE DETAIL etl_upserted").first()["partitionColumns"] == ["id"]
 
 
@@ -215,15 +224,16 @@ def test_columns_that_do_not_fit_the_table_are_told_before_anything_is_read(
 
 
 def test_rows_of_one_order_are_told_apart_by_their_sequence_here_and_in_the_table(
-    delta_etl, delta_spark: SparkSession
+    pipeline: Any, delta_spark: SparkSession
 ) -> None:
-    etl = delta_etl
-    etl.define(APPEND + 'mode = "upsert"\nkey = "id"\norder_by = "rank"\n', "max_messages = 4")
-    text = etl.file.read_text().replace(
-        "id, amount FROM", "id, amount, IF(amount < 9, 0, 1) AS rank, map(id, 1) AS m FROM"
-    )
-    etl.file.write_text(text)
-    etl.publish(10, 5, 0, 5, 6, 11)  # o0 is ranked by the first, then comes another; o1 is the other way round
-    etl.run()
-    etl.run("--from", 3, "--to", 5, verb="backfill")
-    assert rows(delta_spark, etl) == [(1, "o0", 10), (6, "o1", 11)]
+    sink = pipeline('[sink]\nkind = "delta"\npath = "table"\nmode = "upsert"\nkey = "id"\norder_by = "rank"\n').sink
+    columns = "sequence BIGINT, id STRING, rank INT, m MAP<STRING, INT>"
+    for number, batch in enumerate(
+        [
+            [(1, "a", 1, {}), (2, "b", 0, {}), (3, "a", 0, {}), (4, "b", 0, {}), (5, "c", None, {})],
+            [(2, "b", 0, {}), (6, "c", None, {}), (7, "d", None, {})],  # an older row of the same order, and none
+        ]
+    ):
+        upsert(delta_spark.createDataFrame(batch, columns), sink, Identity("test", number))
+    found = delta_spark.read.format("delta").load(sink.path).collect()
+    assert sorted((row["id"], row["sequence"]) for row in found) == [("a", 1), ("b", 4), ("c", 6), ("d", 7)]

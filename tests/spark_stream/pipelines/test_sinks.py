@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_stream.pipelines.session import check_catalogue
+from spark_stream.pipelines.toml import DefinitionError
+
 pytestmark = pytest.mark.spark
 
 CONSOLE = 'kind = "console"\n'
@@ -107,6 +110,12 @@ def test_check_tells_what_would_not_run(active, before: str, after: str, told: s
     active.file.write_text(text.replace(before, after))
     err = active.fail(verb="check", code=1 if "no stream" in told else 2)
     assert f"{active.file}: " in err and told in err
+
+
+def test_a_table_of_a_catalogue_that_ends_with_the_run_is_refused(spark: SparkSession, pipeline: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"sink\.table: 'orders' would be forgotten when this run ends"):
+        check_catalogue(spark, pipeline('[sink]\nkind = "delta"\ntable = "orders"'))
+    check_catalogue(spark, pipeline('[sink]\nkind = "delta"\ntable = "unity.shop.orders"'))
 
 
 def test_a_second_run_says_who_holds_the_checkpoint(active) -> None:
