@@ -61,7 +61,8 @@ def run(source: Path, output: Path) -> bool:
     report.made = made_with(time.monotonic() - began)
     (output / "report.html").write_text(page(report, TITLE))
     report.summary()
-    report.console.print(f"The report as a page: {output / 'report.html'}", markup=False)
+    (output / "report.txt").write_text(report.console.export_text().lstrip())
+    report.console.print(f"The same as a page: {output / 'report.html'}", markup=False)
     return report.ok
 
 

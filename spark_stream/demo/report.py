@@ -54,7 +54,7 @@ class Step:
 class Report:
     """Prints as it goes; `ok` turns false with the first fact that does not hold."""
 
-    console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False))
+    console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False, record=True))
     ok: bool = True
     made: str = ""  # with what, when, in which time
     steps: list[Step] = field(default_factory=list)

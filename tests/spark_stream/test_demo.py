@@ -46,6 +46,7 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
         "the amounts are those of what the client got",
     ):
         assert fact in done.stdout, fact
+    assert (output / "report.txt").read_text().strip() in done.stdout
     written = (output / "report.html").read_text()
     assert written.count("<svg") == 4  # the nodes, and the volumes after the import, in between and at the end
     assert written.count("<img") == 1  # throughput and lag
