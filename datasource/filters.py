@@ -231,3 +231,11 @@ def common_filters(one: str | None, others: tuple[str, ...]) -> tuple[str, ...] 
         return others if one is None else (one,)
     both = [intersection(one, other) for other in others]
     return tuple(dict.fromkeys(kept for kept in both if kept is not None)) or None
+
+
+def filters_of_both(ones: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return subject filters that take what any of `ones` and any of `others` take, as `common_filters` does."""
+    if not ones:
+        return others
+    both = [kept for one in ones for kept in common_filters(one, others) or ()]
+    return tuple(dict.fromkeys(both)) or None

@@ -102,7 +102,7 @@ OPTIONS = (
         "",
         "Durable consumer: where to start if no other option says so. Made by first use, at the first message or where "
         "the starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
-        "it runs; a batch read never moves it.",
+        "it runs; a batch read never moves it. Its `filter_subjects` count besides the option `subject`.",
     ),
     Option(
         "consumerTakeover",

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from datasource import places
-from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, push
+from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, filters_of_both, push
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
@@ -49,9 +49,14 @@ class MessageReader(DataSourceReader):
         if self.constraints.impossible:
             return [SlicePartition(())]
         with open_store(self.settings) as store:
-            plan = store.plan(self._request(store))
-        packed = pack_blocks(plan.slices, self.settings.min_partitions, self.settings.partition_rows_max)
-        return [SlicePartition(slices) for slices in packed]
+            request = self._request(store)
+            own = self._filters_of_consumer(store, request.streams)
+            planned = [store.plan(one).slices for one in _apart(request, own)]
+        packed = pack_blocks(
+            BlockSlices.concatenate(planned), self.settings.min_partitions, self.settings.partition_rows_max
+        )
+        subjects = {name: found for name, found in own.items() if found is not None}
+        return [SlicePartition(slices, subjects) for slices in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; called on an executor, once for each attempt of its task."""
@@ -81,6 +86,22 @@ class MessageReader(DataSourceReader):
 
     def _takes(self, stream: str) -> bool:
         return self.constraints.takes_stream(stream)
+
+    def _filters_of_consumer(self, store: Store, names: Iterable[str]) -> dict[str, tuple[str, ...] | None]:
+        """Return the subject filters of streams whose consumer has some, met besides the read's; None: take nothing."""
+        if self.settings.consumer is None:
+            return {}
+        reader, asked = QueryReader(store, self.settings.consumer, own=False), self.constraints.subjects or ()
+        return {name: filters_of_both(asked, found) for name in names if (found := reader.filters(name))}
+
+
+def _apart(request: ReadRequest, own: Mapping[str, tuple[str, ...] | None]) -> Iterator[ReadRequest]:
+    """Yield the request for the streams without subject filters of their own, and one for each other stream."""
+    alike = [name for name in request.streams if name not in own]
+    yield replace(request, streams=tuple(alike), ranges={name: request.ranges[name] for name in alike})
+    for name, found in own.items():
+        if found is not None:
+            yield replace(request, streams=(name,), ranges={name: request.ranges[name]}, subject_filters=found)
 
 
 def rows_of(

@@ -322,6 +322,20 @@ def test_first_batch_read_as_a_consumer_makes_it_where_the_starting_options_say(
     assert store.stream("ORDERS").consumer("new").info()["ack_floor"]["stream_seq"] == first - 1
 
 
+def test_batch_read_as_a_consumer_with_filters_reads_what_they_take(store: Store, driver: Any, orders: Make) -> None:
+    orders_stream, logs = store.stream("ORDERS"), store.add_stream({"name": "NOTES", "subjects": ["orders.>"]})
+    subjects = [f"orders.{number % 3}" for number in range(1, 10)]
+    for stream in (orders_stream, logs):
+        stream.append(pa.table({"subject": subjects, "data": subjects}))
+    orders_stream.add_consumer({"name": "etl", "filter_subjects": ["orders.1", "orders.2"]})
+    assert driver.sequences(stream="ORDERS", consumer="etl") == [1, 2, 4, 5, 7, 8]
+    assert driver.sequences(stream="ORDERS", consumer="etl", subject="orders.1") == [1, 4, 7]
+    assert driver.sequences(stream="ORDERS", consumer="etl", subject="orders.0") == []
+    assert driver.sequences(stream="ORDERS", consumer="etl", startingOffsets='{"ORDERS": 5}') == [5, 7, 8]
+    both = driver.sequences(stream="ORDERS,NOTES", consumer="etl")
+    assert sorted(both) == sorted([*range(1, 10), 1, 2, 4, 5, 7, 8])
+
+
 def test_batch_read_as_a_consumer_tells_what_it_has_lost(store: Store, driver: Any, orders: Make) -> None:
     store.stream("ORDERS").append(orders(10))
     store.stream("ORDERS").add_consumer({"name": "etl"})
