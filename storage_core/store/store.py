@@ -173,7 +173,7 @@ class Store:
         return found
 
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
-        """Make a stream, on every volume unless num_replicas says less.
+        """Make a stream, on every volume unless num_replicas says less; a StreamConfig always says, 1 by default.
 
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
