@@ -13,10 +13,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO_TIME = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}(?::?\d{2})?)?)?", re.ASCII
 )
-_DURATION = re.compile(r"([0-9]{1,30})\s*(ms|s|m|min|h)?")
+_DURATION = re.compile(r"(?:[0-9]{1,30}\s*(?:ms|s|min|m|h|d)\s*){1,6}|[0-9]{1,30}")
+_DURATION_PART = re.compile(r"([0-9]+)\s*(ms|s|min|m|h|d)?")
 _SIZE = re.compile(r"([0-9]{1,19})\s*(b|k|kb|m|mb|g|gb)?")
 _SIZE_UNITS = {None: 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 COUNT_MAX = 2**63 - 1
 DURATION_MAX_S = 1_000_000 * 3_600  # a century; the clocks of the operating system end soon after
 
@@ -61,11 +62,11 @@ def parse_size(option: str, text: str) -> int:
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """Return seconds for `60`, `60s`, `500 ms`, `2m`, `1h`."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    if not found:
+    """Return seconds for `60`, `60s`, `500 ms`, `2m`, `1h30m`, `1d`."""
+    folded = text.strip().lower()
+    if not _DURATION.fullmatch(folded):
         raise ValueError(f"option {option!r}: {text!r} is not a duration such as 60s, 500ms or 2m")
-    duration_ms = int(found[1]) * _DURATION_MS[found[2]]
+    duration_ms = sum(int(count) * _DURATION_MS[unit or None] for count, unit in _DURATION_PART.findall(folded))
     if duration_ms > DURATION_MAX_S * 1_000:
         raise ValueError(f"option {option!r}: {text!r} is too long, the most is {DURATION_MAX_S // 3_600}h")
     return duration_ms / 1_000

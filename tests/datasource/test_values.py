@@ -49,13 +49,24 @@ def test_what_is_no_time_is_refused_by_option_and_value(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("60", 60), ("60s", 60), ("500 ms", 0.5), ("2m", 120), ("1H", 3600), ("0", 0)]
+    ("text", "seconds"),
+    [
+        ("60", 60),
+        ("60s", 60),
+        ("500 ms", 0.5),
+        ("2m", 120),
+        ("1H", 3600),
+        ("0", 0),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("1d", 86_400),
+    ],
 )
 def test_duration_takes_a_unit(text: str, seconds: float) -> None:
     assert parse_duration_s("lockTimeout", text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1s", "1 day", "1.5s"])
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "1 day", "1.5s", "1h30", "30m1", "m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="option 'lockTimeout'"):
         parse_duration_s("lockTimeout", text)
