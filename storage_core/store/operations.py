@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # hears how many are done, and how many there are
+INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nobody's answer waits longer for that
 
 
 def look_at_open(store: "Store", state: StoreState) -> None:
@@ -56,7 +57,7 @@ def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | N
 def _save_indexes(store: "Store", indexes: Mapping[bytes, VolumeIndex]) -> None:
     """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
     try:
-        with store.metadata.turn(store.lock_timeout_s) as turn:
+        with store.metadata.turn(min(store.lock_timeout_s, INDEX_WAIT_S)) as turn:
             verification.save_indexes(turn, indexes)
     except StorageError as error:
         logger.info("%s: index.db was not written: %s", store.label, error)

@@ -149,7 +149,7 @@ def _acquire(
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             where, note = busy[0]
-            raise StoreBusyError(f"{where}: {described(note)} has held the store for longer than {timeout_s:g} s")
+            raise StoreBusyError(f"{where}: {described(note)} has held the store for longer than {timeout_s:.3g} s")
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
         pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
