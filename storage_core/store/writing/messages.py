@@ -16,10 +16,11 @@ from storage_core.block.hashing import msg_id_hashes
 from storage_core.block.sizing import message_sizes
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
-from storage_core.subjects import first_invalid, match_mask
+from storage_core.subjects import SUBJECT_SIZE_MAX, first_invalid, match_mask
 
 WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
 MSG_ID_SIZE_MAX = 4096  # bytes
+SUBJECT_SHOWN_MAX = 200  # of a subject that is refused, in the message that says so
 REMEMBERED_SUBJECTS_MAX = 256  # distinct ones of a batch
 
 
@@ -196,7 +197,12 @@ def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
     bad = first_invalid(distinct)
     if bad is not None:
         row = pc.index(subjects, bad).as_py()
-        raise _invalid(acceptance, row, f"subject {bad!r} is not one that a message can carry")
+        size = len(bad.encode())
+        shown = repr(bad) if size <= SUBJECT_SHOWN_MAX else f"{bad[:SUBJECT_SHOWN_MAX]!r}... of {size} bytes"
+        raise _invalid(
+            acceptance, row, f"subject {shown} is not one that a message can carry: tokens joined by dots, without "
+            f"blanks, control characters and wildcards, {SUBJECT_SIZE_MAX} bytes at most",
+        )  # fmt: skip
     other = distinct.filter(pc.invert(match_mask(acceptance.subjects, distinct)))
     if len(other):
         row = pc.index(subjects, other[0]).as_py()

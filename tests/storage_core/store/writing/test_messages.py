@@ -59,6 +59,7 @@ def test_text_of_any_alphabet_is_taken(tmp_path: Path) -> None:
         ("t.1", "subject 't.1' is not taken; the stream takes s.>"),
         ("s.*", "subject 's.*' is not one that a message can carry"),
         ("s..1", "subject 's..1' is not one that a message can carry"),
+        ("s." + "x" * 5000, f"subject 's.{'x' * 198}'... of 5002 bytes is not one that a message can carry"),
     ],
 )
 def test_a_subject_is_refused_whatever_was_taken_and_refused_before(
@@ -72,6 +73,6 @@ def test_a_subject_is_refused_whatever_was_taken_and_refused_before(
             stream.append(pa.table({"subject": good, "data": good}))
             with pytest.raises(InvalidMessageError, match=f"'S', row {others} of the batch: ") as caught:
                 stream.append(pa.table({"subject": [*good, bad], "data": ["x"] * (others + 1)}))
-            assert str(caught.value).endswith(reason)
+            assert reason in str(caught.value)
             wider.append(pa.table({"subject": ["t.1", "s.1"], "data": ["x", "y"]}))
         assert (stream.info()["state"]["messages"], wider.info()["state"]["messages"]) == (2 * others, 4)
