@@ -153,9 +153,10 @@ def _import(
         except DataLossError as error:
             for line in str(error).splitlines():
                 say(line)
+            above = "the options above read past it, and " if "(--" in str(error) else ""
             raise CommandFailed(
-                "stopped at the first bad record: nothing of that stream was imported; the options above read past "
-                "it, and --skip-damage past everything that cannot be read"
+                "stopped at the first bad record: nothing of that stream was imported; "
+                f"{above}--skip-damage reads past everything that cannot be read"
             ) from error
         except UnsupportedVersionError as error:
             raise CommandFailed(_in_our_words(str(error))) from error

@@ -71,9 +71,10 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
             raise NotAStoreError(
                 f"{directory} holds a restore that was not finished: restore onto the same volumes again"
             ) from None
-        raise NotAStoreError(
-            f"{directory} holds no jstream store: there is no {FILE_NAME} in it (jstream store create PATH makes one)"
-        ) from None
+        remedy = "jstream store create PATH makes one"
+        if files.is_directory(directory / STREAMS):
+            remedy = f"but {STREAMS}/ of one: name another volume; with none left, `jstream repair --adopt` rebuilds it"
+        raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it ({remedy})") from None
     except PermissionError as error:
         raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error
     except OSError as error:

@@ -15,6 +15,7 @@ from storage_core.metadata.commands import Voter
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
+_ONE_IS_A_COPY = "; one is a copy: take it away, or name only the other"
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
 
 
@@ -82,7 +83,9 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
                     f"{other.identity.store_id.hex()}: they are volumes of two stores"
                 )
             if other.volume_id == identity.volume_id:
-                raise ValueError(f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}")
+                raise ValueError(
+                    f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}{_ONE_IS_A_COPY}"
+                )
         found.append(Volume(identity.volume_id, path, identity))
     if not found:
         assert first_error is not None
@@ -113,7 +116,7 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
                 at[volume_id] = there
                 search.append(there)
             elif not _same_place(before.path, path):
-                raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}")
+                raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}{_ONE_IS_A_COPY}")
     expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
     lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
     spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]

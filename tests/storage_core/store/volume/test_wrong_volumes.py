@@ -158,7 +158,7 @@ def test_one_volume_at_two_paths_is_refused_naming_both(store: Store, paths: lis
     shutil.copytree(paths[0], copy)
     before = listing(*paths, copy)
     for given in ([paths[0], copy], [copy, paths[1]], [copy]):
-        with pytest.raises(ValueError, match=r"at two paths: (.*/a and .*/copy|.*/copy and .*/a)$"):
+        with pytest.raises(ValueError, match=r"at two paths: (.*/a and .*/copy|.*/copy and .*/a); one is a copy"):
             Store.open(given)
     assert listing(*paths, copy) == before
 
@@ -336,3 +336,13 @@ def test_a_store_that_another_host_writes_is_read_and_written_only_after_a_take_
     with pytest.raises(StoreBusyError, match="--take-over"):
         store.stream("S").publish("S", b"third")
     assert messages(store) == [b"first", b"second"]
+
+
+def test_a_volume_without_its_identity_is_not_taken_for_a_place_of_a_new_store(tmp_path: Path) -> None:
+    path = tmp_path / "volume"
+    Store.create(path).close()
+    (path / "jstream.volume").unlink()
+    with pytest.raises(NotAStoreError, match=r"no jstream\.volume in it \(but streams/ of one: .*repair --adopt"):
+        Store.open(path)
+    with pytest.raises(NotAStoreError, match="jstream store create PATH makes one"):
+        Store.open(tmp_path)
