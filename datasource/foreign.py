@@ -16,6 +16,7 @@ from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import conform, seen_from_here, select_streams
 from datasource.settings import ReadSettings
+from datasource.workers import settle
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
 from storage_core.foreign.union import UnionSlice, clip
@@ -74,6 +75,7 @@ class ForeignReader(DataSourceReader):
         store = plan_store(self.settings)
         parts = [ForeignPart(part) for part in self._plan(store)]
         packed = pack(parts, self.settings.min_partitions, self.settings.partition_rows_max)
+        settle()
         return [SlicePartition(tuple(one.part for one in parts)) for parts in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -86,6 +88,7 @@ class ForeignReader(DataSourceReader):
                 listener = self._on_damage if hears or isinstance(part, UnionSlice) else None
                 for batch in read_foreign_slice(part, self.schema.names, listener):
                     yield conform(batch, self.schema)
+            settle()
         except DataLossError:
             self._check_seen()
             raise
