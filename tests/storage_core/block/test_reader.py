@@ -25,7 +25,7 @@ bound = st.none() | st.integers(-5, 60)
 time_bound = st.none() | st.integers(-3_500, 3_500)
 requests = st.fixed_dictionaries(
     {
-        "columns": st.lists(st.sampled_from(list(READ_FIELDS)), min_size=1, max_size=5).map(tuple),
+        "columns": st.lists(st.sampled_from(list(READ_FIELDS)), min_size=1, max_size=5, unique=True).map(tuple),
         "first_sequence": st.sampled_from([1, 7]),
         "first": bound,
         "end": bound,
