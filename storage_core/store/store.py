@@ -228,7 +228,7 @@ class Store:
         if self.read_only:
             raise ReadOnlyError(f"{self.label} was opened for reading only")
         state = self.state()
-        names = [one.name for one in state.streams.values()] if streams is None else list(streams)
+        names = [one.name for one in state.streams.values()] if streams is None else _names(streams) or []
         for name in names:
             self.stream_state(name, state)
         return appends.begin(state, self.volumes(), names, self._env)
@@ -290,7 +290,7 @@ class Store:
         Without `exact_times` no message is read: the bounds of the first and last block stand for the times of the
         first and last message.
         """
-        return describe.stream_report(self, streams, exact_times)
+        return describe.stream_report(self, _names(streams), exact_times)
 
     def events(
         self, limit: int | None = None, stream: str | None = None, kind: str | None = None
@@ -314,7 +314,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.verify(self, progress, streams)
+        return operations.verify(self, progress, _names(streams))
 
     def repair(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
@@ -328,7 +328,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.repair(self, progress, streams)
+        return operations.repair(self, progress, _names(streams))
 
     def scrub(
         self,
@@ -344,7 +344,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, streams)
+        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, _names(streams))
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -357,7 +357,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.compact(self, streams, progress)
+        return operations.compact(self, _names(streams), progress)
 
     def compaction(self, policy: "MergePolicy") -> "Compaction":
         """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
@@ -428,7 +428,7 @@ class Store:
         """
         from storage_core.store.backups import backup
 
-        return backup.backup(self, directory, streams, progress)
+        return backup.backup(self, directory, _names(streams), progress)
 
     @classmethod
     def restore(
@@ -459,7 +459,7 @@ class Store:
         """
         from storage_core.store.backups.restored_streams import restore_streams  # which works on stores
 
-        return restore_streams(self, directory, streams, as_names, progress)
+        return restore_streams(self, directory, _names(streams), as_names, progress)
 
     # --- turns
 
@@ -514,6 +514,17 @@ def _listed(paths: object) -> list[str]:
         if not isinstance(one, str):
             raise ValueError(f"path: {paths!r} is neither a path nor a list of paths")
     return [one for one in texts if isinstance(one, str)]
+
+
+def _names(streams: object) -> list[str] | None:
+    """Return names of streams as a list, None for all; text is one name. Raises ValueError for what are no names."""
+    if streams is None:
+        return None
+    listed: list[Any] = [streams] if isinstance(streams, str) or not isinstance(streams, Iterable) else list(streams)
+    for one in listed:
+        if not isinstance(one, str):
+            raise ValueError(f"streams: {streams!r} is neither the name of a stream nor a list of names")
+    return listed
 
 
 def _apart(paths: Sequence[Path]) -> Sequence[Path]:

@@ -62,3 +62,26 @@ def test_what_is_no_configuration_is_named(tmp_path: Path, config: Any) -> None:
     for call in (store.add_stream, store.edit_stream):
         with pytest.raises(ValueError, match="a stream's configuration is a dict or StreamConfig, not "):
             call(config)
+
+
+@pytest.mark.parametrize("streams", ["ORDERS", ["ORDERS"], ("ORDERS",), {"ORDERS": 1}.keys()], ids=repr)
+def test_one_stream_is_a_name_or_a_list_of_one(tmp_path: Path, streams: Any) -> None:
+    store = Store.create(tmp_path / "shop")
+    for name in ("ORDERS", "O"):
+        store.add_stream({"name": name}).publish(name, b"a bell")
+    assert store.verify(streams=streams)["checked_blocks"] == 1
+    assert store.repair(streams=streams)["checked_blocks"] == 1
+    assert store.scrub(streams=streams)["checked_blocks"] == 1
+    assert [one["config"]["name"] for one in store.report(streams)] == ["ORDERS"]
+    assert list(store.begin(streams).targets) == ["ORDERS"]
+    assert [one["name"] for one in store.backup(tmp_path / "saved", streams)["streams"]] == ["ORDERS"]
+    restored = store.restore_streams(tmp_path / "saved", streams, {"ORDERS": "BEFORE"})
+    assert [one["name"] for one in restored["streams"]] == ["BEFORE"]
+
+
+@pytest.mark.parametrize("streams", [5, [None], [["ORDERS"]]])
+def test_what_is_no_name_of_a_stream_is_named(tmp_path: Path, streams: Any) -> None:
+    store = Store.create(tmp_path / "shop")
+    for call in (store.verify, store.repair, store.scrub, store.report, store.compact):
+        with pytest.raises(ValueError, match="streams: .* is neither the name of a stream nor a list of names"):
+            call(streams=streams)
