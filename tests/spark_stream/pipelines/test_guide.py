@@ -77,7 +77,7 @@ def test_the_guide_does_what_it_says_down_to_the_change_feed(
 
 
 def publish_changes(place: Path, spark: SparkSession) -> None:
-    """Change a real table twice, publish its changes after each, and the second ones again, as after a kill."""
+    """Change a real table twice, publish its changes after each, and the first ones again, as after a kill."""
     spec = importlib.util.spec_from_file_location("change_feed", place / "change_feed.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -91,10 +91,9 @@ def publish_changes(place: Path, spark: SparkSession) -> None:
         arguments = (spark, table, str(place / "shop"), "CHANGES", str(place / "feed-state"))
         spark.sql(f"INSERT INTO delta.`{table}` VALUES (1, 10)")
         module.publish_changes(*arguments).awaitTermination()
-        spark.sql(f"UPDATE delta.`{table}` SET n = 11")
-        module.publish_changes(*arguments).awaitTermination()
-        for file in ("1", ".1.crc"):
+        for file in ("0", ".0.crc"):
             (place / "feed-state" / "commits" / file).unlink()
+        spark.sql(f"UPDATE delta.`{table}` SET n = 11")
         module.publish_changes(*arguments).awaitTermination()
         found = stream.read(columns=["subject", "data"]).read_all().to_pylist()
     assert [(one["subject"], json.loads(one["data"])) for one in found] == [
