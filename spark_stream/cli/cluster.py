@@ -154,7 +154,9 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
     for volume in info["volumes"]:
         if volume["reason"]:
             say(f"{volume['name']} is {volume['state']}: {volume['reason']}")
-    if any(volume["reason"] for volume in info["volumes"]):
+    if info["leader"] is None:
+        say("nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone")
+    elif any(volume["reason"] for volume in info["volumes"]):
         say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
 
 

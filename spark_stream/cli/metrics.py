@@ -33,6 +33,8 @@ def metrics(
     if textfile is not None:
         if textfile.exists() and not textfile.is_file():
             raise CommandFailed(f"--textfile {textfile} is no regular file, and stays; without it, they go to stdout")
+        if not textfile.absolute().parent.is_dir():
+            raise CommandFailed(f"--textfile {textfile}: {textfile.absolute().parent} is no directory")
         write_textfile(collectors, textfile)
     elif port is None:
         write(exposition(collectors))

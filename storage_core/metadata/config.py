@@ -39,6 +39,13 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "block_max_age": (0,),
     "archive_command": ("",),
     "storage": ("file",),
+    # What a server writes into every configuration it shows, whatever was asked for.
+    "allow_direct": (False, True),  # how messages may be asked for: here everybody reads the blocks
+    "mirror_direct": (False,),
+    "consumer_limits": ({},),
+    "allow_atomic": (False,),
+    "allow_msg_counter": (False,),
+    "allow_msg_schedules": (False,),
 }
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes")
 _FLAGS = ("deny_delete", "deny_purge", "sealed")

@@ -107,6 +107,7 @@ def test_without_a_majority_reading_goes_on_with_one_warning_and_writing_says_wh
     assert len(outcome.err.splitlines()) == 1
     assert outcome.err.startswith("warning: ")
     assert info_of(trio)["leader"] is None
+    assert trio("cluster", "info").err.endswith("`jstream repair --adopt` says what the others can do alone\n")
     outcome = trio("pub", "orders.new", "x")
     assert outcome.code == 1
     assert str(volumes[1]) in outcome.err

@@ -51,3 +51,9 @@ def test_store_that_is_not_there_is_an_error(jstream: Any, tmp_path: Path) -> No
     outcome = jstream("metrics", "--store", tmp_path / "nothing", with_store=False)
     assert outcome.code == 1
     assert str(tmp_path / "nothing") in outcome.err
+
+
+def test_a_textfile_in_no_directory_is_named(jstream, orders, tmp_path) -> None:
+    outcome = jstream("metrics", "--textfile", tmp_path / "nowhere" / "x.prom")
+    assert outcome.code == 1
+    assert outcome.err == f"error: --textfile {tmp_path}/nowhere/x.prom: {tmp_path}/nowhere is no directory\n"

@@ -1,6 +1,7 @@
 """`jstream stream add|edit|ls|info|find|rm`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +197,19 @@ def test_flags_of_nats_that_ask_nothing_are_taken(jstream, orders) -> None:
     jstream.done("consumer", "pause", "SCRIPTED", "c", "1h", "--force")
     jstream.done("consumer", "resume", "SCRIPTED", "c", "--force")
     assert orders.stream("SCRIPTED").config.description == "by a script"
+
+
+def test_what_a_server_shows_of_a_stream_is_taken_as_its_configuration(jstream, store, tmp_path: Path) -> None:
+    told = {
+        **{"name": "OTHER", "subjects": ["n.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1},
+        **{"max_bytes": -1, "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old"},
+        **{"storage": "file", "num_replicas": 1, "duplicate_window": 120000000000, "compression": "none"},
+        **{"allow_direct": True, "mirror_direct": False, "sealed": False, "deny_delete": True, "deny_purge": False},
+        **{"allow_rollup_hdrs": False, "consumer_limits": {}, "allow_msg_ttl": False},
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"config": told, "state": {}}))
+    made = json.loads(jstream.done("stream", "add", "MINE", "--config", path, "--json"))["config"]
+    assert (made["name"], made["subjects"], made["deny_delete"]) == ("MINE", ["n.>"], True)
+    path.write_text(json.dumps({**told, "consumer_limits": {"max_ack_pending": 5}}))
+    assert "consumer_limits" in jstream("stream", "add", "OTHER", "--config", path).err

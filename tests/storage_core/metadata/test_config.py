@@ -102,6 +102,8 @@ def test_what_is_refused(key: str, value: Any, said: str) -> None:
         ("allow_msg_ttl", False, True),
         ("block_max_age", 0, 1),
         ("archive_command", "", "gzip"),
+        ("mirror_direct", False, True),
+        ("allow_msg_schedules", False, True),
     ],
 )
 def test_keys_that_do_nothing_yet_are_refused_by_name_unless_they_change_nothing(
