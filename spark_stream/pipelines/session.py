@@ -6,6 +6,7 @@ still be set.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -117,7 +118,7 @@ def local_settings(pipeline: Pipeline) -> dict[str, str]:
     jars = delta_jars()
     if jars and pipeline.sink.kind == DELTA:
         settings |= {"spark.jars": ",".join(map(str, jars)), **_DELTA}
-    present = spark_defaults()
+    present = names_in_defaults()
     if "spark.driver.host" not in present and "SPARK_LOCAL_IP" not in os.environ:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -126,12 +127,11 @@ def local_settings(pipeline: Pipeline) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in present} | pipeline.spark
 
 
-def spark_defaults() -> dict[str, str]:
-    """Return the settings in spark-defaults.conf of SPARK_CONF_DIR; {} if there is none."""
+def names_in_defaults() -> set[str]:
+    """Return which settings spark-defaults.conf of SPARK_CONF_DIR has; empty if there is none."""
     folder = os.environ.get(CONF_DIR_VARIABLE)
     path = Path(folder) / "spark-defaults.conf" if folder else None
     if path is None or not path.is_file():
-        return {}
+        return set()
     lines = (line.strip() for line in path.read_text().splitlines())
-    pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line and not line.startswith("#"))
-    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}

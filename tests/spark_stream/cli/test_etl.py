@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cli import etl
+from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.run import Progress
+from spark_stream.pipelines.session import local_settings, names_in_defaults
+from spark_stream.pipelines.summary import Summary
 from storage_core import Store
 
 ROOT = Path(etl.__file__).resolve().parents[2]
@@ -151,3 +154,23 @@ def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file
     told = "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
     assert done.returncode == 1 and done.stderr.endswith(f"error: {told}\n")
     assert json.loads(done.stdout)["error"] == told
+
+
+def test_a_second_interrupt_is_told_as_what_stopped_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), etl._telling(Summary("orders", "available-now"), None):
+        raise KeyboardInterrupt
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["ok"], summary["stopped"], summary["error"]) == (False, "SIGINT", None)
+
+
+def test_what_spark_defaults_say_is_not_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orders: Store, volume: Path, file: Path
+) -> None:
+    text = "# a comment\nspark.master local[1]\nspark.ui.enabled=true\nspark.driver.extraJavaOptions: -Da=b\n"
+    (tmp_path / "spark-defaults.conf").write_text(text)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    file.write_text(f'{FILE}[spark]\n"spark.ui.enabled" = false\n')
+    assert names_in_defaults() == {"spark.master", "spark.ui.enabled", "spark.driver.extraJavaOptions"}
+    settings = local_settings(load_pipeline(file, str(volume)))
+    assert "spark.master" not in settings and settings["spark.ui.enabled"] == "false"
