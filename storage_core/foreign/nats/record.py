@@ -47,7 +47,7 @@ HASH_SIZE = 8
 HASHED_HEAD_SIZE = 16  # bytes: number and time
 HEADERS_BEGIN, HEADERS_END = b"NATS/1.0", b"\r\n\r\n"
 GUESS_STEP = 256 << 10  # bytes that are looked at together for the starts of records: a fraction of a cache
-VERIFY_SIZE = 4 << 20  # bytes of records that are copied together for hashing
+VERIFY_SIZE = 16 << 20  # bytes of records that are hashed together, and copied for it where they have headers
 HEAD = np.dtype([("size", "<u4"), ("number", "<u8"), ("time", "<i8"), ("subject_size", "<u2")])
 _SIZE = Struct("<I")
 assert HEAD.itemsize == HEAD_SIZE
