@@ -28,6 +28,7 @@ from storage_core.foreign.tree import (
     directories,
 )
 
+SERVER_DIRECTORY, STREAMS_DIRECTORY = "jetstream", "streams"
 MESSAGES_DIRECTORY, PURGED_DIRECTORY = "msgs", "__new_msgs__"
 _RAFT_DIRECTORY = "_js_"  # Raft logs are stores too, but of no messages
 
@@ -83,14 +84,26 @@ def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool
 
 
 def _stream_paths(root: Path, files: Files, depth_max: int, count_max: int) -> Iterator[Path]:
-    """Yield the directories of streams, down to `depth_max`; raises NotAStoreError after `count_max` directories."""
+    """Yield the directories of streams, down to `depth_max`, and what lies where a server has them and is none.
+
+    Raises NotAStoreError after `count_max` directories.
+    """
 
     def is_above_streams(place: Path, names: list[str]) -> bool:
         return not _is_stream(place, names, files)
 
     for place, names in directories(root, files, is_above_streams, _is_never_searched, depth_max, count_max):
-        if _is_stream(place, names, files):
+        if _is_stream(place, names, files) or _is_among_streams(place):
             yield place
+        elif _is_among_streams(place / "one"):
+            others = (place / name for name in names if not _is_never_searched(name))
+            yield from (one for one in others if not files.is_directory(one))
+
+
+def _is_among_streams(place: Path) -> bool:
+    """Return whether it lies where a server has its streams, and nothing else: jetstream/ACCOUNT/streams/STREAM."""
+    above = place.parent
+    return above.name == STREAMS_DIRECTORY and above.parent.parent.name == SERVER_DIRECTORY
 
 
 def _is_never_searched(name: str) -> bool:
@@ -107,7 +120,9 @@ def _is_stream(place: Path, names: list[str], files: Files) -> bool:
 
 
 def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirectory:
-    account = place.parent.parent.name if place.parent.name == "streams" else ""
+    account = place.parent.parent.name if place.parent.name == STREAMS_DIRECTORY else ""
+    if not files.is_directory(place):
+        return StreamDirectory(str(place), account, place.name, problem=CorruptionError(f"{place} is no directory"))
     key = None if encryption_key is None else ServerKey(encryption_key, account or DEFAULT_ACCOUNT)
     names: list[str] = []
     try:

@@ -4,13 +4,14 @@ import gzip
 import hashlib
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_core.errors import DataLossError
+from storage_core.errors import CorruptionError, DataLossError
 from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
 from storage_core.schema import READ_SCHEMA, read_schema
 
@@ -215,3 +216,26 @@ def test_the_demo_store_reads_as_a_client_got_it(read_only_files: Any) -> None:
         }
         for row in rows
     ] == expected
+
+
+@pytest.mark.parametrize("kind", ["file", "link to itself", "empty directory"])
+def test_what_lies_among_the_streams_and_is_none_is_a_stream_that_cannot_be_read(
+    case: Callable[[str], Any], tmp_path: Path, kind: str
+) -> None:
+    shutil.copytree(case("consumers").store, tmp_path / "store")
+    (top,) = (tmp_path / "store").rglob("streams")
+    lost = top / "LOST"
+    if kind == "file":
+        lost.write_bytes(b"?")
+    elif kind == "empty directory":
+        lost.mkdir()
+    else:
+        lost.symlink_to("LOST")
+    (top / ".GONE").mkdir()  # what a deletion leaves
+    store = open_foreign(tmp_path / "store")
+    assert store.streams() == ["CONS", "LOST"]
+    with pytest.raises(CorruptionError, match=r"streams/LOST (is no directory|has no directory msgs)"):
+        store.plan("LOST")
+    (told,) = store.copies("LOST")
+    assert told.problem and told.messages is None
+    assert len(read(store, "CONS")) == 60
