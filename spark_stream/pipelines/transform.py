@@ -126,5 +126,6 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _first_lines(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error).partition(";\n")[0]  # behind it Spark shows the plan
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:4])
