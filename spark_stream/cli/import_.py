@@ -249,4 +249,6 @@ def _verdict(found: dict[str, Any]) -> str:
     ]
     overcome = "the damage that was found cost nothing" if found["damage"] else "no damage is left"
     verdict = f"damage is left in {counted(left, 'place')}" if left else overcome
+    if found["failed"]:
+        parts.append(f"{counted(len(found['failed']), 'stream')} not imported")
     return f"{', '.join(parts)}; {verdict}"

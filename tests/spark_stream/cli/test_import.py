@@ -49,6 +49,19 @@ def test_damage_is_listed_and_makes_the_exit_code_one(jstream) -> None:
     assert "max_bytes=100000 is not carried over" in table.err
 
 
+def test_what_a_store_has_lost_of_streams_and_consumers_fails_an_import_of_the_rest(jstream, tmp_path: Path) -> None:
+    shutil.copytree(NATS / "consumers" / "store", tmp_path / "store")
+    (streams,) = (tmp_path / "store").rglob("streams")
+    (streams / "LOST").mkdir()
+    shutil.rmtree(streams / "CONS" / "obs")
+    (streams / "CONS" / "obs").write_bytes(b"")
+    outcome = jstream("import", "nats", tmp_path / "store")
+    assert outcome.code == 1
+    assert "which consumers there are is unknown: not a directory" in outcome.out
+    assert "stream LOST was not imported: " in outcome.err
+    assert outcome.err.endswith("0 consumers, 1 stream not imported; damage is left in 1 place\n")
+
+
 def test_the_json_of_a_report_is_as_written_down(jstream) -> None:
     jstream.places[DATA] = "<data>"
     found = jstream.normalised(jstream("import", "nats", NATS / "damaged-bitflip-index-kept" / "store", "--json").out)
