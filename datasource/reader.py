@@ -22,6 +22,7 @@ from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, re
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.values import nearest
+from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
@@ -46,6 +47,7 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what the tasks read; called once a plan, on the driver."""
+        settle()
         if self.constraints.impossible:
             return [SlicePartition(())]
         with open_store(self.settings) as store:
@@ -108,6 +110,7 @@ def rows_of(
     partition: SlicePartition, options: ReadOptions, settings: Settings, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one partition under the declared schema."""
+    settle()
 
     def hear(damage: ReadDamage) -> None:
         _on_damage(damage, settings)

@@ -20,6 +20,7 @@ from datasource import places
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.values import nearest
+from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import InvalidMessageError, NotFoundError
 from storage_core.store.writing.appends import CommitResult, WriterBatch
@@ -134,6 +135,7 @@ def stage(
     transaction: Transaction, settings: WriteSettings, partition: int, batches: Iterator[pa.RecordBatch]
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
+    settle()
     stagers: dict[str, Stager] = {}
     row_count = 0
     try:
