@@ -118,6 +118,8 @@ def edit(
         say("nothing changes")
     if not dry_run:
         _print_info(info, json)
+    elif json:
+        print_json({**before, **changes})
 
 
 @app.command("ls")

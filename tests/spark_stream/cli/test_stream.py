@@ -110,6 +110,8 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(jstream, orders) -
     outcome = jstream("stream", "edit", "ORDERS", "--subjects", "a,b", "--dry-run")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == 'subjects: ["orders.>"] -> ["a", "b"]\n'
+    outcome = jstream("stream", "edit", "ORDERS", "--subjects", "a,b", "--dry-run", "--json")
+    assert json.loads(outcome.out) == {**before, "subjects": ["a", "b"]}
     assert config_of(jstream, "ORDERS") == before
 
 
