@@ -34,8 +34,9 @@ def set_environment() -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = name
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # A JVM of a test ends before the code that its second compiler makes would pay for the making.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    # A JVM of a test ends before the code that its second compiler makes would pay for the making. With one compiler
+    # it has room for 48 MB of code unless told otherwise, which all tests together fill: then it fails.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 
 def set_hypothesis_profile() -> None:
