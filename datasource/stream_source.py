@@ -308,7 +308,7 @@ class StreamSource:
     def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
         """Tell the consumers what is finished; return whether they heard.
 
-        Reading goes on where nothing can be written for now. To say it again is safe: a consumer never moves back.
+        Reading goes on where nothing can be written. To say it again is safe: a consumer never moves back.
         """
         try:
             self._reader.acknowledge(ends)

@@ -4,7 +4,7 @@ Store imports this module when one of them is called, since it stands on most of
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage_core.errors import ReadOnlyError, StorageError
@@ -15,6 +15,7 @@ from storage_core.store.recovery.membership import Membership
 from storage_core.store.recovery.repair import Repair
 from storage_core.store.replicas import drift, verification
 from storage_core.store.replicas.scrub import Scrub
+from storage_core.store.replicas.verification import Progress
 from storage_core.store.upkeep import deleted
 from storage_core.store.upkeep.compaction import Compaction
 from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from storage_core.store.store import Store
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]  # hears how many are done, and how many there are
 INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nobody's answer waits longer for that
 
 

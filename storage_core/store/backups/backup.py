@@ -74,22 +74,24 @@ def backup(
     return {**describe(made), "copied": copied}
 
 
+def stream_summary(one: StreamState) -> dict[str, Any]:
+    """Return what a stream is, for the JSON of a backup and of what was restored of it."""
+    return {
+        "name": one.name,
+        "incarnation": one.incarnation.hex(),
+        "messages": one.message_count,
+        "bytes": one.data_size,
+        "first_seq": one.first_sequence if one.message_count else 0,
+        "last_seq": one.next_sequence - 1,
+        "blocks": len(one.blocks),
+        "num_replicas": one.config.num_replicas,
+    }
+
+
 def describe(found: Backup) -> dict[str, Any]:
     """Return what there is to know about a backup, for JSON."""
     manifest, state = found.manifest, found.state
-    streams = [
-        {
-            "name": one.name,
-            "incarnation": one.incarnation.hex(),
-            "messages": one.message_count,
-            "bytes": one.data_size,
-            "first_seq": one.first_sequence if one.message_count else 0,
-            "last_seq": one.next_sequence - 1,
-            "blocks": len(one.blocks),
-            "num_replicas": one.config.num_replicas,
-        }
-        for one in sorted(state.streams.values(), key=lambda one: one.name)
-    ]
+    streams = [stream_summary(one) for one in sorted(state.streams.values(), key=lambda one: one.name)]
     sizes = [int(one.blocks.rows["file_size"].sum()) for one in state.streams.values()]
     return {
         "directory": str(found.directory),

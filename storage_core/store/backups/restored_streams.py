@@ -39,7 +39,7 @@ from storage_core.metadata.state import StoreState, StreamState, encode_stream
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected
+from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
 from storage_core.store.backups.backup_format import Backup, NumberedBlock
 from storage_core.store.backups.restore import Progressing, check_files
 from storage_core.store.describe import rfc3339
@@ -178,13 +178,7 @@ def _report(store: Store, found: Backup, chosen: Sequence[StreamState], names: S
             {
                 "name": one.name,
                 "restored_from": before.name,
-                "incarnation": one.incarnation.hex(),
-                "messages": one.message_count,
-                "bytes": one.data_size,
-                "first_seq": one.first_sequence if one.message_count else 0,
-                "last_seq": one.next_sequence - 1,
-                "blocks": len(one.blocks),
-                "num_replicas": one.config.num_replicas,
+                **stream_summary(one),
                 "num_replicas_before": before.config.num_replicas,
             }
         )
