@@ -373,12 +373,19 @@ class Move:
         self._env.files.sync_directory(root)
 
     def _copy(self, stream: StreamState, block: LiveBlock, sources: list[Path], volume: Volume) -> bool:
-        """Make one copy; return whether it is whole, False if no source is."""
+        """Make one copy; return whether it is whole, False if no source is.
+
+        Only the manifest says of a copy that it is durable. One that merely reads whole, from an attempt that was
+        killed, may be in the page cache alone, and no fsync of today mends one that failed: it is written anew.
+        """
         wrong = look(block, volume.path, stream, self._env)
-        if not wrong:
-            return True  # from an earlier attempt, or it was there before
+        if not wrong and volume.volume_id in block.held_by:
+            return True
+        if not wrong and volume.path not in sources:
+            sources = [*sources, volume.path]
+        own = wrong if wrong and not wrong[0].is_missing else ()
         with translated(block.path_on(volume.path)):
-            made = copy_block(block, sources, volume.path, self._env, () if wrong[0].is_missing else wrong)
+            made = copy_block(block, sources, volume.path, self._env, own)
         if made.lost:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost

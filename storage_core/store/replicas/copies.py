@@ -190,7 +190,8 @@ def copy_block(
         if env.files.is_directory(path):
             raise IsADirectoryError(errno.EISDIR, "a directory lies there: move it away and repair again", str(path))
         temporary = path.with_suffix(REPAIR_SUFFIX)
-        _make_directory(path.parent, env)
+        if not env.files.is_directory(path.parent):
+            make_directory(path.parent, env)
         try:
             lost_frames = _write(block, parts, opened, temporary, unread, env)
             lost = _sequences(block, parts.footer, lost_frames)
@@ -349,12 +350,14 @@ def _sequences(block: LiveBlock, footer: Footer, positions: set[int]) -> Sequenc
     return SequenceSet.from_sequences(np.concatenate(parts)) if parts else SequenceSet.empty()
 
 
-def _make_directory(directory: Path, env: Environment) -> None:
-    """Make the directory of a stream's blocks, and what it lies in, if somebody took it away."""
+def make_directory(directory: Path, env: Environment) -> None:
+    """Make the directory of a stream's blocks, and what it lies in, durably, if somebody took it away.
+
+    One that is there may have been made by a process that was killed before its name was durable.
+    """
     for one in (directory.parent, directory):
-        if not env.files.is_directory(one):
-            env.files.make_directory(one)
-            env.files.sync_directory(one.parent)
+        env.files.make_directory(one)
+        env.files.sync_directory(one.parent)
 
 
 def _discard(path: Path, env: Environment) -> None:

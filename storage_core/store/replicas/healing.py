@@ -20,7 +20,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look
+from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look, make_directory
 from storage_core.store.volume.placement import is_recorded, read_directories
 from storage_core.store.writing.mirrored_file import says_broken
 
@@ -97,6 +97,7 @@ class _Ward:
         self._lost_size: Counter[bytes] = Counter()
         self._why_lost: dict[bytes, str] = {}
         self._full: dict[bytes, str] = {}  # volumes without room: why
+        self._directories: set[Path] = set()  # of blocks, whose names are durable
 
     def treat(self, stream: StreamState, block: LiveBlock, patient: Patient) -> Outcome:
         """Make new copies of one block wherever there is a bad one."""
@@ -112,6 +113,7 @@ class _Ward:
                 outcome.left[volume_id] = self._full.get(volume_id, "the volume cannot be written now")
                 continue
             try:
+                self._make_directory(block.path_on(writable[volume_id]).parent)
                 made = copy_block(block, sources, writable[volume_id], self._env, wrong)
             except (OSError, StorageError) as error:
                 outcome.left[volume_id] = str(error)
@@ -133,6 +135,11 @@ class _Ward:
             self._lose(stream, block, lost, unread, outcome, patient)
         return outcome
 
+    def _make_directory(self, directory: Path) -> None:
+        if directory not in self._directories:
+            make_directory(directory, self._env)
+            self._directories.add(directory)
+
     def _is_durable(self, stream: StreamState, block: LiveBlock, volume_id: bytes, volume: Path | None) -> bool:
         """Return whether a copy that nobody vouches for is whole on the disk itself, and make it so if it can be.
 
@@ -142,6 +149,7 @@ class _Ward:
             return False
         path = block.path_on(volume)
         try:
+            self._make_directory(path.parent)
             file = self._env.files.open(path, writable=True)
             try:
                 file.sync()

@@ -251,12 +251,14 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
 
 
 def _make_directories(task: MergeTask, env: Environment) -> None:
-    """Make directories of earlier incarnations on volumes that came to the stream since."""
+    """Make directories of earlier incarnations on volumes that came to the stream since, durably.
+
+    One that is there may have been made by a process that was killed before its name was durable.
+    """
     for one in task.directories:
         path = Path(one.path)
-        if not env.files.is_directory(path):
-            env.files.make_directory(path)
-            env.files.sync_directory(path.parent)
+        env.files.make_directory(path)
+        env.files.sync_directory(path.parent)
 
 
 def _sync_directories(task: MergeTask, holders: Sequence[bytes], env: Environment) -> dict[bytes, OSError]:
