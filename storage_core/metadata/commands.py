@@ -2,7 +2,8 @@
 
 A command carries everything that varies: times, ids, sets of sequences that the holder worked out under its lock.
 The state machine has no clock and makes no ids. Encoded as msgpack maps; a field that a later version adds has a
-default, so that older logs still decode, and an unknown kind of command stops an older program.
+default, so that older logs still decode. A kind of command, or a meaning, that is new raises COMMANDS_VERSION, which
+each entry carries and at which an older program stops.
 
 Source: docs/formats/log.md, "Commands".
 """
@@ -328,16 +329,27 @@ Command = (
 )
 
 
+COMMANDS_VERSION = 1
+
+
 class Envelope(msgspec.Struct, frozen=True):
     """Payload of an entry."""
 
     time_ns: int  # the leader's clock when it proposed
     command: Command
     durable: dict[bytes, int] = msgspec.field(default_factory=dict)  # volume id: highest index known durable there
+    version: int = COMMANDS_VERSION  # of the commands that the writer knew
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """What an entry of any version has."""
+
+    version: int = COMMANDS_VERSION
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Envelope)
+_VERSION_DECODER = msgspec.msgpack.Decoder(_Version)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -347,14 +359,14 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def decode_envelope(payload: bytes) -> Envelope:
     """Return the envelope of an entry whose checksum has passed.
 
-    Raises UnsupportedVersionError for a command that this version does not know, CorruptRecordError for bytes that
-    are no envelope.
+    Raises UnsupportedVersionError for one that a newer program wrote, CorruptRecordError for what is no envelope.
     """
     try:
+        version = _VERSION_DECODER.decode(payload).version
+        if version > COMMANDS_VERSION:
+            raise UnsupportedVersionError(
+                f"an entry of the metadata log has version {version}; this program reads version {COMMANDS_VERSION}"
+            )
         return _DECODER.decode(payload)
-    except msgspec.ValidationError as error:
-        if "Invalid value" in str(error) and "type" in str(error):
-            raise UnsupportedVersionError(f"the metadata log has a command of a newer version: {error}") from error
-        raise CorruptRecordError("log entry", 0, f"not an envelope: {error}") from error
     except msgspec.DecodeError as error:
-        raise CorruptRecordError("log entry", 0, f"not msgpack: {error}") from error
+        raise CorruptRecordError("log entry", 0, f"not an envelope: {error}") from error

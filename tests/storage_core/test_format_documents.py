@@ -6,28 +6,31 @@ from struct import Struct
 
 import msgspec
 import pytest
+from harness import format_examples
+from harness.format_examples import (
+    FIRST_ENVELOPE,
+    FORMATS,
+    INSTANCE,
+    MADE_NS,
+    SECOND_ENVELOPE,
+    STORE,
+    VOLUME,
+    entries,
+)
 
 from storage_core.files import OS_FILES
 from storage_core.metadata import commands, consumer_state, state
-from storage_core.metadata.commands import Command, Envelope, Init, NoOp, Voter, decode_envelope
-from storage_core.metadata.config import StoreSettings
+from storage_core.metadata.commands import Command, Envelope, Voter, decode_envelope
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE
 from storage_core.raft import log_format, snapshot_format
-from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.entry import CHAIN_START, CommitRecord, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
 from storage_core.store.volume import identity as volume_file
 from storage_core.store.volume import placements
 from storage_core.store.volume.identity import VolumeIdentity, decode_identity
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.placements import PlacementJournal
-
-FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
-STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16
-MADE_NS = 1_700_000_000_000_000_000
-SETTINGS = StoreSettings(graveyard_keep=86_400_000_000_000, snapshot_every=512)
-FIRST_ENVELOPE = Envelope(MADE_NS, Init(STORE, SETTINGS, (Voter(VOLUME, INSTANCE, "."),), "d0", "host-a"))
-SECOND_ENVELOPE = Envelope(MADE_NS + 1, NoOp(), {VOLUME: 1})
 
 
 def document(name: str) -> str:
@@ -51,11 +54,6 @@ def worked_example(name: str) -> bytes:
     return bytes(data)
 
 
-def entries() -> tuple[Entry, Entry]:
-    first = make_entry(CHAIN_START, 1, 1, b"HISTORY1", commands.encode_envelope(FIRST_ENVELOPE))
-    return first, make_entry(first.chain, 2, 2, b"HISTORY2", commands.encode_envelope(SECOND_ENVELOPE))
-
-
 def test_volume() -> None:
     page = worked_example("volume.md")
     expected = VolumeIdentity(STORE, VOLUME, INSTANCE, MADE_NS)
@@ -65,6 +63,7 @@ def test_volume() -> None:
 
 def test_log() -> None:
     segment = worked_example("log.md")
+    assert segment == format_examples.segment()
     first, second = entries()
     header = SegmentHeader(STORE, VOLUME, INSTANCE, 1, 0, 0, CHAIN_START)
     assert log_format.decode_segment_header(segment[:PAGE_SIZE]) == header
@@ -77,6 +76,7 @@ def test_log() -> None:
 
 def test_snapshot() -> None:
     file = worked_example("snapshot.md")
+    assert file == format_examples.snapshot()
     header, payload = snapshot_format.decode(file[:PAGE_SIZE]), file[PAGE_SIZE:]
     _, second = entries()
     assert (header.store_id, header.volume_id, header.instance_id) == (STORE, VOLUME, INSTANCE)

@@ -80,9 +80,21 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
 
 
 def test_a_command_of_a_newer_version_stops_the_reader() -> None:
-    newer = msgspec.msgpack.encode({"time_ns": 1, "command": {"type": "teleport", "to": "mars"}, "durable": {}})
-    with pytest.raises(UnsupportedVersionError, match="teleport"):
-        decode_envelope(newer)
+    newer = {"time_ns": 1, "command": {"type": "teleport", "to": "mars"}, "durable": {}, "version": 2}
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        decode_envelope(msgspec.msgpack.encode(newer))
+
+
+def test_a_known_command_with_a_newer_meaning_stops_the_reader() -> None:
+    newer = {"time_ns": 1, "command": {"type": "noop"}, "durable": {}, "version": 2}
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        decode_envelope(msgspec.msgpack.encode(newer))
+
+
+def test_an_unknown_command_of_this_version_is_damage() -> None:
+    damaged = {"time_ns": 1, "command": {"type": "noob"}, "durable": {}, "version": 1}
+    with pytest.raises(CorruptRecordError):
+        decode_envelope(msgspec.msgpack.encode(damaged))
 
 
 def test_keys_that_a_newer_version_added_are_passed_over() -> None:
