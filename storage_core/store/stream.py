@@ -1,5 +1,6 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +21,7 @@ from storage_core.store.contents import Message
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import removal
-from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.appends import Appended, WriterBatch
 from storage_core.store.writing.messages import check_write_schema
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
@@ -28,6 +29,7 @@ from storage_core.store.writing.staging import Stager, Transaction
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
+logger = logging.getLogger(__name__)
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -89,6 +91,13 @@ class Stream:
         Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not,
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
         """
+        got = self._append(table, writer)
+        return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
+
+    def _append(
+        self, table: pa.Table | pa.RecordBatch | Iterable[pa.Table | pa.RecordBatch], writer: WriterBatch | None = None
+    ) -> Appended | None:
+        """Return what `append` got; None if there was nothing to store."""
         try:
             transaction = self._store.begin([self.name])
         except NotFoundError as error:
@@ -109,25 +118,29 @@ class Stream:
         except BaseException as error:
             self._give_up(transaction, error)
             raise
-        got = result.appended.get(self.name)
-        return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
+        return result.appended.get(self.name)
 
     def _give_up(self, transaction: Transaction, error: BaseException) -> None:
         """After a failed commit: ask, then clean; what cannot be asked is left where it is."""
         try:
             self._store.abort(transaction)
-        except StorageError as second:
+        except Exception as second:
             error.__context__ = second
 
     def publish(
         self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id."""
-        got = self.append(_row(self.name, subject, data, headers, msg_id))
-        if msg_id is not None and got[0] in self.state().removed:
+        got = self._append(_row(self.name, subject, data, headers, msg_id))
+        assert got is not None  # one row
+        if msg_id is None or not got.duplicate_count:
+            return Published(got.first, False)
+        try:
             first = contents.find_msg_id(self._store, self.state(), msg_id)
-            return Published(first if first is not None else got[0], True)
-        return Published(got[0], False)
+        except StorageError as error:  # it is there already, wherever: that was committed
+            logger.warning("stream %r: where the message with msg_id %r is: %s", self.name, msg_id, error)
+            first = None
+        return Published(first if first is not None else got.first, True)
 
     # --- reading
 

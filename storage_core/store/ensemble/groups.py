@@ -4,14 +4,18 @@ Whoever gets the mutex takes along all that wait: one turn and one round of fsyn
 refused on its own.
 """
 
+import copy
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
+from storage_core.errors import OutcomeUnknownError
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.volume import locks
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -21,7 +25,7 @@ class _Job(Generic[T]):
     def __init__(self, call: Callable[[Turn], T]) -> None:
         self.call = call
         self.result: T
-        self.error: BaseException | None = None
+        self.error: Exception | None = None  # of this job alone: no other thread raises the same object
         self.is_done = False
 
 
@@ -40,29 +44,59 @@ class CommitGroups:
         self._leading = threading.Lock()
 
     def run(self, call: Callable[[Turn], T]) -> T:
-        """Return what `call` returns or raise what it raises, done within a turn that other threads may share."""
+        """Return what `call` returns or raise what it raises, done within a turn that other threads may share.
+
+        What goes wrong after the round was committed is logged, not raised: the commit was acked. A thread that is
+        interrupted leaves the commits of the others to them; `call` is then called again.
+        """
         job: _Job[T] = _Job(call)
         with self._queue:
             self._waiting.append(job)  # type: ignore[arg-type]
-        with self._leading:
-            if not job.is_done:
-                self._lead()
+        try:
+            with self._leading:
+                if not job.is_done:
+                    self._lead(job)  # type: ignore[arg-type]
+        except BaseException:
+            with self._queue:  # nobody waits for it any more
+                self._waiting = [waiting for waiting in self._waiting if waiting is not job]
+            raise
         if job.error is not None:
             raise job.error
         return job.result
 
-    def _lead(self) -> None:
+    def _lead(self, own: _Job[object]) -> None:
+        """Commit all that waits. Raises what interrupts this thread, and nothing else."""
         with self._queue:
             jobs, self._waiting = self._waiting, []
+        is_written, is_committed = False, False
         try:
-            with self._turn() as turn, turn.group():
+            with self._turn() as turn:
+                with turn.group():
+                    for job in jobs:
+                        _try(job, turn)
+                    is_written = True  # or not: from here on the disks know
+                is_committed = True
+        except Exception as error:
+            if is_committed:
+                logger.exception("the store could not be left in order after a commit, which counts")
+            else:
                 for job in jobs:
-                    _try(job, turn)
-        except BaseException as error:
-            for job in jobs:
-                job.error = job.error or error
-            if not isinstance(error, Exception):
-                raise
+                    job.error = job.error or (error if job is own else _another(error))
+        except BaseException:
+            if not is_written:
+                others = [job for job in jobs if job is not own]
+                for job in others:
+                    job.error = None
+                with self._queue:
+                    self._waiting[:0] = others
+                jobs = [own]
+            elif not is_committed:
+                for job in jobs:
+                    job.error = OutcomeUnknownError(
+                        "another thread was interrupted while it wrote this commit together with its own: whether it "
+                        "was stored is not known"
+                    )
+            raise
         finally:
             for job in jobs:
                 job.is_done = True
@@ -73,3 +107,13 @@ def _try(job: _Job[object], turn: Turn) -> None:
         job.result = job.call(turn)
     except Exception as error:
         job.error = error
+
+
+def _another(error: Exception) -> Exception:
+    """Return an equal error for another thread: raising one object in two mixes up their tracebacks."""
+    try:
+        made = copy.copy(error)
+    except TypeError:  # it cannot be made from its arguments
+        return error
+    made.__cause__ = error
+    return made

@@ -633,7 +633,7 @@ class Turn:
             change = self._apply(command, leadership)
             if not change.changes_nothing:
                 self._write(change)
-        except (StorageError, OSError) as error:
+        except Exception as error:
             logger.warning("%s: %s could not be written: %s", self.label, type(command).__name__, error)
 
     # --- snapshots

@@ -6,6 +6,8 @@ said and tried again at the next turn: an append that was acked stays acked.
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +43,21 @@ class Upkeep:
     def after(self, turn: Turn, everything: bool = False) -> None:
         """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
         for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
-            try:
-                piece(turn, everything)
-            except (OSError, StorageError) as error:
-                logger.warning("%s: upkeep (%s): %s", turn.label, piece.__name__.strip("_"), error)
+            self._try(turn, piece.__name__.strip("_"), partial(piece, turn, everything))
+        self._try(turn, "snapshot", partial(self._snapshot, turn))
+
+    def _try(self, turn: Turn, name: str, piece: Callable[[], None]) -> None:
+        """Do one piece. Whatever it fails with, a mistake of ours too, comes after an ack, which still holds."""
         try:
-            if turn.snapshot_if_due():
-                self._sync_journals(turn)
+            piece()
         except (OSError, StorageError) as error:
-            logger.warning("%s: upkeep (snapshot): %s", turn.label, error)
+            logger.warning("%s: upkeep (%s): %s", turn.label, name, error)
+        except Exception:
+            logger.exception("%s: upkeep (%s)", turn.label, name)
+
+    def _snapshot(self, turn: Turn) -> None:
+        if turn.snapshot_if_due():
+            self._sync_journals(turn)
 
     def mend(self, turn: Turn) -> bool:
         """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.

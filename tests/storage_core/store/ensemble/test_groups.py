@@ -1,16 +1,20 @@
 """Group commit: several commits in one round of fsyncs, each with an outcome of its own."""
 
+import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from harness.faults import Call, FaultyFiles
 
-from storage_core.errors import NotFoundError, OutcomeUnknownError, StorageError
+from storage_core.errors import NotFoundError, OutcomeUnknownError, StorageError, StoreBusyError
 from storage_core.files import OS_FILES
 from storage_core.store.ensemble.groups import CommitGroups
+from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
@@ -123,3 +127,127 @@ def test_no_commit_of_a_group_is_acked_if_its_round_fails(tmp_path: Path) -> Non
         commit_all(store, waiting)
     failing = False
     assert Store.open(paths).stream("S").last_sequence in (0, 3), "all of the round, or nothing of it"
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C is to the thread that it reaches."""
+
+
+class Moments:
+    """A store's turns, in the first of which something happens to the thread that leads it."""
+
+    def __init__(self, store: Store, error: BaseException) -> None:
+        self._store, self._error = store, error
+        self.turn_count = 0
+        self.at = "after the commit"
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        self.turn_count += 1
+        is_first = self.turn_count == 1
+        if is_first and self.at == "before the turn":
+            raise self._error
+        with self._store.turn() as turn:
+            yield turn
+        if is_first and self.at == "after the commit":
+            raise self._error
+
+
+def run_two(groups: CommitGroups, call: Callable[[Turn], object]) -> tuple[Future[object], Future[object]]:
+    """Let two threads commit in one group: the first one leads, once the second one waits."""
+    second_waits = threading.Event()
+    second: list[Future[object]] = []
+
+    def first_call(turn: Turn) -> object:
+        return call(turn)
+
+    with ThreadPoolExecutor(2) as threads:
+        groups._leading.acquire()
+        first = threads.submit(groups.run, first_call)
+        while len(groups._waiting) < 1:
+            second_waits.wait(0.001)
+        second.append(threads.submit(groups.run, call))
+        while len(groups._waiting) < 2:
+            second_waits.wait(0.001)
+        groups._leading.release()
+    return first, second[0]
+
+
+def publisher(store: Store) -> Callable[[Turn], object]:
+    numbers = iter(range(100))
+
+    def call(turn: Turn) -> object:
+        transaction, blocks = staged(store, b"%d" % next(numbers))
+        commit_in(turn, store, transaction, blocks)
+        return "stored"
+
+    return call
+
+
+def test_what_goes_wrong_after_the_commit_fails_nobody(paths: list[Path]) -> None:
+    store = Store.create(paths)
+    store.add_stream({"name": "S"})
+    moments = Moments(store, ValueError("a mistake in the maintenance"))
+    outcomes = [one.result() for one in run_two(CommitGroups(moments.turn), publisher(store))]
+    assert outcomes == ["stored", "stored"] and moments.turn_count == 1
+    assert store.stream("S").last_sequence == 2
+
+
+@pytest.mark.parametrize("at", ["before the turn", "after the commit"])
+def test_an_interrupt_reaches_the_thread_that_it_is_for(paths: list[Path], at: str) -> None:
+    store = Store.create(paths)
+    store.add_stream({"name": "S"})
+    moments = Moments(store, Interrupted())
+    moments.at = at
+    outcomes = run_two(CommitGroups(moments.turn), publisher(store))
+    errors = [one.exception() for one in outcomes]
+    assert sorted(type(error).__name__ for error in errors) == ["Interrupted", "NoneType"]
+    stored = 2 if at == "after the commit" else 1
+    assert store.stream("S").last_sequence == stored, "the other thread's message is there, once"
+
+
+def test_an_interrupt_while_the_round_is_written_leaves_the_outcome_open(tmp_path: Path) -> None:
+    armed = False
+
+    def judge(call: Call) -> int:
+        if armed and (call.operation, call.file_kind) == ("sync", "segment"):
+            raise Interrupted
+        return 0
+
+    env = Environment(files=FaultyFiles(OS_FILES, judge), parallel=one_after_another)
+    store = Store.create(tmp_path / "volume", env=env)
+    store.add_stream({"name": "S"})
+    call = publisher(store)
+    armed = True
+    outcomes = run_two(CommitGroups(store.turn), call)
+    armed = False
+    assert {type(one.exception()) for one in outcomes} == {Interrupted, OutcomeUnknownError}
+    assert Store.open(tmp_path / "volume").stream("S").last_sequence in (0, 2)
+
+
+def test_threads_do_not_share_an_exception(paths: list[Path]) -> None:
+    store = Store.create(paths)
+    moments = Moments(store, StoreBusyError("busy"))
+    moments.at = "before the turn"
+    first, second = (one.exception() for one in run_two(CommitGroups(moments.turn), lambda _: None))
+    assert type(first) is type(second) is StoreBusyError and first is not second and str(first) == str(second)
+
+
+def test_an_append_whose_maintenance_fails_is_acked(tmp_path: Path) -> None:
+    """Also when it fails with what nobody expects there."""
+    armed = False
+
+    def judge(call: Call) -> int:
+        if armed and call.file_kind in ("journal", "directory of a stream"):
+            raise ValueError("a mistake of ours")
+        return 0
+
+    store = Store.create(tmp_path / "volume", env=Environment(files=FaultyFiles(OS_FILES, judge)))
+    stream = store.add_stream({"name": "S"})
+    transaction, blocks = staged(store, b"1")
+    armed = True
+    assert store.commit(transaction, blocks).appended["S"].first == 1
+    with store.turn():
+        pass
+    armed = False
+    assert stream.read(columns=["data"]).read_all().column("data").to_pylist() == [b"1"]

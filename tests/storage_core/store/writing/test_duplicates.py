@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -145,3 +146,22 @@ def test_no_copy_of_a_live_block_refuses_the_append_and_of_a_removed_one_does_no
         lived.again().publish("S", b"again", msg_id="a")
     lived.stream.purge()
     assert not lived.again().publish("S", b"again", msg_id="a").duplicate
+
+
+@pytest.mark.parametrize("msg_id", ["new", "seen"])
+def test_publish_tells_a_duplicate_from_a_message_that_was_removed_at_once(
+    tmp_path: Path, msg_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody removes each message as soon as it is committed: before `publish` looks again."""
+    store = Store.create(tmp_path / "volume")
+    stream = store.add_stream({"name": "S"})
+    stream.publish("S", b"1", msg_id="seen")
+    commit = store.commit
+
+    def commit_and_purge(*arguments: Any) -> object:
+        result = commit(*arguments)
+        stream.purge()
+        return result
+
+    monkeypatch.setattr(store, "commit", commit_and_purge)
+    assert stream.publish("S", b"2", msg_id=msg_id).duplicate == (msg_id == "seen")
