@@ -24,10 +24,12 @@ from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import InvalidMessageError, NotFoundError
 from storage_core.store.writing.appends import CommitResult, WriterBatch
-from storage_core.store.writing.staging import StagedBlock, Stager, Transaction, WriteTarget
+from storage_core.store.writing.routed import RoutedStager
+from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
 
 log = logging.getLogger("jstream")
+GATHERED_ROW_COUNT, GATHERED_SIZE = 1 << 17, 16 << 20  # rows and bytes that are routed together
 
 
 @dataclass(frozen=True)
@@ -136,26 +138,37 @@ def stage(
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
     settle()
-    stagers: dict[str, Stager] = {}
+    stager = RoutedStager(transaction, partition, settings.compression)
     row_count = 0
     try:
-        for batch in batches:
+        for batch in batches if settings.stream is not None else gathered(batches):
             place = f"rows {row_count} to {row_count + batch.num_rows - 1} of partition {partition}, counted from 0"
             with _naming(f"the batch is {place}"):
                 routed = route(batch, settings.stream)
             for stream, rows in routed:
-                if stream not in stagers:
-                    target = _target(transaction, stream)
-                    stagers[stream] = Stager(transaction, target, partition, settings.compression)
+                target = _target(transaction, stream)
                 part = "" if settings.stream is not None else f"those for stream {stream!r} among "
                 with _naming(f"the batch is {part}{place}"):
-                    stagers[stream].write(rows, settings.subject)
+                    stager.write(target, rows, settings.subject)
             row_count += batch.num_rows
-        return tuple(block for stager in stagers.values() for block in stager.finish())
+        return stager.finish()
     except BaseException:
-        for stager in stagers.values():
-            stager.discard()
+        stager.discard()
         raise
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in larger batches: checking a few rows of each of many streams costs as much as many."""
+    waiting: list[pa.RecordBatch] = []
+    row_count = size = 0
+    for batch in batches:
+        if waiting and (row_count + batch.num_rows > GATHERED_ROW_COUNT or size + batch.nbytes > GATHERED_SIZE):
+            yield pa.concat_batches(waiting)
+            waiting, row_count, size = [], 0, 0
+        waiting.append(batch)
+        row_count, size = row_count + batch.num_rows, size + batch.nbytes
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 @contextmanager
@@ -185,12 +198,13 @@ def route(batch: pa.RecordBatch, stream: str | None) -> list[tuple[str, pa.Recor
     if len(encoded.dictionary) == 1:
         return [(encoded.dictionary[0].as_py(), batch)]
     codes = encoded.indices.to_numpy()
-    order = np.argsort(codes, kind="stable")
+    order = pa.array(np.argsort(codes, kind="stable"))
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
-    grouped = batch.drop_columns(["stream"]).take(pa.array(order))
     firsts = (np.cumsum(counts) - counts).tolist()
+    rows = batch.drop_columns(["stream"])
+    # Each stream's rows are a copy of their own: a slice would keep all rows in memory, as long as a few of them wait.
     return [
-        (name, grouped.slice(first, count))
+        (name, rows.take(order.slice(first, count)))
         for name, first, count in zip(encoded.dictionary.to_pylist(), firsts, counts.tolist(), strict=True)
     ]
 

@@ -86,6 +86,11 @@ class BlockWriter:
         """Return the bytes of the file so far; rows that wait for their frame count with their uncompressed size."""
         return self._offset + self._assembler.size
 
+    @property
+    def held_size(self) -> int:
+        """Return the uncompressed size of the rows that wait for their frame."""
+        return self._assembler.size
+
     def write(
         self,
         batch: pa.RecordBatch,

@@ -210,7 +210,7 @@ def _check_subjects(subjects: pa.Array, acceptance: Acceptance) -> None:
         raise _invalid(acceptance, row, reason)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _are_taken(subject_filters: tuple[str, ...], subjects: tuple[bytes, ...]) -> bool:
     """Return whether messages can carry all of these subjects, and a filter takes each.
 

@@ -1,9 +1,9 @@
 """MirroredFile: one file that is written to several volumes at once, each of which may fail on its own.
 
 The writer of a block sees a single file. Every write goes to all volumes in parallel, from the same buffer, and returns
-when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. A volume that
-fails is left out from then on, and what it has of the file is taken away again; when fewer than `needed` are left, the
-error that decided comes out.
+when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. The files are made
+with the first round: a block whose rows still fit into memory has none open. A volume that fails is left out from then
+on, and what it has of the file is taken away again; when fewer than `needed` are left, the decisive error comes out.
 
 The disks begin to write while the block is still being made, so that the fsync at its end finds little left to do: of
 three replicas on one disk that is most of what they cost in time.
@@ -27,7 +27,7 @@ STARTED_SIZE_MIN = 8 << 20  # bytes that the disk is told to begin with at a tim
 class MirroredFile:
     """A new file on several volumes. Not thread-safe; written front to back.
 
-    Raises OSError when too few volumes are left, also from the constructor.
+    Raises OSError when too few volumes are left.
     """
 
     def __init__(self, places: Sequence[tuple[bytes, Path]], needed: int, env: Environment) -> None:
@@ -35,19 +35,11 @@ class MirroredFile:
         self.failures: dict[bytes, OSError] = {}  # by volume
         self._needed, self._env = needed, env
         self._paths = dict(places)
-        self._files: dict[bytes, File] = {}
+        self._files: dict[bytes, File] = {}  # empty until the first round
+        self.is_made = False  # whether there are files, which take a descriptor each until they are closed
         self._start = 0  # where the gathered bytes go
         self._gathered = bytearray()
         self._started = 0  # Invariant: a page boundary; the disks were told to begin with all before it
-        outcomes = env.parallel([partial(env.files.create, path) for _, path in places])
-        for (volume_id, _), outcome in zip(places, outcomes, strict=True):
-            if not isinstance(outcome, BaseException):
-                self._files[volume_id] = outcome
-        try:
-            self._settle([volume_id for volume_id, _ in places], outcomes)
-        except BaseException:
-            self.discard()
-            raise
 
     @property
     def holders(self) -> tuple[bytes, ...]:
@@ -114,10 +106,23 @@ class MirroredFile:
         for volume_id in list(self._files):
             self._abandon(volume_id)
 
+    def _make(self) -> None:
+        """Create the file on every volume, unless that was done."""
+        if self.is_made:
+            return
+        self.is_made = True
+        outcomes = self._env.parallel([partial(self._env.files.create, path) for path in self._paths.values()])
+        for volume_id, outcome in zip(self._paths, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                self._files[volume_id] = outcome
+        self._settle(list(self._paths), outcomes)
+
     def _any(self) -> File:
+        self._make()
         return next(iter(self._files.values()))
 
     def _everywhere(self, call: Callable[[File], None]) -> None:
+        self._make()
         volume_ids = list(self._files)
         self._settle(volume_ids, self._env.parallel([partial(call, self._files[one]) for one in volume_ids]))
 

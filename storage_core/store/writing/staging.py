@@ -104,6 +104,16 @@ class Stager:
         self._paths: list[Path] = []  # of all copies of sealed blocks
         self._rows = self._bytes = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether the block that is being written has open files, one on each volume."""
+        return self._file is not None and self._file.is_made
+
+    @property
+    def held_size(self) -> int:
+        """Return the bytes of rows in memory, that no file has yet."""
+        return self._writer.held_size if self._writer is not None else 0
+
     def write(self, batch: pa.RecordBatch, default_subject: str | None = None) -> None:
         """Check and write the rows of `batch`, in write columns.
 
@@ -122,7 +132,7 @@ class Stager:
         fit = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
         fit = min(fit, self._target.block_max_msgs - self._rows, len(sizes), FRAME_ROW_COUNT_MAX)
         if fit == 0 and self._rows:
-            self._seal()
+            self.seal()
             return 0
         fit = max(fit, 1)
         if self._writer is None:
@@ -136,22 +146,22 @@ class Stager:
         self._rows += fit
         self._bytes += int(sizes[:fit].sum())
         if self._writer.size >= FILE_SIZE_TARGET_MAX:
-            self._seal()
+            self.seal()
         return fit
 
     def _open(self) -> None:
         target, block_id = self._target, self._env.new_id()
         identity = BlockIdentity(self._transaction.store_id, target.incarnation, block_id, self._transaction.id)
         places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
-        try:
-            self._file = MirroredFile(places, target.quorum, self._env)
-            self._writer = BlockWriter(self._file, identity, self._codec)
-        except OSError as error:
-            raise self._refused(error) from error
+        self._file = MirroredFile(places, target.quorum, self._env)
+        self._writer = BlockWriter(self._file, identity, self._codec)
         self._rows = self._bytes = 0
 
-    def _seal(self) -> None:
-        assert self._writer is not None and self._file is not None
+    def seal(self) -> None:
+        """End the block that is being written, if there is one: what follows goes to another."""
+        if self._writer is None:
+            return
+        assert self._file is not None
         try:
             summary = self._writer.finish()
         except OSError as error:
@@ -171,8 +181,7 @@ class Stager:
 
     def finish(self) -> list[StagedBlock]:
         """Make everything durable, names and all, and return the blocks in order."""
-        if self._writer is not None:
-            self._seal()
+        self.seal()
         if self._staged:
             self._staged = self._with_durable_names(self._staged)
         return self._staged
