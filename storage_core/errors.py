@@ -83,10 +83,6 @@ class StoreBusyError(StorageError):
     """Another process (or, without --take-over, another host) holds the store."""
 
 
-class NotLeaderError(StorageError):
-    """Asked a voter that does not lead; carries the leader if it is known."""
-
-
 class NoQuorumError(StorageError):
     """Too few volumes to decide anything."""
 

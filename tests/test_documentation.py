@@ -387,7 +387,7 @@ def page_text(name: str) -> str:
 
 
 # Errors that no user gets to see: base classes, and those that are caught on the way.
-WITHIN = {"StorageError", "CorruptRecordError", "NotLeaderError", "RequirementError", "TruncatedRecordError"}
+WITHIN = {"StorageError", "CorruptRecordError", "RequirementError", "TruncatedRecordError"}
 
 
 def test_every_error_that_users_get_is_looked_up_by_its_name() -> None:
