@@ -168,7 +168,7 @@ class OsFile:
         os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        _sync(self._descriptor)
 
     def start_writing(self, offset_bytes: int, size: int) -> None:
         """Have the disk begin to write a range that is complete; returns at once, and makes nothing durable.
@@ -264,7 +264,7 @@ class OsFiles:
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
+            _sync(descriptor, os.fsync)
         finally:
             os.close(descriptor)
 
@@ -315,6 +315,22 @@ def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _find_sync_file_range()
+
+
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync leaves it in the disk's cache
+_DATA_SYNC = getattr(os, "fdatasync", os.fsync)  # macOS has none
+
+
+def _sync(descriptor: int, sync: Callable[[int], None] = _DATA_SYNC) -> None:
+    """Make what was written durable, the cache of the disk included."""
+    if _FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(descriptor, _FULL_SYNC)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):  # file systems that do not know it
+                raise
+    sync(descriptor)
 
 
 def _open(path: Path, flags: int) -> int:

@@ -276,3 +276,32 @@ def test_a_link_to_a_directory_is_not_listed(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         OS_FILES.list_directory(tmp_path / "link")
     assert OS_FILES.list_directory(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"), [(0, False), (errno.ENOTSUP, False), (errno.EINVAL, False), (errno.EIO, True)]
+)
+def test_where_the_full_sync_exists_it_is_what_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, is_final: bool
+) -> None:
+    """As on macOS, which these tests do not run on: its command, and what its kernel may answer."""
+    from storage_core import files
+
+    asked: list[int] = []
+
+    def answer(_: int, command: int) -> None:
+        asked.append(command)
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(files, "_FULL_SYNC", 51)
+    monkeypatch.setattr(files.fcntl, "fcntl", answer)
+    file = OS_FILES.create(tmp_path / "a")
+    for sync in (file.sync, lambda: OS_FILES.sync_directory(tmp_path)):
+        if is_final:
+            with pytest.raises(OSError, match=os.strerror(error)):
+                sync()
+        else:
+            sync()
+    assert asked == [51, 51]
+    file.close()
