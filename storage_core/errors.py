@@ -83,12 +83,42 @@ class StoreBusyError(StorageError):
     """Another process (or, without --take-over, another host) holds the store."""
 
 
+class OtherHostError(StoreBusyError):
+    """Another host writes the store. No waiting helps: somebody decides that this one does from now on."""
+
+    def __init__(self, store: str, host: str, here: str) -> None:
+        super().__init__(store, host, here)
+        self.store, self.host, self.here = store, host, here
+
+    def __str__(self) -> str:
+        return (
+            f"{self.store}: the store is written from host {self.host!r}, this is {self.here!r}. If nothing on that "
+            "host writes it any more (it is down, or this is its successor), or if this is a copy, take it over: "
+            "--take-over, or the option takeOver of the data source. While it still writes, do not: locks do not reach "
+            'from host to host ("Which host writes" in the guide\'s page on operations)'
+        )
+
+
 class NoQuorumError(StorageError):
     """Too few volumes to decide anything."""
 
 
 class VolumeFailedError(StorageError):
     """A volume gave an I/O error and is retired until it was verified again."""
+
+
+class UnsuitableFileSystemError(StorageError):
+    """A file system that does not do what a store builds on: the store is made, or used, elsewhere."""
+
+    def __init__(self, path: str, file_system: str, what: str, outcome: str) -> None:
+        super().__init__(path, file_system, what, outcome)
+        self.path, self.file_system, self.what, self.outcome = path, file_system, what, outcome
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: no store can be on this file system ({self.file_system or 'of unknown kind'}). "
+            f"Tried: {self.what}. Outcome: {self.outcome}. Take a local disk, or a mount that has file locks and fsync"
+        )
 
 
 class DiskFullError(StorageError):

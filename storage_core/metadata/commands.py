@@ -61,11 +61,12 @@ class NoOp(msgspec.Struct, frozen=True, tag="noop"):
     """A new leader's own entry: commits what it found above the commit record."""
 
 
-class TakeOver(msgspec.Struct, frozen=True, tag="take_over"):
-    """The store is written from another host from now on."""
+class TakeOver(msgspec.Struct, frozen=True, tag="take_over", omit_defaults=True):
+    """The store is written from another host from now on, or from the same one after a restart."""
 
     lock_domain: str
     host: str
+    reason: str = ""
 
 
 class AddStream(msgspec.Struct, frozen=True, tag="add_stream"):

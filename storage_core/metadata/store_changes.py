@@ -41,7 +41,7 @@ def noop(state: StoreState, place: Place, time_ns: int, command: NoOp) -> tuple[
 
 
 def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) -> tuple[StoreState, Result]:
-    event = Event("took_over", before=state.host, after=command.host)
+    event = Event("took_over", before=state.host, after=command.host, reason=command.reason)
     taken = replace(state, lock_domain=command.lock_domain, host=command.host)
     return with_events(taken, (event,), time_ns), Done()
 

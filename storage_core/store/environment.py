@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from storage_core.files import OS_FILES, Files
-from storage_core.store.volume import identity
+from storage_core.store.volume import lock_domain as machine
+from storage_core.store.volume import probe
 
 T = TypeVar("T")
 THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one
@@ -60,7 +62,9 @@ class Environment:
     files: Files = OS_FILES
     now_ns: Callable[[], int] = time.time_ns
     random_bytes: Callable[[int], bytes] = os.urandom
-    lock_domain: Callable[[], str] = identity.lock_domain
+    lock_domain: Callable[[], str] = machine.lock_domain
+    file_system: Callable[[Path], str] = machine.file_system  # that a path lies on
+    locks_elsewhere: Callable[[Path], bool] = probe.locks_in_another_process
     sleep: Callable[[float], None] = time.sleep  # seconds
     parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_threads  # I/O on several volumes
 

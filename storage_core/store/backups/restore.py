@@ -46,7 +46,7 @@ from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.replicas import copies
 from storage_core.store.store import LOCK_TIMEOUT_S, Paths, Store, resolve_paths
-from storage_core.store.volume import identity, locks
+from storage_core.store.volume import identity, lock_domain, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume, recorded_paths
@@ -358,7 +358,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
     return replace(
         state,
         voters=voters,
-        lock_domain=env.lock_domain(),
+        lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in volumes], env.file_system),
         host=socket.gethostname(),
         streams=streams,
         graveyard=Table.empty(GRAVE_DTYPE),

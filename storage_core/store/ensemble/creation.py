@@ -16,7 +16,7 @@ from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Ent
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
-from storage_core.store.volume import locks, log
+from storage_core.store.volume import lock_domain, locks, log, probe
 from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
@@ -38,10 +38,11 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     found = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
     places = recorded_paths(found)
     voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
-    first = _first_entry(Init(store_id, settings, voters, env.lock_domain(), socket.gethostname()), made, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
             _make_parents(path, env)
+    domain = lock_domain.of_volumes(env.lock_domain(), paths, env.file_system)
+    first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
     fill(found, first, env)
     return found
 
@@ -68,6 +69,7 @@ def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content:
         with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
             for one in made:
                 check_empty(one.path, env)  # once more: another process may have been faster
+                probe.check(one.path, env)
             try:
                 if content is not None:
                     content(made)
@@ -157,7 +159,7 @@ def _make_root(path: Path, env: Environment) -> None:
 
 def check_empty(path: Path, env: Environment) -> None:
     """Raise AlreadyExistsError unless there is nothing in the directory but its lock."""
-    there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME})
+    there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME, *probe.NAMES})
     if volume_file.FILE_NAME in there:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
     if RESTORING in there:

@@ -27,10 +27,10 @@ from storage_core.errors import (
     CorruptionError,
     DiskFullError,
     NoQuorumError,
+    OtherHostError,
     OutcomeUnknownError,
     RequirementError,
     StorageError,
-    StoreBusyError,
     VolumeFailedError,
 )
 from storage_core.files import CLOSED, FULL
@@ -54,6 +54,7 @@ from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
 from storage_core.store.ensemble.view import View, applied
+from storage_core.store.volume import lock_domain, probe
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
@@ -192,17 +193,29 @@ class Turn:
         if known is None or not self._catch_up(known):
             self._metadata.forget()
             self._decision = self._adopt()
-        domain = self._env.lock_domain()
-        is_foreign = self.state.lock_domain != domain
-        if is_foreign and not take_over:  # before anything is written
-            raise StoreBusyError(
-                f"{self._metadata.label}: the store is written from host {self.state.host!r}, this is "
-                f"{socket.gethostname()!r}; if that host is down for good, or this is a copy, use --take-over"
-            )
+        moved = self._move(take_over)  # refused before anything is written
         if self._decision is not None and not self._decision.is_settled:
             self._settle(self._decision)
-        if is_foreign:
-            self.propose(TakeOver(domain, socket.gethostname()))
+        if moved is not None:
+            self.propose(moved)
+
+    def _move(self, take_over: bool) -> TakeOver | None:
+        """Return what moves the store here; None if it is written from here already.
+
+        Raises OtherHostError, VolumeFailedError (a file system on which no store can be).
+        """
+        domain = self._env.lock_domain()
+        if lock_domain.is_same(self.state.lock_domain, domain):
+            return None
+        present = [one.path for one in self.volumes if one.identity is not None]
+        domain = lock_domain.of_volumes(domain, present, self._env.file_system)
+        restarted = lock_domain.is_next_boot(self.state.lock_domain, domain)
+        if not restarted and not take_over:
+            raise OtherHostError(self._metadata.label, self.state.host, socket.gethostname())
+        for path in present:
+            if path in self.locked:
+                probe.check(path, self._env)
+        return TakeOver(domain, socket.gethostname(), "the host was restarted" if restarted else "")
 
     def _usable(self, voters: Sequence[Voter]) -> list[bytes]:
         """Return the volumes that take part: there, of the recorded instance, not retired, not failed before."""

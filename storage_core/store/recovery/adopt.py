@@ -40,7 +40,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
-from storage_core.store.volume import identity, locks, placements, volumes
+from storage_core.store.volume import identity, lock_domain, locks, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.volumes import Volume
 
@@ -216,7 +216,7 @@ def _state(
     return replace(
         base,
         voters=tuple(voters),
-        lock_domain=env.lock_domain(),
+        lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in made], env.file_system),
         host=socket.gethostname(),
         streams={one.name.casefold(): one for one in streams},
         volume_change=None,

@@ -37,7 +37,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import LiveBlock, copy_block, live_blocks, look
 from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
-from storage_core.store.volume import identity, locks, placement
+from storage_core.store.volume import identity, locks, placement, probe
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -156,6 +156,7 @@ class Membership:
             for path in paths:
                 self._env.files.make_directory(path)
                 self._env.files.sync_directory(path.parent)
+                probe.check(path, self._env)
         with self._metadata.turn(self._lock_timeout_s) as turn:
             state = turn.state
             if state.volume_change is not None:
@@ -186,7 +187,7 @@ class Membership:
                 raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
             return
         try:
-            there = sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found"})
+            there = sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found", *probe.NAMES})
         except OSError as error:
             raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
         if identity.FILE_NAME in there:

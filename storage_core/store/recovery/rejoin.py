@@ -28,7 +28,7 @@ from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.volume import identity, locks, log, placements, reports, volumes
+from storage_core.store.volume import identity, locks, log, placements, probe, reports, volumes
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
@@ -39,7 +39,7 @@ from storage_core.store.volume.volumes import Volume
 logger = logging.getLogger(__name__)
 _OURS = (
     identity.FILE_NAME, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME, placements.FILE_NAME,
-    "lost+found",
+    "lost+found", *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
 
@@ -103,6 +103,7 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
     """
     volume = one.volume
     _check(turn, one, env)
+    probe.check(volume.path, env)
     made = Volume(
         volume.volume_id,
         volume.path,

@@ -7,9 +7,6 @@ Source: docs/formats/volume.md.
 """
 
 import errno
-import hashlib
-import socket
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -95,15 +92,3 @@ def _is_file(files: Files, path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def lock_domain() -> str:
-    """Return the id of this machine: locks of the operating system mean something within it only."""
-    for name in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
-        if text:
-            return hashlib.blake2b(text.encode(), digest_size=16, person=b"jstream-domain").hexdigest()
-    return hashlib.blake2b(f"{socket.gethostname()} {uuid.getnode()}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,163 @@
+"""A look at whether a file system does what a store builds on, before one is made there or moved to this host.
+
+File systems of one kernel do. What a network or a program in user space (FUSE) stands behind may not: locks that other
+processes do not see, files that cannot be written in the middle, fsync that is not there, a rename that replaces
+nothing. Nobody finds that out by reading a store, so it is tried, with a second process for the lock.
+
+What cannot be tried: whether fsync reaches a disk, and whether a lock holds on another host as well. A store does not
+need the second, since one host writes it (lock_domain.py).
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage_core.errors import UnsuitableFileSystemError
+from storage_core.files import FULL, Files
+from storage_core.store.volume.lock_domain import LOCAL
+
+if TYPE_CHECKING:
+    from storage_core.store.environment import Environment
+
+FIRST, SECOND = NAMES = ("probe", "probe.new")  # left there only where the process was killed meanwhile
+PAGE = 4096
+SECOND_PROCESS_TIMEOUT_S = 30.0
+_GOT, _BUSY = 0, 3
+_TRY_LOCK = f"""
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit({_BUSY})
+"""
+
+
+def check(directory: Path, env: "Environment") -> None:
+    """Raise UnsuitableFileSystemError naming what a store in this directory could not rely on.
+
+    What one kernel has to itself is not tried. The caller holds the directory's lock.
+    """
+    kind = env.file_system(directory)
+    if kind not in LOCAL:
+        try_out(directory, kind, env.files, env.locks_elsewhere)
+
+
+def try_out(directory: Path, kind: str, files: Files, locks_elsewhere: Callable[[Path], bool]) -> None:
+    """Try everything in the directory, which is left as it was. OSError if the disk is full."""
+    step = _Steps(directory, kind)
+    _remove(directory, files)
+    try:
+        _try_files(directory, files, step)
+        _try_lock(directory / FIRST, files, locks_elsewhere, step)
+    finally:
+        _remove(directory, files)
+
+
+class _Steps:
+    """Turns what goes wrong into the error that names it."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._directory, self._kind = directory, kind
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise self.refusal(what, str(error.strerror or error)) from error
+
+    def refusal(self, what: str, outcome: str) -> UnsuitableFileSystemError:
+        return UnsuitableFileSystemError(str(self._directory), self._kind, what, outcome)
+
+
+def _try_files(directory: Path, files: Files, step: "_Steps") -> None:
+    first, second = directory / FIRST, directory / SECOND
+    with step("creating a file"):
+        file = files.create(first)
+    try:
+        with step("writing in the middle of a file"):
+            file.write_at(0, b"a" * 2 * PAGE)
+            file.write_at(PAGE, b"b" * PAGE)
+            file.write_at(0, b"c" * PAGE)
+            file.truncate(PAGE + 1)
+        with step("fsync of a file"):
+            file.sync()
+    finally:
+        file.close()
+    with step("reading what was written"):
+        if _content(first, files) != b"c" * PAGE + b"b":
+            raise step.refusal("reading what was written", "it is something else")
+    with step("creating a file that exists (O_EXCL)"):
+        try:
+            files.create(first).close()
+        except FileExistsError:
+            pass
+        else:
+            raise step.refusal("creating a file that exists (O_EXCL)", "it was created once more")
+    with step("creating a file"):
+        file = files.create(second)
+    try:
+        with step("fsync of a file"):
+            file.write_at(0, b"d")
+            file.sync()
+    finally:
+        file.close()
+    with step("renaming a file over another one"):
+        files.replace(second, first)
+    with step("fsync of a directory"):
+        files.sync_directory(directory)
+    with step("renaming a file over another one"):
+        names = files.list_directory(directory)
+        if _content(first, files) != b"d" or FIRST not in names or SECOND in names:
+            raise step.refusal("renaming a file over another one", "the old one is still there")
+
+
+def _try_lock(path: Path, files: Files, locks_elsewhere: Callable[[Path], bool], step: "_Steps") -> None:
+    what = "locking a file (flock)"
+    with step(what):
+        lock = files.lock(path)
+    try:
+        with step(what):
+            if not lock.try_acquire():
+                raise step.refusal(what, "nobody has it, and it cannot be locked")
+            if locks_elsewhere(path):
+                raise step.refusal(what, "two processes had the lock at once")
+    finally:
+        lock.close()
+    with step(what):
+        if not locks_elsewhere(path):
+            raise step.refusal(what, "the lock was let go of, and another process did not get it")
+
+
+def locks_in_another_process(path: Path) -> bool:
+    """Return whether another process gets the lock on a file. Raises OSError if that cannot be told."""
+    command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_LOCK, str(path)]
+    try:
+        outcome = subprocess.run(command, capture_output=True, timeout=SECOND_PROCESS_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise OSError(None, f"a second process did not answer within {SECOND_PROCESS_TIMEOUT_S:g} s") from None
+    if outcome.returncode not in (_GOT, _BUSY):
+        last = outcome.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise OSError(None, "".join(last) or f"a second process ended with {outcome.returncode}")
+    return outcome.returncode == _GOT
+
+
+def _content(path: Path, files: Files) -> bytes:
+    file = files.open(path)
+    try:
+        return file.read_at(0, 2 * PAGE)
+    finally:
+        file.close()
+
+
+def _remove(directory: Path, files: Files) -> None:
+    for name in NAMES:
+        with contextlib.suppress(OSError):
+            files.unlink(directory / name)
