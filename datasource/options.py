@@ -213,6 +213,15 @@ OPTIONS = (
     ),
     Option("batchId", (WRITE,), "text", "", "Which batch of `writerId` this is."),
     Option(
+        "takeOver",
+        EVERYWHERE,
+        "flag",
+        "`false`",
+        "`true`: a store that another host wrote is written from here, from the beginning of this read, write or query "
+        "on; for jobs whose driver moves. What still runs on the former host is refused from then on. Of reads, those "
+        "with a `consumer` alone write. When it is safe: [operations](operations.md#which-host-writes).",
+    ),
+    Option(
         "lockTimeout", EVERYWHERE, "duration", "`60s`", "How long to wait for another process that holds the store."
     ),
 )

@@ -29,6 +29,15 @@ def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
             raise
 
 
+def take_over(paths: Sequence[str], lock_timeout_s: float) -> None:
+    """Let this host write the store from now on. For the beginning of a read, a write or a query alone.
+
+    One that goes on and is refused was taken over from: it would take the store back from its successor.
+    """
+    with _advising(paths):
+        Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s, take_over=True).close()
+
+
 def open_foreign_store(
     paths: Sequence[str],
     layout: str,

@@ -50,6 +50,8 @@ class MessageReader(DataSourceReader):
         settle()
         if self.constraints.impossible:
             return [SlicePartition(())]
+        if self.settings.take_over:
+            places.take_over(self.settings.paths, self.settings.lock_timeout_s)
         with open_store(self.settings) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)

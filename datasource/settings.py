@@ -72,6 +72,7 @@ class ReadSettings:
     truncate_bad_eof: bool = False
     no_crc: bool = False
     table: str = MESSAGES
+    take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
     @classmethod
@@ -105,6 +106,7 @@ class ReadSettings:
             truncate_bad_eof=take("truncateBadEof", parse_flag, False),
             no_crc=take("noCrc", parse_flag, False),
             table=table,
+            take_over=take("takeOver", parse_flag, False),
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
 
@@ -134,6 +136,7 @@ class StreamReadSettings:
     partition_rows_max: int | None = None
     fail_on_data_loss: bool = True
     verify: bool = True
+    take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
     @classmethod
@@ -159,6 +162,7 @@ class StreamReadSettings:
             partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
             fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
             verify=take("verify", _verify, True),
+            take_over=take("takeOver", parse_flag, False),
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
 
@@ -177,6 +181,7 @@ class WriteSettings:
     compression: str | None = None
     writer_id: str | None = None
     batch_id: str | None = None
+    take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
     @classmethod
@@ -205,6 +210,7 @@ class WriteSettings:
             compression=take("compression", _compression, None),
             writer_id=take("writerId", _text, None),
             batch_id=take("batchId", _text, None),
+            take_over=take("takeOver", parse_flag, False),
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
 
@@ -245,6 +251,8 @@ def _check_consumer(given: Mapping[str, str]) -> None:
         raise ValueError(
             "option 'consumer' is missing: 'startingOffsets' is 'consumer', which is where that one stands"
         )
+    if "takeOver" in given:
+        raise ValueError("option 'consumer' is missing: a read without one writes nothing, so leave 'takeOver' out")
     if "consumerTakeover" in given:
         raise ValueError("option 'consumer' is missing: 'consumerTakeover' says how to take it")
 

@@ -26,6 +26,7 @@ from datasource.stream_offsets import Json, Offsets, StreamOffset
 from storage_core.errors import (
     DiskFullError,
     NoQuorumError,
+    OtherHostError,
     OutcomeUnknownError,
     StaleIncarnationError,
     StoreBusyError,
@@ -59,7 +60,11 @@ class StreamSource:
     def __init__(self, settings: StreamReadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds, never going back."""
         self._settings, self._clock = settings, clock
+        if settings.take_over:
+            places.take_over(settings.paths, settings.lock_timeout_s)
         self._store = places.open_store(settings.paths, settings.lock_timeout_s)
+        if settings.consumer is not None:
+            self._store.check_host()  # else it would read, and never acknowledge what it has read
         self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)
         self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
         self._patience = Patience(settings.trigger_delay_max_s, clock())
@@ -308,10 +313,13 @@ class StreamSource:
     def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
         """Tell the consumers what is finished; return whether they heard.
 
-        Reading goes on where nothing can be written. To say it again is safe: a consumer never moves back.
+        Reading goes on where nothing can be written for a while. To say it again is safe: a consumer never moves back.
+        Raises OtherHostError: this host will never be able to, or the query goes on elsewhere.
         """
         try:
             self._reader.acknowledge(ends)
+        except OtherHostError:
+            raise
         except CANNOT_SAY as error:
             log.warning("consumer %s is told later what was finished: %s", self._settings.consumer, error)
             return False

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from datasource.places import take_over
 from datasource.settings import WriteSettings
 from datasource.writer import (
     StagedPartition,
@@ -84,6 +85,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         blocks = [block for task in tasks for block in task.blocks]
         replaced = replaced_streams(self.settings, blocks) if self.overwrite else ()
         with open_store(self.settings) as store:
+            if self.settings.take_over and not _has_begun(store, identity):
+                take_over(self.settings.paths, self.settings.lock_timeout_s)
             try:
                 result = store.commit(transaction, blocks, identity, replaced)
             except StorageError as error:
@@ -132,6 +135,12 @@ def _transaction(tasks: Sequence[StagedTask]) -> Transaction:
     assert len(ids) == 1, "the tasks of one batch are of one writer"
     targets = {name: target for task in tasks for name, target in task.transaction.targets.items()}
     return replace(tasks[0].transaction, targets=targets)
+
+
+def _has_begun(store: Store, identity: WriterBatch) -> bool:
+    """Return whether this run has stored a batch: from then on it takes no store over any more."""
+    writers = (stream.writers.get(identity.writer) for stream in store.state().streams.values())
+    return any(one is not None and identity.run in (one.run, *one.superseded) for one in writers)
 
 
 def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState]:

@@ -45,6 +45,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
         self.settings, self.overwrite = settings, overwrite
+        if settings.take_over:
+            places.take_over(settings.paths, settings.lock_timeout_s)
         self.transaction = begin(settings, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -94,8 +94,9 @@ class OtherHostError(StoreBusyError):
         return (
             f"{self.store}: the store is written from host {self.host!r}, this is {self.here!r}. If nothing on that "
             "host writes it any more (it is down, or this is its successor), or if this is a copy, take it over: "
-            "--take-over, or the option takeOver of the data source. While it still writes, do not: locks do not reach "
-            'from host to host ("Which host writes" in the guide\'s page on operations)'
+            "--take-over, or the option takeOver of the data source, which does it when a read, a write or a query "
+            "begins, and not later. While that host still writes, do not: locks do not reach from host to host "
+            '("Which host writes" in the guide\'s page on operations)'
         )
 
 

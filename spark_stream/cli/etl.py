@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import EXIT_INTERRUPTED, CommandFailed, VerbGroup, WrongUsage
-from spark_stream.cli.options import GroupStoreOption, JsonOption
+from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.render import print_facts, print_json, print_table, say, write
 
@@ -54,6 +54,7 @@ def run(
         bool, typer.Option("--new-checkpoint", help="The old checkpoint is lost, and rows may be stored twice for it.")
     ] = False,
     metrics_textfile: MetricsOption = None,
+    take_over: TakeOverOption = False,
     store: PipelineStoreOption = None,
 ) -> None:
     """Run a pipeline: everything that is there now, then end; the last line of stdout is a summary as JSON."""
@@ -68,6 +69,7 @@ def run(
     summary = Summary(pipeline.name, CONTINUOUS if continuous else pipeline.trigger.mode)
     state, stop = PipelineState(pipeline.checkpoint), Stop()
     with _telling(summary, metrics_textfile), state.lock("etl run"), _recording(summary, state), _stopping(stop):
+        _take_over(pipeline, take_over)
         Beginnings(state, pipeline).check(new_checkpoint)
         with _prepared(pipeline) as prepared, _watching(pipeline.name) as watch:
             _handle_signals(stop)  # Spark has put its own handler there
@@ -127,6 +129,7 @@ def backfill(
     first: Annotated[str, typer.Option("--from", metavar="SEQUENCE|TIME", help="Where it begins, inclusive.")],
     end: Annotated[str, typer.Option("--to", metavar="SEQUENCE|TIME", help="Where it ends, exclusive.")],
     metrics_textfile: MetricsOption = None,
+    take_over: TakeOverOption = False,
     store: PipelineStoreOption = None,
 ) -> None:
     """Read a range of the stream through the same transformation into the same sink, once however often it is run.
@@ -143,6 +146,7 @@ def backfill(
     end_sequence, until_ns = _place(end, "--to")
     state, summary = PipelineState(pipeline.checkpoint), Summary(pipeline.name, "backfill")
     with _telling(summary, metrics_textfile), state.lock("etl backfill"):
+        _take_over(pipeline, take_over)
         wanted = resolve(pipeline, first_sequence, end_sequence, since_ns, until_ns)
         with _prepared(pipeline) as prepared:
             made = Backfill(prepared, state, wanted, summary)
@@ -155,6 +159,14 @@ def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
     from spark_stream.pipelines.config import load_pipeline
 
     return load_pipeline(file, store or context.obj)
+
+
+def _take_over(pipeline: "Pipeline", asked: bool) -> None:
+    """Let this host write the stores of the pipeline from the beginning of the run on; later it is refused."""
+    if asked:
+        from spark_stream.pipelines.source import take_over
+
+        take_over(pipeline)
 
 
 def _check_metrics(textfile: Path | None) -> None:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
+from datasource import places
 from datasource.places import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
 from spark_stream.pipelines.toml import DefinitionError, nearest
@@ -77,6 +78,16 @@ def start_options(source: Source) -> dict[str, str]:
     return {"startingOffsets" if word else "startingTimestamp": start}
 
 
+def take_over(pipeline: Pipeline) -> None:
+    """Let this host write every store that the pipeline writes: that of its consumer, of its sink, of dead letters."""
+    source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
+    written = [source.volumes] if source.consumer else []
+    written += [sink.volumes] if sink.kind == JSTREAM else []
+    written += [letters.volumes] if letters is not None else []
+    for volumes in {tuple(one): one for one in written}.values():
+        places.take_over(volumes, LOCK_TIMEOUT_S)
+
+
 def check_stores(pipeline: Pipeline) -> list[str]:
     """Look whether the stores have the streams that the file names; return what the source has now, for people.
 
@@ -84,6 +95,8 @@ def check_stores(pipeline: Pipeline) -> list[str]:
     """
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
     with open_store(source.volumes, LOCK_TIMEOUT_S) as store:
+        if source.consumer:
+            store.check_host()
         names = matching(store, source)
         for name in source.streams:
             if name not in names and not is_glob(name):
@@ -121,6 +134,7 @@ def _check_target(
 ) -> None:
     """Check that a stream is there and takes the subject that is given, or needs none."""
     with open_store(volumes, LOCK_TIMEOUT_S) as store:
+        store.check_host()
         if name not in store.streams():
             _refuse_stream(pipeline, f"{place}.stream", name, store)
         subjects = store.stream(name).config.subjects

@@ -24,7 +24,7 @@ from storage_core.store import describe
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.turn import Turn, move
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
@@ -129,6 +129,10 @@ class Store:
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
         return self.view().index
+
+    def check_host(self) -> None:
+        """Raise OtherHostError if another host writes the store; takes no lock, and writes nothing."""
+        move(self.state(), self.volumes(), self.label, self._env)
 
     def close(self) -> None:
         """Let go of everything; nothing is held between calls, so this only ends the object's use."""

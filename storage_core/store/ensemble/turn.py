@@ -54,6 +54,7 @@ from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
 from storage_core.store.ensemble.view import View, applied
+from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
@@ -204,18 +205,11 @@ class Turn:
 
         Raises OtherHostError, VolumeFailedError (a file system on which no store can be).
         """
-        domain = self._env.lock_domain()
-        if lock_domain.is_same(self.state.lock_domain, domain):
-            return None
-        present = [one.path for one in self.volumes if one.identity is not None]
-        domain = lock_domain.of_volumes(domain, present, self._env.file_system)
-        restarted = lock_domain.is_next_boot(self.state.lock_domain, domain)
-        if not restarted and not take_over:
-            raise OtherHostError(self._metadata.label, self.state.host, socket.gethostname())
-        for path in present:
-            if path in self.locked:
+        moved = move(self.state, self.volumes, self.label, self._env, take_over)
+        if moved is not None:
+            for path in self.locked:
                 probe.check(path, self._env)
-        return TakeOver(domain, socket.gethostname(), "the host was restarted" if restarted else "")
+        return moved
 
     def _usable(self, voters: Sequence[Voter]) -> list[bytes]:
         """Return the volumes that take part: there, of the recorded instance, not retired, not failed before."""
@@ -689,6 +683,24 @@ class Turn:
                 self._leave_out(volume_id, error)
         self._retire()
         return True
+
+
+def move(
+    state: StoreState, volumes: Sequence[Volume], label: str, env: Environment, take_over: bool = False
+) -> TakeOver | None:
+    """Return what moves the store to this host; None if it is written from here already.
+
+    Raises OtherHostError if that takes a decision, and `take_over` does not say that it was made.
+    """
+    domain = env.lock_domain()
+    if lock_domain.is_same(state.lock_domain, domain):
+        return None
+    present = [one.path for one in volumes if one.identity is not None]
+    domain = lock_domain.of_volumes(domain, present, env.file_system)
+    is_restarted = lock_domain.is_next_boot(state.lock_domain, domain)
+    if not is_restarted and not take_over:
+        raise OtherHostError(label, state.host, socket.gethostname())
+    return TakeOver(domain, socket.gethostname(), "the host was restarted" if is_restarted else "")
 
 
 def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:

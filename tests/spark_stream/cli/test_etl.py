@@ -9,6 +9,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from spark_stream.pipelines.run import Progress
 from spark_stream.pipelines.session import local_settings, names_in_defaults
 from spark_stream.pipelines.summary import Summary
 from storage_core import Store
+from storage_core.store.environment import REAL
 
 ROOT = Path(etl.__file__).resolve().parents[2]
 FILE = """
@@ -87,6 +89,28 @@ def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: P
     ]:
         outcome = jstream("etl", "backfill", file, *words)
         assert outcome.code == code and told in outcome.err, outcome
+
+
+def test_a_pipeline_on_another_host_is_refused_before_spark_starts_and_takes_its_stores_over_if_told_to(
+    jstream, orders: Store, file: Path, tmp_path: Path
+) -> None:
+    elsewhere = replace(REAL, lock_domain=lambda: "another machine")
+    Store.create(tmp_path / "letters", env=elsewhere).add_stream({"name": "BAD"})
+    file.write_text(
+        f'{FILE}[payload]\nformat = "json"\nschema = "n INT"\n[dead_letters]\nstore = "letters"\nstream = "BAD"\n'
+    )
+    orders.stream("ORDERS").publish("orders.new", b"x")
+    for path in (*orders.paths, tmp_path / "letters"):
+        Store.open(path, env=elsewhere, take_over=True).close()
+    for words in (("run",), ("check", "--quick")):
+        refused = jstream("etl", words[0], file, *words[1:])
+        assert refused.code == 1 and "written from host" in refused.err and "--take-over" in refused.err
+
+    # A range that is none ends the command after the stores were taken over, and before Spark starts.
+    assert jstream("etl", "backfill", file, "--from", "50", "--to", "60", "--take-over").code == 1
+    orders.check_host()
+    Store.open(tmp_path / "letters").check_host()
+    assert jstream("etl", "check", file, "--quick").code == 0
 
 
 def test_metrics_that_could_not_be_written_are_told_before_anything_is_run(jstream, orders: Store, file: Path) -> None:
