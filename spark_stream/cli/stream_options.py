@@ -44,6 +44,8 @@ ConfigOption = Annotated[
     typer.Option("--config", metavar="FILE", help="JSON object with configuration keys; options win over it."),
 ]
 
+CONFIG_SIZE_MAX = 1024 * 1024  # bytes
+
 # The parameter of a command: the key of the configuration, and how what was typed becomes its value.
 _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "subjects": ("subjects", lambda texts: [one.strip() for text in texts for one in text.split(",")]),
@@ -72,9 +74,13 @@ def configuration(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the configuration in a JSON file: bare, or inside what `info --json` printed."""
+    with path.open("rb") as file:
+        content = file.read(CONFIG_SIZE_MAX + 1)
+    if len(content) > CONFIG_SIZE_MAX:
+        raise WrongUsage(f"--config {path}: more than {CONFIG_SIZE_MAX} bytes are no configuration")
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise WrongUsage(f"--config {path}: not JSON: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]

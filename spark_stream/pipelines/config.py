@@ -173,7 +173,7 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
     Raises DefinitionError naming file, key, what came and what is taken, and OSError.
     """
     file = Path(os.path.abspath(file))
-    found = substitute(file, "", read_toml(file), VERBATIM)
+    found = substitute(file, read_toml(file), VERBATIM)
     top = {key: value for key, value in found.items() if key not in _TABLES}
     known = list(_Top.__struct_fields__)
     check_keys(file, "", found, [*known, *_TABLES])

@@ -82,7 +82,7 @@ class Plan:
 def load_definitions(file: Path) -> Definitions:
     """Return what the file defines; raises DefinitionError naming the key, what came and what is taken, and OSError."""
     file = Path(os.path.abspath(file))
-    found = substitute(file, "", read_toml(file))
+    found = substitute(file, read_toml(file))
     check_keys(file, "", found, ("store", "streams"))
     store = found.get("store", [])
     listed = store.split(",") if isinstance(store, str) else store

@@ -4,6 +4,7 @@
 machines. Relative paths are meant from the folder of the file, so that it does not matter who starts the program where.
 """
 
+import errno
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from storage_core.files import OS_FILES
 from storage_core.paths import local_path
 
 if sys.version_info >= (3, 11):
@@ -23,8 +25,13 @@ else:
     import tomli as tomllib
 
 S = TypeVar("S", bound=msgspec.Struct)
-FILE_SIZE_MAX = 1024 * 1024  # bytes; such a file is written by hand
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+FILE_SIZE_MAX = 1024 * 1024  # bytes; such a file is written by hand. Also of its texts with variables put in
+DEPTH_MAX = 32  # tables and lists within each other
+_INTEGERS = range(-(2**63), 2**63)  # of TOML
+_STRING = re.compile(  # or a comment, which may hold what looks like one; an open one reaches to the end
+    r'(?s)"""(?:\\.|[^\\])*?(?:"""|$)|' + r"'''.*?(?:'''|$)|" + r'"(?:\\.|[^"\\\n])*"?|' + r"'[^'\n]*'?|#[^\n]*"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AT = re.compile(r"(?s)(.*?)(?: - at `(?:key in )?\$(.*)`)?")
 _EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`")
 _LACKING = re.compile(r"Object missing required field `(.+)`")
@@ -49,17 +56,43 @@ class DefinitionError(ValueError):
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Return what the file holds; raises DefinitionError if it is no TOML, OSError if it cannot be read."""
-    data = file.read_bytes()
-    if len(data) > FILE_SIZE_MAX:
-        raise DefinitionError(file, "", f"{len(data)} bytes are too many, at most {FILE_SIZE_MAX} are taken")
+    data = _content(file)
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))  # some editors put a byte order mark there
+        text = data.decode("utf-8-sig")  # some editors put a byte order mark there
+        _check_depth(file, text)
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise DefinitionError(file, "", f"is not UTF-8: {error}") from error
     except RecursionError as error:
-        raise DefinitionError(file, "", "is not taken: lists or tables too deep within each other") from error
+        raise DefinitionError(file, "", TOO_DEEP) from error
+    except DefinitionError:
+        raise
     except ValueError as error:  # of both libraries
         raise DefinitionError(file, "", f"is not TOML: {error}") from error
+
+
+TOO_DEEP = f"is not taken: lists or tables too deep within each other; at most {DEPTH_MAX} are"
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a regular file, whose size is looked at first."""
+    try:
+        opened = OS_FILES.open(Path(os.path.realpath(file)))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise DefinitionError(file, "", "is not a regular file") from error
+        raise
+    with opened:
+        if opened.size() > FILE_SIZE_MAX:
+            raise DefinitionError(file, "", f"{opened.size()} bytes are too many, at most {FILE_SIZE_MAX} are taken")
+        return opened.read_at(0, FILE_SIZE_MAX)
+
+
+def _check_depth(file: Path, text: str) -> None:
+    """Raise DefinitionError for a dotted key that is too long: the parser's time grows with its square or more."""
+    for key in re.split(r"[^\w\-. \t]", _STRING.sub("s", text)):
+        if key.count(".") >= DEPTH_MAX:
+            raise DefinitionError(file, "", TOO_DEEP)
 
 
 def check_keys(file: Path, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -95,25 +128,74 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def substitute(file: Path, place: str, value: Any, but: Sequence[str] = ()) -> Any:
-    """Return the value with variables of the environment put in, at any depth, except below the keys `but`.
+def substitute(file: Path, value: Any, but: Sequence[str] = ()) -> Any:
+    """Return a table with variables of the environment put in, at any depth, except below the keys `but`.
 
-    Times become text in ISO 8601, of UTC if they name no zone: so they are taken wherever text is.
+    Times become text in ISO 8601, of UTC if they name no zone: so they are taken wherever text is. Raises
+    DefinitionError for a variable that is not set, and for what is too deep, too long or too large to be meant.
     """
-    if isinstance(value, datetime):
-        return (value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)).isoformat()
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: _variable(file, place, found), value)
-    if isinstance(value, list):
-        return [substitute(file, place, one, but) for one in value]
-    if isinstance(value, dict):
-        return {
-            key: one if _join(place, key) in but else substitute(file, _join(place, key), one, but)
-            for key, one in value.items()
-        }
-    return value
+    return _Substitution(file, but).of("", value, 0)
+
+
+class _Substitution:
+    """The values of one file, with how much text they may still become."""
+
+    def __init__(self, file: Path, but: Sequence[str]) -> None:
+        self._file, self._but = file, but
+        self._size_left = FILE_SIZE_MAX  # characters
+
+    def of(self, place: str, value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise DefinitionError(self._file, "", TOO_DEEP)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)).isoformat()
+        if isinstance(value, date):
+            return value.isoformat()
+        if isinstance(value, str):
+            return self._text(place, value)
+        if isinstance(value, int) and value not in _INTEGERS:
+            raise DefinitionError(self._file, place, "the number does not fit into 64 bits")
+        if isinstance(value, list):
+            return [self.of(place, item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            return {
+                key: item if _join(place, key) in self._but else self.of(_join(place, key), item, depth + 1)
+                for key, item in value.items()
+            }
+        return value
+
+    def _text(self, place: str, text: str) -> str:
+        """Return the text with its variables put in, from left to right; what is no variable stays as it is."""
+        parts, at = [], 0
+        while (start := text.find("${", at)) >= 0:
+            name = _VARIABLE.match(text, start + 2)
+            end = name.end() if name is not None else start + 2
+            default = None
+            if name is not None and text.startswith(":-", end):
+                end, default_at = text.find("}", end), end + 2
+                if end < 0:
+                    break  # nor is there one for any variable behind it
+                default = text[default_at:end]
+            if name is None or not text.startswith("}", end):
+                parts.append(text[at:end])
+                at = end
+                continue
+            parts += (text[at:start], self._variable(place, name[0], default))
+            at = end + 1
+        return "".join([*parts, text[at:]])
+
+    def _variable(self, place: str, name: str, default: str | None) -> str:
+        value = os.environ.get(name) or default
+        if value is None:
+            raise DefinitionError(
+                self._file, place, f"the variable {name} is not set; ${{{name}:-default}} would do without it"
+            )
+        self._size_left -= len(value)
+        if self._size_left < 0:
+            raise DefinitionError(
+                self._file, place, f"the variables put in are longer than {FILE_SIZE_MAX} characters together"
+            )
+        return value
 
 
 def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
@@ -129,15 +211,6 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
         return local_path(expanded if scheme or os.path.isabs(expanded) else str(file.parent / expanded), key)
     except ValueError as error:
         raise DefinitionError(file, "", str(error)) from error
-
-
-def _variable(file: Path, place: str, found: "re.Match[str]") -> str:
-    value = os.environ.get(found[1]) or found[2]
-    if value is None:
-        raise DefinitionError(
-            file, place, f"the variable {found[1]} is not set; ${{{found[1]}:-default}} would do without it"
-        )
-    return value
 
 
 def _translated(file: Path, place: str, table: Mapping[str, Any], text: str) -> DefinitionError:

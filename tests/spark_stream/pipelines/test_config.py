@@ -1,5 +1,7 @@
 """Pipeline files: what is taken, and that each mistake is told with file, key, what came and what is taken."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,56 @@ def test_a_mistake_names_file_key_what_came_and_what_is_taken(file: Path, before
 def test_a_file_that_is_gone_is_the_operating_systems_error(file: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_pipeline(file)
+
+
+# --- files that nobody writes by hand
+
+
+def make_sparse(file: Path) -> None:
+    with file.open("wb") as opened:
+        opened.truncate(1 << 40)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a terabyte": make_sparse,
+    "a FIFO": os.mkfifo,
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "a dotted key": lambda file: file.write_text("a." * 300_000 + "a = 1"),
+    "a dotted table": lambda file: file.write_text("[" + "a." * 300_000 + "a]"),
+    "a dotted key of quoted parts": lambda file: file.write_text("'a'.\"a\" . " * 40_000 + "a = 1"),
+    "a dotted key in a table": lambda file: file.write_text("x = {" + "a." * 100_000 + "a = 1}"),
+    "lists": lambda file: file.write_text("x = " + "[" * 900 + "]" * 900),
+    "tables": lambda file: file.write_text("x = " + "{a = " * 900 + "1" + "}" * 900),
+    "variables": lambda file: file.write_text('x = "' + "${HOSTILE}" * 90_000 + '"'),
+    "a number": lambda file: file.write_text("x = 0x" + "f" * 1_000_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_no_file_can_be_is_refused_before_it_costs_anything(
+    file: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOSTILE", "x" * 1_000)
+    HOSTILE[kind](file)
+    with pytest.raises(DefinitionError, match=file.name):
+        load_pipeline(file)
+
+
+def test_an_open_variable_is_text_however_often_it_stands_there(file: Path) -> None:
+    text = "${A:-" * 160_000
+    file.write_text(GOOD.replace('"tables/orders"', f'"tables/{text}"'))
+    pipeline = load_pipeline(file)
+    assert pipeline.sink.path is not None and pipeline.sink.path.endswith("${A:-" * 10)
+
+
+@pytest.mark.parametrize("text", ["${", "${}", "${1}", "$x", "${A", "${A:", "${A-b}", "a}b"])
+def test_what_is_no_variable_stays_as_it_is(file: Path, text: str) -> None:
+    file.write_text(GOOD.replace("tables/orders", f"tables/{text}/x"))
+    pipeline = load_pipeline(file)
+    assert pipeline.sink.path == str(file.parent / f"tables/{text}/x")
+
+
+def test_dots_in_texts_are_no_depth(file: Path) -> None:
+    sql = "SELECT " + ", ".join(f"t.a{number}" for number in range(100)) + " -- 1.2.3." + "4." * 60 + " it's\n FROM t"
+    file.write_text(GOOD + f'''[transform]\nsql = """{sql}"""\n# {"a." * 60}\n''')
+    assert load_pipeline(file).transform is not None
