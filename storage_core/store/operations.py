@@ -48,7 +48,9 @@ def look_at_open(store: "Store", state: StoreState) -> None:
 def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     state = store.state()
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
-    report, indexes = verification.verify(state, chosen, store.metadata, store.environment, progress)
+    report, indexes = verification.verify(
+        state, chosen, store.metadata, store.environment, progress, store.lock_timeout_s
+    )
     if not store.read_only:
         _save_indexes(store, indexes)
     return report

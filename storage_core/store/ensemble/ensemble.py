@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,9 +156,22 @@ class Metadata:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
         before = {one.volume_id for one in self._volumes}
         known = [one for one in self._volumes if one.identity is not None]
+        if not known:
+            raise self._nothing_left(self._volumes)
         self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
         self._voters = tuple(voters)
         return not {one.volume_id for one in self._volumes} <= before
+
+    def _lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
+        """Return the volumes that can be locked, in the order of their ids. Raises NoQuorumError if none is there."""
+        there = [one for one in at_hand if one.problem not in (volumes.MISSING, volumes.FOREIGN)]
+        if not there:
+            raise self._nothing_left(at_hand)
+        return [one.path for one in sorted(there, key=lambda one: one.volume_id)]
+
+    def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError:
+        reasons = "; ".join(one.reason for one in at_hand)
+        return NoQuorumError(f"none of the store's volumes is there any more ({reasons}). Bring them back")
 
     # --- reading
 
@@ -367,17 +380,17 @@ class Metadata:
             committed = commit.index if commit is not None else committed
         return tip <= committed
 
-    def standings(self) -> dict[bytes, Standing]:
-        """Return, without a lock, what the metadata of each volume is like.
+    def standings(self, lock_timeout_s: float) -> dict[bytes, Standing]:
+        """Return what the metadata of each volume is like, without a lock if that can be.
 
-        Logs are read one after another: a volume that is being written meanwhile may seem to be behind, or to have been
-        rolled back. So what is not current is looked at again, until its log has stood still; one that keeps growing
-        is written by a holder, who writes those alone that are in step.
+        Logs are read one after another: a volume that is being written meanwhile may seem to be behind, damaged, or to
+        have been rolled back. So what is not current is looked at again, until its log has stood still, at last under
+        the locks. One that keeps growing is written by a holder, who writes those alone that are in step.
         """
         result: dict[bytes, Standing] = {}
         moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
-            before, view = result, self.view(0.0)
+            before, view = result, self.view(lock_timeout_s)
             findings = examine([self.found(one) for one in self.volumes()], view.state.voters).findings
             result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
             moving = {
@@ -387,15 +400,35 @@ class Metadata:
             }
             if not moving:
                 return result
+        if not self._read_only:
+            try:
+                return self._standings_under_locks(lock_timeout_s)
+            except (StorageError, OSError) as error:
+                logger.info("%s: its volumes were looked at without a lock: %s", self.label, error)
         grown = [one for one in moving if one in before and 0 < before[one].index < result[one].index]
         return {**result, **{one: Standing(rules.CURRENT, "", result[one].index) for one in grown}}
+
+    def _standings_under_locks(self, lock_timeout_s: float) -> dict[bytes, Standing]:
+        """Return the same while nobody writes. Raises StoreBusyError, NoQuorumError, OSError."""
+        at_hand = self.volumes()
+        paths = self._lockable(at_hand)
+        with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
+            findings = examine([self.found(one) for one in at_hand], self._voters).findings
+        return {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
+
+    def hold(self, one: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
+        """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
+        if self._read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only")
+        return locks.hold(self.env.files, [one.path], 1, lock_timeout_s)
 
     # --- turns
 
     @contextmanager
-    def turn(self, lock_timeout_s: float, take_over: bool = False) -> Iterator[Turn]:
+    def turn(self, lock_timeout_s: float, take_over: bool = False, patience_s: float = 0.0) -> Iterator[Turn]:
         """Hold the store: everything read, everything that counts made durable.
 
+        `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         if self._read_only:
@@ -407,14 +440,11 @@ class Metadata:
         with translated(self.label):
             while True:
                 at_hand = self.volumes()
-                lockable = sorted(
-                    (one for one in at_hand if one.problem not in (volumes.MISSING, volumes.FOREIGN)),
-                    key=lambda one: one.volume_id,
-                )
+                lockable = self._lockable(at_hand)
                 learners = sum(one.learner for one in self._voters)
                 needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
                 left_s = max(0.0, deadline - time.monotonic())
-                with locks.hold(self.env.files, [one.path for one in lockable], needed, left_s) as held:
+                with locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s)) as held:
                     turn = Turn(self, at_hand, held)
                     try:
                         turn.begin(take_over)

@@ -117,7 +117,7 @@ class Turn:
 
     def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], held: Held) -> None:
         self._metadata, self._env, self._held = metadata, metadata.env, held
-        self.volumes, self.locked = tuple(volumes), held.locked
+        self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
         self._logs = {one.volume_id: metadata.log_of(one) for one in volumes}
         self._members: list[bytes] = []  # volumes that entries are written to, in the order of the voters
         self._voting: set[bytes] = set()  # those of them that count

@@ -157,7 +157,7 @@ class Membership:
                 self._env.files.make_directory(path)
                 self._env.files.sync_directory(path.parent)
                 probe.check(path, self._env)
-        with self._metadata.turn(self._lock_timeout_s) as turn:
+        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
             state = turn.state
             if state.volume_change is not None:
                 raise RequirementError("a change of the store's volumes was begun meanwhile; ask again")
@@ -229,7 +229,7 @@ class Membership:
         return True
 
     def _turn_with_change(self, step: Callable[[Turn, VolumeChange], None]) -> None:
-        with self._metadata.turn(self._lock_timeout_s) as turn:
+        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
             if turn.state.volume_change is not None:  # else another process has ended it
                 step(turn, turn.state.volume_change)
 
@@ -322,7 +322,7 @@ class Move:
         copy cannot be written.
         """
         while True:
-            with self._metadata.turn(self._lock_timeout_s) as turn:
+            with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
                 stream = turn.state.by_incarnation(self._incarnation)
                 if stream is None:
                     return

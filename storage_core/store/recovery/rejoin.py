@@ -57,6 +57,11 @@ class Absent:
         """Return whether it is known to be this volume: then its metadata may be made anew without being asked for."""
         return self.volume.identity is not None
 
+    def is_only_busy(self, turn: Turn) -> bool:
+        """Return whether nothing is wrong with it: another process had just locked it when this turn began."""
+        is_sound = self.has_identity and self.state in (decision.CURRENT, decision.BEHIND)
+        return is_sound and self.volume.path in turn.busy
+
 
 def absent(turn: Turn) -> list[Absent]:
     """Return the volumes of the store that do not take part in this turn, in the order of its voters."""

@@ -92,15 +92,17 @@ class Repair:
         that it is to be a volume from now on.
         """
         self._reread_only_volume()
-        before = self._metadata.standings()
-        with self._metadata.turn(self._lock_timeout_s) as turn:
+        before = self._metadata.standings(self._lock_timeout_s)
+        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
             for one in turn.writable:
                 was = before.get(one.volume_id)
                 if was is not None and was.state in (decision.DAMAGED, decision.ROLLED_BACK):  # the turn settled it
                     self._note_volume(Absent(one, was.state, was.reason), one)
             missing = []
             for absent in rejoin.absent(turn):
-                if absent.state == volumes.MISSING:
+                if absent.is_only_busy(turn):
+                    logger.info("%s is used by another process, and is left to it", absent.volume.path)
+                elif absent.state == volumes.MISSING:
                     missing.append(absent)
                 elif ask or (absent.has_identity and absent.state != decision.RETIRED):
                     self._rejoin(turn, absent)
@@ -128,7 +130,7 @@ class Repair:
                 made[one.volume.volume_id] = one
             except StorageError as error:
                 self._note_volume(one, error)
-        with self._metadata.turn(self._lock_timeout_s) as turn:
+        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
             for absent in rejoin.absent(turn):
                 before = made.get(absent.volume.volume_id)
                 if before is not None:
@@ -263,7 +265,7 @@ class Repair:
     def _report(self, names: Sequence[str] | None) -> dict[str, Any]:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
-        left = absent_volumes(view.state, self._metadata)
+        left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
         told = {one.volume for one in seen.damage if not one.stream}
         seen.damage.extend(one for one in left if one.volume not in told)
         ok = not left and all(one.repaired for one in seen.damage)

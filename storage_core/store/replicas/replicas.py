@@ -77,7 +77,9 @@ class Survey:
     def __init__(self, store: "Store") -> None:
         self._files = store.environment.files
         self.view: View = store.view()
-        self.standings: Mapping[bytes, Standing] = _decided(store.metadata.standings(), self.view.state)
+        self.standings: Mapping[bytes, Standing] = _decided(
+            store.metadata.standings(store.lock_timeout_s), self.view.state
+        )
         voters = {one.volume_id for one in self.view.state.voters}
         self.volumes: tuple[Volume, ...] = tuple(one for one in store.volumes() if one.volume_id in voters)
         self._at = {one.volume_id: one for one in self.volumes}

@@ -25,8 +25,9 @@ from storage_core.store.replicas.verification import (
     absent_volumes,
     block_damage,
     check_blocks,
-    metadata_damage,
+    damage_beside_writers,
     save_indexes,
+    still_wrong,
 )
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report
@@ -73,6 +74,9 @@ class Scrub:
         if start == BEGINNING:
             self._look_at_metadata(state, at_hand)
         end = self._read(state, streams, at_hand, indexes, start, limit_bytes, rate_bytes_per_s, progress)
+        self._bad = still_wrong(self._metadata.view(self._lock_timeout_s).state, self._bad)
+        for one in self._bad:
+            self._damage.extend(block_damage(one, at_hand))
         if names is None:
             for index in indexes.by_volume.values():
                 index.scrubbed_to = end
@@ -86,10 +90,10 @@ class Scrub:
         }
 
     def _look_at_metadata(self, state: StoreState, at_hand: Sequence[Volume]) -> None:
-        self._damage.extend(absent_volumes(state, self._metadata))
+        self._damage.extend(absent_volumes(state, self._metadata, self._lock_timeout_s))
         for one in at_hand:
             if one.identity is not None:
-                self._damage.extend(metadata_damage(self._metadata, one, self._env))
+                self._damage.extend(damage_beside_writers(self._metadata, one, self._env, self._lock_timeout_s))
 
     def _read(
         self,
@@ -113,7 +117,6 @@ class Scrub:
             read_size += one.block.file_size * len(one.found)
             if any(one.found.values()):
                 self._bad.append(one)
-                self._damage.extend(block_damage(one, at_hand))
             if rate_bytes_per_s is not None:
                 due_s = read_size / rate_bytes_per_s
                 passed_s = (self._env.now_ns() - begun_ns) / 1_000_000_000

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.replicas.healing import still_live
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.placement import is_recorded
@@ -24,6 +25,8 @@ from storage_core.store.volume.volumes import Volume
 logger = logging.getLogger(__name__)
 CHUNK_SIZE_MAX = 64 << 20  # bytes of blocks that are looked at before anything is said about them
 CHUNK_COUNT_MAX = 64
+LOOKS_WITHOUT_LOCK = 4  # more, at metadata that seems damaged and cannot be locked
+LOOK_PAUSE_S = 0.01
 Progress = Callable[[int, int], None]  # hears (copies done, copies in all)
 
 
@@ -58,32 +61,38 @@ def verify(
     metadata: Metadata,
     env: Environment,
     progress: Progress | None,
+    lock_timeout_s: float,
 ) -> tuple[dict[str, Any], dict[bytes, VolumeIndex]]:
     """Return {ok, checked_blocks, damage}, and the indexes of the volumes with what was found, to be saved.
 
-    Every byte of every copy of every block and of the metadata that counts was read; nothing was written.
+    Every byte of every copy of every block and of the metadata that counts was read; nothing was written. What others
+    wrote or removed meanwhile is no damage.
     """
     volumes = metadata.volumes()
-    damage = absent_volumes(state, metadata)
+    damage = absent_volumes(state, metadata, lock_timeout_s)
     told = {one.volume for one in damage}
     for one in volumes:
         if one.identity is not None:
-            damage.extend(metadata_damage(metadata, one, env))
+            damage.extend(damage_beside_writers(metadata, one, env, lock_timeout_s))
         elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
             damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.problem}: {one.reason}"))
     indexes = Indexes(volumes, env)
     count = 0
+    bad: list[Checked] = []
     for checked in check_blocks(state, streams, volumes, env, progress):
         indexes.note(checked)
         count += len(checked.found)
+        if any(checked.found.values()):
+            bad.append(checked)
+    for checked in still_wrong(metadata.view(lock_timeout_s).state, bad):
         damage.extend(block_damage(checked, volumes))
     report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
     return report, indexes.by_volume
 
 
-def absent_volumes(state: StoreState, metadata: Metadata) -> list[Damage]:
+def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:
     """Return the volumes that take no part in the store, as damage."""
-    standings = metadata.standings()
+    standings = metadata.standings(lock_timeout_s)
     damage = []
     for one in metadata.volumes():
         standing = standings.get(one.volume_id)
@@ -142,6 +151,25 @@ def counts(state: StoreState, volume: Volume) -> bool:
     if voter is None or volume.identity is None or voter.retired:
         return False
     return volume.identity.instance_id == voter.instance_id
+
+
+def still_wrong(state: StoreState, checked: Sequence[Checked]) -> list[Checked]:
+    """Return what is wrong by a newer state: a copy that was removed, merged or moved meanwhile is not missing.
+
+    Damage that was read stays damage, whatever became of the copy since.
+    """
+    live = still_live(state, [one.block for one in checked])
+    left = []
+    for one in checked:
+        stream = state.by_incarnation(one.block.incarnation)
+        is_live = (one.block.incarnation, one.block.block_id) in live
+        placed = stream.placement if stream is not None and is_live else ()
+        found = {
+            volume_id: [each for each in wrong if volume_id in placed or not each.is_missing]
+            for volume_id, wrong in one.found.items()
+        }
+        left.append(replace(one, found=found))
+    return [one for one in left if any(one.found.values())]
 
 
 def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlock]]:
@@ -217,8 +245,29 @@ def save_indexes(turn: Turn, indexes: Mapping[bytes, VolumeIndex]) -> None:
 # --- metadata
 
 
+def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, lock_timeout_s: float) -> list[Damage]:
+    """Return what is wrong with the metadata files of one volume that others may be writing.
+
+    They are read without a lock; what seems wrong may be work in progress, so it is looked at again under the volume's
+    lock. Where that cannot be had, it is what is found every time.
+    """
+    found = metadata_damage(metadata, volume, env)
+    if not found:
+        return []
+    try:
+        with metadata.hold(volume, lock_timeout_s):
+            return metadata_damage(metadata, volume, env)
+    except (StorageError, OSError) as error:
+        logger.info("%s was looked at without its lock: %s", volume.path, error)
+    for _ in range(LOOKS_WITHOUT_LOCK):
+        env.sleep(LOOK_PAUSE_S)
+        again = set(metadata_damage(metadata, volume, env))
+        found = [one for one in found if one in again]
+    return found
+
+
 def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
-    """Return what is wrong with the metadata files of one volume."""
+    """Return what is wrong with the metadata files of one volume, which nobody writes meanwhile."""
     journal = PlacementJournal(env.files, volume.path)
     found = _metadata_damage(metadata.log_of(volume), journal)
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]

@@ -85,13 +85,17 @@ class Held:
 
 
 @contextmanager
-def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -> Iterator[Held]:
+def hold(
+    files: Files, volumes: Sequence[Path], needed: int, timeout_s: float, patience_s: float = 0.0
+) -> Iterator[Held]:
     """Hold the locks of at least `needed` of the volumes; yield which.
 
     The volumes come in the order of their ids, the same in every process. Whoever gets too few lets go of all and tries
-    again. Raises StoreBusyError after `timeout_s`, naming who has the store; OSError if the files are to blame.
+    again; for `patience_s` also while others have just some of them. Raises StoreBusyError after `timeout_s`, naming
+    who has the store; OSError if the files are to blame.
     """
-    deadline = time.monotonic() + timeout_s
+    now_s = time.monotonic()
+    deadline, patient_until = now_s + timeout_s, now_s + patience_s
     mutexes = [_mutex(volume / FILE_NAME) for volume in volumes]
     # What is to be let go of is noted before it is taken: Ctrl-C may come between any two steps.
     taken: list[Mutex] = []
@@ -102,7 +106,7 @@ def hold(files: Files, volumes: Sequence[Path], needed: int, timeout_s: float) -
             if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
                 taken.pop()
                 raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
-        busy = _acquire(files, volumes, needed, deadline, timeout_s, locks)
+        busy = _acquire(files, volumes, needed, (deadline, patient_until), timeout_s, locks)
         yield Held(frozenset(locks), busy)
     finally:
         _let_go(locks, taken)
@@ -131,13 +135,22 @@ def _let_go(locks: dict[Path, Lock], taken: list[Mutex]) -> None:
 
 
 def _acquire(
-    files: Files, volumes: Sequence[Path], needed: int, deadline: float, timeout_s: float, locks: dict[Path, Lock]
+    files: Files,
+    volumes: Sequence[Path],
+    needed: int,
+    until: tuple[float, float],
+    timeout_s: float,
+    locks: dict[Path, Lock],
 ) -> frozenset[Path]:
-    """Fill `locks`; return the volumes that others have."""
+    """Fill `locks`; return the volumes that others have.
+
+    `until`: when too few are an error, and until when those that others have are waited for.
+    """
+    deadline, patient_until = until
     pause_s = BACKOFF_FIRST_S
     while True:
         errors, busy = _try_all(files, volumes, locks)
-        if len(locks) >= needed:
+        if len(locks) >= needed and (not busy or time.monotonic() >= patient_until):
             return frozenset(volume for volume, _ in busy)
         got = len(locks)
         _let_go(locks, [])

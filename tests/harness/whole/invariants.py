@@ -226,7 +226,7 @@ class Invariants:
         log = VolumeLog(files, paths[good[0]], read_identity(files, paths[good[0]])).read()
         said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
         store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would mend it
-        standing = store.metadata.standings().get(volume_id)
+        standing = store.metadata.standings(0.0).get(volume_id)
         if own < said and (standing is None or standing.state != ROLLED_BACK):
             raise Violation(f"{paths[position].name} ends at {own}, was durable up to {said}, and is {standing}")
 
