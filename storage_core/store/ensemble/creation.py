@@ -13,11 +13,12 @@ from storage_core.metadata.commands import Adopt, Envelope, Init, Voter, encode_
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
-from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble import unfinished
+from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
 from storage_core.store.volume import lock_domain, locks, log, probe
-from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
+from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,15 @@ Content = Callable[[Sequence[Volume]], None]
 def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
     """Make the directories the volumes of a new store; each may be missing, with what it lies in, or empty.
 
-    Raises AlreadyExistsError, StoreBusyError (another process makes one there), DiskFullError, ReadOnlyError,
-    VolumeFailedError; ValueError for a number of volumes that no store has, or if a parent is a file.
+    What a creation left that was killed is finished, or taken away. Raises AlreadyExistsError, StoreBusyError (another
+    process makes one there), DiskFullError, ReadOnlyError, VolumeFailedError; ValueError for a number of volumes that
+    no store has, or if a parent is a file.
     """
     check_count(paths)
     paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
+    finished = _finished_before(paths, settings, env)
+    if finished is not None:
+        return finished
     made = env.now_ns()
     store_id = env.new_id()
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
@@ -43,8 +48,28 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
             _make_parents(path, env)
     domain = lock_domain.of_volumes(env.lock_domain(), paths, env.file_system)
     first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
-    fill(found, first, env)
+
+    def mark(made: Sequence[Volume]) -> None:
+        for one in made:
+            unfinished.write_mark(one, made, env)
+
+    fill(found, first, env, mark)
+    with translated(", ".join(map(str, paths))):
+        for path in paths:
+            unfinished.remove_mark(path, env)
     return found
+
+
+def _finished_before(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume] | None:
+    """Return the volumes of this very store if an earlier attempt made them but was killed before it said so."""
+    with translated(", ".join(map(str, paths))):
+        finished = unfinished.resume(paths, env)
+    if finished is None:
+        return None
+    state = Metadata(env, finished).view(0.0).state
+    if state.settings != settings or state.streams:
+        raise AlreadyExistsError(f"{paths[0]} holds a jstream store already")
+    return finished
 
 
 def check_count(paths: Sequence[Path]) -> None:
@@ -118,9 +143,9 @@ def empty(path: Path, env: Environment) -> None:
             for name in env.files.list_directory(path / STREAMS):
                 _remove_files(path / STREAMS / name, env)
             env.files.remove_directory(path / STREAMS)
-        if RESTORING in env.files.list_directory(path):
+        for mark in {RESTORING, CREATING}.intersection(env.files.list_directory(path)):
             env.files.sync_directory(path)  # the mark is the last to go
-            env.files.unlink(path / RESTORING)
+            env.files.unlink(path / mark)
     except OSError as error:
         logger.warning("%s: a store that could not be made is left there: %s", path, error)
 
@@ -164,6 +189,8 @@ def check_empty(path: Path, env: Environment) -> None:
         raise AlreadyExistsError(f"{path} holds a jstream store already")
     if RESTORING in there:
         raise AlreadyExistsError(f"{path} holds a restore that was not finished: restore onto the same volumes again")
+    if CREATING in there:
+        raise AlreadyExistsError(f"{path}: a store is being made there, or that was interrupted: create it again")
     if there:
         raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
 

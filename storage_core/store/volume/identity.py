@@ -18,6 +18,7 @@ from storage_core.files import Files
 
 FILE_NAME = "jstream.volume"
 RESTORING = "jstream.restoring"  # beside no identity: a backup is being restored here, or that was interrupted
+CREATING = "jstream.creating"  # a store is being made here, or that was interrupted
 STREAMS = "streams"  # the directory of the blocks
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
@@ -68,9 +69,17 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
             raise NotAStoreError(
                 f"{directory} holds a restore that was not finished: restore onto the same volumes again"
             ) from None
+        if _is_file(files, directory / CREATING):
+            raise NotAStoreError(
+                f"{directory} holds a store whose creation was not finished: create it on the same volumes again"
+            ) from None
         remedy = "jstream store create PATH makes one"
         if files.is_directory(directory / STREAMS):
-            remedy = f"but {STREAMS}/ of one: name another volume; with none left, `jstream repair --adopt` rebuilds it"
+            remedy = f"but {STREAMS}/ of one, in which nothing is: name another volume, or empty the directory"
+            if files.list_directory(directory / STREAMS):
+                remedy = (
+                    f"but {STREAMS}/ of one: name another volume; with none left, `jstream repair --adopt` rebuilds it"
+                )
         raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it ({remedy})") from None
     except PermissionError as error:
         raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error

@@ -342,6 +342,9 @@ def test_a_volume_without_its_identity_is_not_taken_for_a_place_of_a_new_store(t
     path = tmp_path / "volume"
     Store.create(path).close()
     (path / "jstream.volume").unlink()
+    with pytest.raises(NotAStoreError, match=r"no jstream\.volume in it \(but streams/ of one, in which nothing is: "):
+        Store.open(path)
+    (path / "streams" / "0123456789abcdef0123456789abcdef").mkdir()
     with pytest.raises(NotAStoreError, match=r"no jstream\.volume in it \(but streams/ of one: .*repair --adopt"):
         Store.open(path)
     with pytest.raises(NotAStoreError, match="jstream store create PATH makes one"):
