@@ -222,6 +222,14 @@ OPTIONS = (
         "with a `consumer` alone write. When it is safe: [operations](operations.md#which-host-writes).",
     ),
     Option(
+        "failOnChangedBatch",
+        WRITES,
+        "flag",
+        "`true`",
+        "`true`: a batch that is stored already and now holds other messages fails the write. `false`: what was stored "
+        "first counts, nothing is written, and an event says so; for the last batch of a streaming query alone.",
+    ),
+    Option(
         "lockTimeout", EVERYWHERE, "duration", "`60s`", "How long to wait for another process that holds the store."
     ),
 )

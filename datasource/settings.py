@@ -182,6 +182,7 @@ class WriteSettings:
     writer_id: str | None = None
     batch_id: str | None = None
     take_over: bool = False
+    fail_on_changed_batch: bool = True
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
     @classmethod
@@ -193,6 +194,8 @@ class WriteSettings:
             raise ValueError(
                 f"option {lacking!r} is missing: a batch write that may run twice needs both, 'writerId' and 'batchId'"
             )
+        if "failOnChangedBatch" in given and "batchId" not in given:
+            raise ValueError("option 'batchId' is missing: 'failOnChangedBatch' is about one that is stored already")
         return cls._taken(given)
 
     @classmethod
@@ -211,6 +214,7 @@ class WriteSettings:
             writer_id=take("writerId", _text, None),
             batch_id=take("batchId", _text, None),
             take_over=take("takeOver", parse_flag, False),
+            fail_on_changed_batch=take("failOnChangedBatch", parse_flag, True),
             lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
         )
 

@@ -59,6 +59,7 @@ FOREIGN_TABLE_TYPES = {
     DAMAGE: FOREIGN_DAMAGE_TYPES,
 }
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the process in which Spark pushes filters
+SINK_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"  # in which it commits and aborts batches
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -151,10 +152,13 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
-    """Return a writer of one batch of a streaming query: for its tasks, and anew for its commit."""
+    """Return a writer of one batch of a streaming query: for its tasks, or for its commit, which begins nothing."""
     from datasource.stream_writer import StreamWriter
 
-    return StreamWriter(WriteSettings.parse_streaming(options), schema, overwrite)
+    made = StreamWriter(WriteSettings.parse_streaming(options), schema, overwrite)
+    if SINK_WORKER not in sys.modules:
+        made.begin()
+    return made
 
 
 def _types(settings: ReadSettings) -> Mapping[str, DataType]:

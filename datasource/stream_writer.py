@@ -9,8 +9,8 @@ first one nor which query it works for. Both travel in the messages of the tasks
     run       the id of this run, new with every start: once a newer run has stored a batch, older ones are fenced
 
 and the store decides under its lock. What Spark sends again (a commit that failed, before or after its effect; a batch
-whose end the checkpoint did not see) is there already, and is skipped. What only looks the same is refused: see
-`_check_the_same`.
+whose end the checkpoint did not see) is there already, and is skipped. What has the same number and holds something
+else is refused: the store keeps what each batch held as one number (storage_core/store/writing/content.py).
 """
 
 import logging
@@ -28,6 +28,7 @@ from datasource.settings import WriteSettings
 from datasource.writer import (
     StagedPartition,
     begin,
+    check_overwrite,
     give_up,
     log_appended,
     open_store,
@@ -38,8 +39,8 @@ from datasource.writer import (
 from storage_core import Store
 from storage_core.errors import FencedError, RequirementError, StorageError
 from storage_core.metadata.state import StreamState
-from storage_core.store.writing.appends import Appended, WriterBatch
-from storage_core.store.writing.staging import StagedBlock, Transaction
+from storage_core.store.writing.appends import WriterBatch
+from storage_core.store.writing.staging import Transaction
 
 log = logging.getLogger("jstream")
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
@@ -59,14 +60,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes one batch of a streaming query. Holds plain values only: Spark pickles it to its tasks."""
 
     def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
-        self.settings, self.overwrite = settings, overwrite
-        self.transaction = begin(settings, schema)
+        """`begin` comes next if tasks are to write; commit and abort go by what the tasks say."""
+        check_overwrite(settings, overwrite)
+        self.settings, self.schema, self.overwrite = settings, schema, overwrite
+        self.transaction: Transaction | None = None
+
+    def begin(self) -> None:
+        """Make the transaction of the tasks; raises as `writer.begin` does."""
+        self.transaction = begin(self.settings, self.schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
+        if self.transaction is None:
+            raise RequirementError("the writer of this task was made for a commit: nothing was begun that it may write")
         query_id, batch_id, run_id = (_local_property(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
         partition = partition_id()
-        blocks = stage(self.transaction, self.settings, partition, iterator)
+        blocks = stage(self.transaction, self.settings, partition, iterator, has_writer=True)
         used = {block.stream for block in blocks} if self.settings.stream is None else {self.settings.stream}
         targets = {name: self.transaction.targets[name] for name in used}
         return StagedTask(partition, blocks, replace(self.transaction, targets=targets), query_id, run_id, batch_id)
@@ -74,8 +83,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Name all blocks in one append, unless the store has this batch.
 
-        Raises FencedError: a newer run of the query has gone on; RequirementError: the writer is another query's, or
-        the batch is not the one that was stored under its number; what Store.commit raises.
+        Raises FencedError: a newer run of the query has gone on, or other messages are stored under the batch's number;
+        RequirementError: the writer is another query's, or the tasks are not of one batch; what Store.commit raises.
         """
         tasks = [one for one in messages if isinstance(one, StagedTask)]
         if not tasks:
@@ -83,16 +92,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         transaction, identity = _transaction(tasks), self._identity(tasks, batchId)
         blocks = [block for task in tasks for block in task.blocks]
-        replaced = replaced_streams(self.settings, blocks) if self.overwrite else ()
         with open_store(self.settings) as store:
             if self.settings.take_over and not _has_begun(store, identity):
                 take_over(self.settings.paths, self.settings.lock_timeout_s)
             try:
-                result = store.commit(transaction, blocks, identity, replaced)
+                result = store.commit(transaction, blocks, identity, replaced_streams(self.settings, self.overwrite))
             except StorageError as error:
                 _explain(store, transaction, identity, error)
-            if result.already:
-                _check_the_same(store, transaction, identity, blocks, result.appended)
         if result.already:
             log.warning(
                 "batch %d of query %s is in the store already: this time nothing was written", batchId, identity.query
@@ -107,14 +113,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
         that failed have removed their own; what killed ones left is swept by the store's maintenance.
         """
         tasks = [one for one in messages if isinstance(one, StagedTask)]
-        if tasks:
-            give_up(self.settings, _transaction(tasks))
+        for one in {task.transaction.id: task for task in tasks}:
+            give_up(self.settings, _merged([task for task in tasks if task.transaction.id == one]))
 
     def _identity(self, tasks: Sequence[StagedTask], batch_id: int) -> WriterBatch:
         names = {(task.query_id, task.run_id, task.batch_id) for task in tasks}
-        query, run, batch = names.pop()
-        assert not names and batch == str(batch_id), (names, batch, batch_id)
-        return WriterBatch(self.settings.writer_id or query, batch, query, run)
+        if len(names) > 1 or any(batch != str(batch_id) for _, _, batch in names):
+            known = "; ".join(f"query {query}, run {run}, batch {batch}" for query, run, batch in sorted(names))
+            raise RequirementError(f"Spark commits batch {batch_id} with tasks of another: they say {known}")
+        ((query, run, batch),) = names
+        any_content = not self.settings.fail_on_changed_batch
+        return WriterBatch(self.settings.writer_id or query, batch, query, run, any_content)
 
 
 def _local_property(name: str) -> str:
@@ -130,9 +139,15 @@ def _local_property(name: str) -> str:
 
 
 def _transaction(tasks: Sequence[StagedTask]) -> Transaction:
-    """Return the transaction of the batch, with the targets of all tasks."""
-    ids = {task.transaction.id for task in tasks}
-    assert len(ids) == 1, "the tasks of one batch are of one writer"
+    """Return the transaction of the batch, with the targets of all tasks; raises RequirementError if it is not one."""
+    ids = sorted({task.transaction.id.hex() for task in tasks})
+    if len(ids) > 1:
+        raise RequirementError(f"the tasks of one batch wrote for {len(ids)} transactions: {', '.join(ids)}")
+    return _merged(tasks)
+
+
+def _merged(tasks: Sequence[StagedTask]) -> Transaction:
+    """Return the transaction of these tasks, with the targets of all."""
     targets = {name: target for task in tasks for name, target in task.transaction.targets.items()}
     return replace(tasks[0].transaction, targets=targets)
 
@@ -153,9 +168,18 @@ def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState
 def _explain(store: Store, transaction: Transaction, identity: WriterBatch, error: StorageError) -> NoReturn:
     """Raise what the store refused the batch with, and what to do about it."""
     if isinstance(error, FencedError):
+        writers = [stream.writers.get(identity.writer) for stream in _streams(store, transaction).values()]
+        if any(one is not None and identity.run in one.superseded for one in writers):
+            raise FencedError(
+                f"{error}: another driver runs the same query, from the same checkpoint or a copy of it, and has gone "
+                f"on since; batch {identity.batch} of this run is not stored. Let only one of them run"
+            ) from error
         raise FencedError(
-            f"{error}: another driver runs the same query, from the same checkpoint, and has stored batches since; "
-            f"batch {identity.batch} of this run is not stored. Let only one of them run"
+            f"{error}. Nothing was written: skipping the batch would lose messages. Another driver runs the same query "
+            "from a copy of its checkpoint: let only one of them run. Or the checkpoint is an older copy: put the "
+            "newest one back, or start with a new one (and another writerId, if there is one) where the stored "
+            "messages end. Or it is the query's last batch, whose rows are others each time (uuid(), rand(), messages "
+            "that are gone): start it once with option failOnChangedBatch=false, and what was stored first counts"
         ) from error
     if isinstance(error, RequirementError):
         for name, stream in _streams(store, transaction).items():
@@ -170,38 +194,3 @@ def _explain(store: Store, transaction: Transaction, identity: WriterBatch, erro
                     "and let it start where the stored messages end"
                 ) from error
     raise error
-
-
-def _check_the_same(
-    store: Store,
-    transaction: Transaction,
-    identity: WriterBatch,
-    blocks: Sequence[StagedBlock],
-    stored: Mapping[str, Appended],
-) -> None:
-    """Raise RequirementError if what is stored under this batch's number is another batch of an earlier time.
-
-    A checkpoint that is an older copy numbers batches again that the store has, and cuts them elsewhere: skipping one
-    would lose messages. Spark itself only repeats the last batch; that one is skipped, whatever it holds now, for what
-    was stored first counts.
-    """
-    counts = dict.fromkeys(stored, 0)
-    for block in blocks:
-        counts[block.stream] += block.summary.span
-    for name, stream in _streams(store, transaction).items():
-        writer, before = stream.writers.get(identity.writer), stored[name]
-        if counts[name] == before.end - before.first:
-            continue
-        known = f"{before.end - before.first} messages" if before.first else "another number of messages"
-        said = (
-            f"batch {identity.batch} of query {identity.query} is in stream {name!r} with {known}, this time it has "
-            f"{counts[name]}"
-        )
-        if writer is None or int(identity.batch) >= writer.last_batch:
-            log.warning("%s; what was stored first counts", said)
-            continue
-        raise RequirementError(
-            f"{said}, and batches up to {writer.last_batch} came after it: the checkpoint is an older copy. Nothing "
-            "was written. Put the newest checkpoint back; or start with a new one (and another writerId, if there is "
-            "one) where the stored messages end"
-        )

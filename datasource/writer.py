@@ -22,7 +22,7 @@ from datasource.settings import WriteSettings
 from datasource.values import nearest
 from datasource.workers import settle
 from storage_core import Store
-from storage_core.errors import InvalidMessageError, NotFoundError
+from storage_core.errors import FencedError, InvalidMessageError, NotFoundError
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
@@ -44,6 +44,7 @@ class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame. Holds plain values only: Spark pickles it to its tasks and to the commit."""
 
     def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
+        check_overwrite(settings, overwrite)
         self.settings, self.overwrite = settings, overwrite
         if settings.take_over:
             places.take_over(settings.paths, settings.lock_timeout_s)
@@ -52,14 +53,24 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
         partition = partition_id()
-        return StagedPartition(partition, stage(self.transaction, self.settings, partition, iterator))
+        has_writer = self.settings.writer_id is not None
+        return StagedPartition(partition, stage(self.transaction, self.settings, partition, iterator, has_writer))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Name all blocks in one append."""
+        """Name all blocks in one append, unless the store has this batch of a writer.
+
+        Raises FencedError if what is stored as that batch is something else; what Store.commit raises.
+        """
         blocks = [block for message in messages if isinstance(message, StagedPartition) for block in message.blocks]
-        replaced = replaced_streams(self.settings, blocks) if self.overwrite else ()
+        replaced = replaced_streams(self.settings, self.overwrite)
         with open_store(self.settings) as store:
-            result = store.commit(self.transaction, blocks, self._writer_batch(), replaced)
+            try:
+                result = store.commit(self.transaction, blocks, self._writer_batch(), replaced)
+            except FencedError as error:
+                raise FencedError(
+                    f"{error}. Nothing was written. Give other rows another batchId; or, if these rows are others each "
+                    "time (uuid(), rand(), the time), set option failOnChangedBatch=false: what was stored first counts"
+                ) from error
         if result.already:
             log.warning(
                 "batch %r of writer %r is in the store already: nothing was written this time",
@@ -73,9 +84,10 @@ class BatchWriter(DataSourceArrowWriter):
         give_up(self.settings, self.transaction)
 
     def _writer_batch(self) -> WriterBatch | None:
-        if self.settings.writer_id is None or self.settings.batch_id is None:
+        settings = self.settings
+        if settings.writer_id is None or settings.batch_id is None:
             return None
-        return WriterBatch(self.settings.writer_id, self.settings.batch_id)
+        return WriterBatch(settings.writer_id, settings.batch_id, any_content=not settings.fail_on_changed_batch)
 
 
 def open_store(settings: WriteSettings) -> Store:
@@ -108,11 +120,22 @@ def partition_id() -> int:
     return context.partitionId() if context is not None else 0
 
 
-def replaced_streams(settings: WriteSettings, blocks: Sequence[StagedBlock]) -> tuple[str, ...]:
-    """Return the streams that `overwrite` empties: the one of the option, else those that rows are routed to."""
-    if settings.stream is not None:
-        return (settings.stream,)
-    return tuple(sorted({block.stream for block in blocks}))
+def check_overwrite(settings: WriteSettings, overwrite: bool) -> None:
+    """Raise ValueError for a write that is to replace what is there in streams that only its rows name.
+
+    A stream that got rows of the result before, and gets none of this one, would keep them.
+    """
+    if overwrite and settings.stream is None:
+        raise ValueError(
+            "option 'stream' is missing: overwrite and the output mode 'complete' replace all that one stream holds. "
+            "With rows that name their streams, a stream that gets none this time would keep the ones from before: "
+            "write each stream by itself, or append"
+        )
+
+
+def replaced_streams(settings: WriteSettings, overwrite: bool) -> tuple[str, ...]:
+    """Return the streams that the write empties."""
+    return (settings.stream,) if overwrite and settings.stream is not None else ()
 
 
 def log_appended(result: CommitResult) -> None:
@@ -136,11 +159,15 @@ def give_up(settings: WriteSettings, transaction: Transaction) -> None:
 
 
 def stage(
-    transaction: Transaction, settings: WriteSettings, partition: int, batches: Iterator[pa.RecordBatch]
+    transaction: Transaction,
+    settings: WriteSettings,
+    partition: int,
+    batches: Iterator[pa.RecordBatch],
+    has_writer: bool,
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
     settle()
-    stager = RoutedStager(transaction, partition, settings.compression)
+    stager = RoutedStager(transaction, partition, settings.compression, hashed=has_writer)
     row_count = 0
     try:
         for batch in batches if settings.stream is not None else gathered(batches):

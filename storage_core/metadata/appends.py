@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from storage_core import errors
@@ -25,13 +26,14 @@ from storage_core.metadata.stream_changes import buried, live
 from storage_core.sequences import SequenceSet
 
 SUPERSEDED_RUNS_KEPT = 64
+NO_MESSAGES = bytes(16)  # the content of a batch without any
 
 
 def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tuple[StoreState, Result]:
     targets = [live(state, part.incarnation) for part in command.streams]
     already = _stored_before(targets, command)
     if already is not None:
-        return state, AppendDone(already, True)
+        return _superseding(state, targets, command), AppendDone(already, True)
     check_transaction(state, command.transaction)
     appended = {}
     for stream, part in zip(targets, command.streams, strict=True):
@@ -45,6 +47,7 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             stream = replace(stream, overwritten_ns=time_ns)
         stream, result = _with_blocks(stream, part, place, time_ns)
         if command.writer:
+            result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
             writer = _with_batch(stream.writers.get(command.writer), command, result)
             stream = replace(stream, writers={**stream.writers, command.writer: writer})
         state = state.with_stream(stream)
@@ -53,7 +56,10 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
 
 
 def _stored_before(targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
-    """Return what this (writer, batch) got before, None if it is new; refuses fenced runs and foreign queries."""
+    """Return what this (writer, batch) got before, None if it is new.
+
+    Refuses fenced runs, foreign queries, and other content under the number of a batch that is stored.
+    """
     if not command.writer:
         return None
     found = {}
@@ -70,6 +76,7 @@ def _stored_before(targets: list[StreamState], command: Append) -> dict[str, Bat
             )
         result = writer.find(command.batch)
         if result is not None:
+            _check_content(stream.name, writer, result, command)
             found[stream.name] = result
     unknown = [stream.name for stream in targets if stream.name not in found]
     if found and unknown:
@@ -89,6 +96,47 @@ def _stored_before(targets: list[StreamState], command: Append) -> dict[str, Bat
                 f"in stream {stream.name!r}",
             )
     return None
+
+
+def _check_content(stream: str, writer: WriterState, result: BatchResult, command: Append) -> None:
+    """Refuse a batch that holds something else than what is stored under its number."""
+    if result.content == command.content or command.content == NO_MESSAGES and not result.content:
+        return
+    later = 0 <= int(command.batch) < writer.last_batch if writer.query and command.batch.isdigit() else False
+    if command.any_content and not later:
+        return
+    if result.content:
+        stored = f"{_count(result.content)} messages, of which this stream has [{result.first}, {result.end})"
+    else:
+        stored = "messages that are not remembered any more"
+    after = f"; batches up to {writer.last_batch} came after it" if later else ""
+    refuse(
+        errors.FencedError,
+        f"batch {command.batch!r} of writer {command.writer!r} is in stream {stream!r} with other content: stored are "
+        f"{stored}, this time it has {_count(command.content)}{after}",
+    )
+
+
+def _count(content: bytes) -> int:
+    return int.from_bytes(content[:8], "little")
+
+
+def _superseding(state: StoreState, targets: list[StreamState], command: Append) -> StoreState:
+    """Return the state in which the run of this command, which goes on from here, fences the one before it."""
+    for stream in targets:
+        writer = stream.writers[command.writer]
+        if command.run != writer.run and command.run not in writer.superseded:
+            writer = _of_run(writer, command.run)
+            state = state.with_stream(replace(stream, writers={**stream.writers, command.writer: writer}))
+    return state
+
+
+def _of_run(writer: WriterState, run: str) -> WriterState:
+    """Return the writer's record, now of this run; if that was not the run before, the other one is superseded."""
+    if run == writer.run:
+        return writer
+    superseded = (*writer.superseded, writer.run)[-SUPERSEDED_RUNS_KEPT:]
+    return msgspec.structs.replace(writer, run=run, superseded=superseded)
 
 
 def check_transaction(state: StoreState, transaction: bytes) -> None:
@@ -137,16 +185,14 @@ def _with_batch(writer: WriterState | None, command: Append, result: BatchResult
     """Return the writer's record with this batch; an unseen run id supersedes the one before."""
     if writer is None:
         writer = WriterState(command.query, command.run, (), {})
-    superseded = writer.superseded
-    if command.run != writer.run:
-        superseded = (*superseded, writer.run)[-SUPERSEDED_RUNS_KEPT:]
+    writer = _of_run(writer, command.run)
     batches = {**writer.batches, command.batch: result}
     last_batch = writer.last_batch
     if command.query and command.batch.isdigit():
         last_batch = max(last_batch, int(command.batch))
         for oldest in list(batches)[:-STREAMING_BATCHES_KEPT]:
             del batches[oldest]
-    return WriterState(command.query, command.run, superseded, batches, last_batch)
+    return WriterState(command.query, command.run, writer.superseded, batches, last_batch)
 
 
 def decided(state: StoreState, place: Place, transaction: bytes, outcome: int) -> StoreState:

@@ -104,6 +104,8 @@ class Append(msgspec.Struct, frozen=True, tag="append"):
     batch: str = ""
     query: str = ""
     run: str = ""
+    content: bytes = b""  # of the whole batch, 16 bytes: count of messages (u64), sum of their hashes (u64); a writer's
+    any_content: bool = False  # what is stored under this batch counts, whatever it holds
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -30,6 +30,7 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     first: int
     end: int
     duplicate_count: int
+    content: bytes = b""  # of the whole batch, all its streams, as in Append; empty: not known
 
 
 class WriterState(msgspec.Struct, frozen=True):

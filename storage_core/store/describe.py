@@ -22,7 +22,7 @@ EVENT_KINDS = (
     "lost", "scrub", "volume_added", "volume_removed", "volume_replaced", "adopted", "restored",
     "import_begun", "imported",
     "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
-    "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
+    "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
 )  # fmt: skip
 
 

@@ -104,7 +104,9 @@ class Stream:
             raise self._stale() from error
         if transaction.targets[self.name].incarnation != self.incarnation:
             raise self._stale()
-        stager = Stager(transaction, transaction.targets[self.name], 0, env=self._store.environment)
+        stager = Stager(
+            transaction, transaction.targets[self.name], 0, env=self._store.environment, hashed=writer is not None
+        )
         try:
             for batch in _batches(table):
                 check_write_schema(batch.schema, with_stream=False)

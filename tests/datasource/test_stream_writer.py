@@ -1,13 +1,17 @@
 """Streaming writes: driven as Spark drives them, a writer for the tasks, and another for the commit."""
 
+import json
 import logging
 import multiprocessing
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -20,6 +24,8 @@ from datasource.stream_writer import BATCH_ID, QUERY_ID, RUN_ID
 from storage_core import Store
 from storage_core.errors import (
     FencedError,
+    InvalidMessageError,
+    NotAStoreError,
     NotFoundError,
     RequirementError,
     StaleIncarnationError,
@@ -58,7 +64,9 @@ class Query:
 
     def stage(self, batch: int, *tasks: pa.Table) -> list[WriterCommitMessage]:
         """Return the messages of a batch whose tasks have written these tables."""
-        writer = self.writer(tasks[0].schema)
+        with patch.dict(sys.modules):
+            sys.modules.pop(source.SINK_WORKER, None)
+            writer = self.writer(tasks[0].schema)
         properties = {QUERY_ID: self.query, BATCH_ID: str(batch), RUN_ID: self.run}
         messages = []
         for partition, table in enumerate(tasks):
@@ -138,14 +146,49 @@ def test_replayed_batch_is_skipped_and_logged(
     assert data(store) == numbered(0, 9)
 
 
-def test_last_batch_that_holds_something_else_in_its_replay_is_skipped_and_told(
+def test_two_drivers_on_copies_of_a_checkpoint_lose_nothing(store: Store, query: Query, orders: Make) -> None:
+    """Each plans its batches for itself: they have the same numbers and are cut elsewhere."""
+    older, newer = query, replace(query, run="run-2")
+    older.store(0, orders(3))
+    with pytest.raises(FencedError, match="from a copy of its checkpoint") as caught:
+        newer.store(0, orders(5))
+    assert f"batch '0' of writer '{QUERY}' is in stream 'ORDERS' with other content" in str(caught.value)
+    assert "stored are 3 messages, of which this stream has [1, 4), this time it has 5" in str(caught.value)
+    with pytest.raises(FencedError):
+        newer.store(0, orders(3, 1))  # as many, and not the same
+    older.store(1, orders(2, 3))
+    with pytest.raises(FencedError):
+        newer.store(1, orders(2, 5))
+    assert data(store) == numbered(0, 5)
+
+
+def test_newer_run_that_finds_its_batch_stored_fences_the_older_one(store: Store, query: Query, orders: Make) -> None:
+    older, newer = query, replace(query, run="run-2")
+    older.store(0, orders(3))
+    newer.store(0, orders(2), orders(1, 2))  # the same messages, in other tasks
+    with Store.open(*store.paths) as another_process:
+        assert another_process.state().stream("ORDERS").writers[QUERY].run == "run-2"
+    with pytest.raises(FencedError, match="another driver runs the same query"):
+        older.store(1, orders(2, 3))
+    older.store(0, orders(3))  # it is there, whoever asks, and moves nobody back
+    newer.store(1, orders(4, 3))
+    assert data(store) == numbered(0, 7)
+
+
+def test_changed_last_batch_is_taken_as_stored_where_that_was_asked_for(
     store: Store, query: Query, orders: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query.store(0, orders(3))
+    for batch in range(2):
+        query.store(batch, orders(3, 3 * batch))
+    options = {"stream": "ORDERS", "failOnChangedBatch": "false"}
     with caplog.at_level(logging.WARNING, "jstream"):
-        replace(query, run="run-2").store(0, orders(5))
-    assert data(store) == numbered(0, 3)
-    assert "is in stream 'ORDERS' with 3 messages, this time it has 5; what was stored first counts" in caplog.text
+        replace(query, run="run-2", options=options).store(1, orders(5, 3))
+    assert f"batch 1 of query {QUERY} is in the store already" in caplog.text
+    assert data(store) == numbered(0, 6)
+    (event,) = store.events(kind="batch_again")
+    assert (event["stream"], "with other content; what was stored first counts" in event["reason"]) == ("ORDERS", True)
+    with pytest.raises(FencedError, match="batches up to 1 came after it"):
+        replace(query, run="run-3", options=options).store(0, orders(5))
 
 
 @pytest.mark.parametrize("later", [3, 30])
@@ -154,10 +197,30 @@ def test_older_copy_of_a_checkpoint_is_refused_before_it_loses_messages(
 ) -> None:
     for batch in range(later):
         query.store(batch, orders(2, 2 * batch))
-    with pytest.raises(RequirementError, match=f"batches up to {later - 1} came after it: the checkpoint is an older"):
+    with pytest.raises(FencedError, match=f"batches up to {later - 1} came after it"):
         replace(query, run="run-2").store(1, orders(2 * later))
-    replace(query, run="run-2").store(1, orders(0 if later > 16 else 2))
+    replace(query, run="run-2").store(1, orders(0) if later > 16 else orders(2, 2))
     assert data(store) == numbered(0, 2 * later)
+
+
+def test_routed_batch_that_has_lost_a_stream_is_another_batch(store: Store, query: Query) -> None:
+    routed = replace(query, options={})
+    both = pa.table({"stream": ["LOGS", "ORDERS"], "subject": ["logs.line", "orders.a"], "data": ["1", "2"]})
+    routed.store(0, both)
+    for other in (both.slice(0, 1), both.set_column(0, "stream", pa.array(["ORDERS", "ORDERS"]))):
+        with pytest.raises((FencedError, InvalidMessageError)):
+            replace(routed, run="run-2").store(0, other)
+    replace(routed, run="run-2").store(0, both.take([1, 0]))
+    assert [data(store, name) for name in ("LOGS", "ORDERS")] == [["1"], ["2"]]
+
+
+def test_times_that_the_store_chose_are_no_content(store: Store, query: Query, orders: Make) -> None:
+    given = pa.array([7] * 3, pa.int64())
+    query.store(0, orders(3))
+    replace(query, run="run-2").store(0, orders(3))
+    with pytest.raises(FencedError):
+        replace(query, run="run-3").store(0, orders(3).append_column("timestamp_ns", given))
+    assert data(store) == numbered(0, 3)
 
 
 def test_commit_that_failed_before_its_effect_is_aborted_and_done_anew(
@@ -191,6 +254,80 @@ def test_abort_of_a_replay_leaves_what_was_stored_first(store: Store, query: Que
     again.abort(0, again.stage(0, orders(3)), orders(0).schema)
     assert data(store) == numbered(0, 3)
     assert blocks_on_disk(store) == 1
+
+
+@pytest.fixture
+def sink_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be the process in which Spark commits and aborts batches."""
+    monkeypatch.setitem(sys.modules, source.SINK_WORKER, ModuleType(source.SINK_WORKER))
+
+
+def test_abort_sweeps_the_blocks_of_a_stream_that_is_gone(
+    store: Store, query: Query, orders: Make, sink_worker: None
+) -> None:
+    messages = query.stage(0, orders(3), orders(3, 3))
+    store.delete_stream("ORDERS")
+    query.abort(0, messages, orders(0).schema)
+    assert blocks_on_disk(store) == 0
+    with pytest.raises(StaleIncarnationError):
+        query.commit(0, messages, orders(0).schema)
+
+
+def test_commit_and_abort_ask_nothing_of_the_store_before_they_need_it(
+    store: Store, query: Query, orders: Make, sink_worker: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = query.stage(0, orders(3))
+    Path(store.paths[0], "jstream.volume").unlink()
+    writer = query.writer(orders(0).schema)
+    writer.abort([], 0)
+    writer.commit([], 0)
+    with caplog.at_level(logging.WARNING, "jstream"):
+        writer.abort(messages, 0)
+    assert "the blocks of the write that failed are still there" in caplog.text
+    with pytest.raises(NotAStoreError):
+        writer.commit(messages, 0)
+
+
+def test_abort_without_a_quorum_leaves_the_blocks_to_maintenance(
+    tmp_path: Path, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [tmp_path / f"volume {number}" for number in range(3)]
+    with Store.create(paths) as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"], "num_replicas": 3})
+    query = Query(replace(driver, path=json.dumps([str(path) for path in paths])))
+    messages = query.stage(0, orders(3))
+    writer = query.writer(orders(0).schema)
+    for path in paths[1:]:
+        path.rename(f"{path} away")
+    with caplog.at_level(logging.WARNING, "jstream"):
+        writer.abort(messages, 0)
+    assert "the blocks of the write that failed are still there" in caplog.text
+    for path in paths[1:]:
+        Path(f"{path} away").rename(path)
+    query.abort(0, messages, orders(0).schema)
+    assert not list(tmp_path.rglob("*.blk"))
+
+
+def test_tasks_of_two_batches_are_not_committed_as_one(store: Store, query: Query, orders: Make) -> None:
+    same = query.stage(0, orders(3), orders(3, 3))
+    for other in (
+        query.stage(0, orders(3)),
+        [replace(same[1], batch_id="1")],
+        [replace(same[1], run_id="run-2")],
+        [replace(same[1], query_id="another-query")],
+    ):
+        with pytest.raises(RequirementError):
+            query.commit(0, [same[0], *other], orders(0).schema)
+    with pytest.raises(RequirementError, match="commits batch 1 with tasks of another: they say query .* batch 0"):
+        query.commit(1, same, orders(0).schema)
+    query.abort(0, [same[0], *query.stage(0, orders(3))], orders(0).schema)
+    assert data(store) == []
+    assert blocks_on_disk(store) == 1, "the first block of the two batches that were not aborted"
+
+
+def test_writer_of_a_commit_writes_nothing(query: Query, orders: Make, sink_worker: None) -> None:
+    with task(0, {}), pytest.raises(RequirementError, match="was made for a commit"):
+        query.writer(orders(0).schema).write(iter(()))
 
 
 def test_abort_never_raises(store: Store, driver: Any, orders: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,6 +447,14 @@ def test_complete_mode_replaces_in_the_same_commit(store: Store, query: Query, o
     assert data(store) == numbered(10, 12)
     complete.store(2, orders(0))
     assert data(store) == []
+
+
+def test_complete_mode_needs_one_stream_whose_result_it_replaces(store: Store, query: Query) -> None:
+    """A stream that got rows of the result before, and gets none of this one, would keep them."""
+    routed = replace(query, options={}, overwrite=True)
+    rows = pa.table({"stream": ["LOGS", "ORDERS"], "subject": ["logs.line", "orders.a"], "data": ["1", "2"]})
+    with pytest.raises(ValueError, match="option 'stream' is missing.* would keep the ones from before"):
+        routed.writer(rows.schema)
 
 
 def test_rows_are_routed_and_their_batch_is_stored_once(store: Store, query: Query) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from datasource.writer import StagedPartition, route
 from storage_core import Store
-from storage_core.errors import AlreadyExistsError, InvalidMessageError, NotFoundError, StorageError
+from storage_core.errors import AlreadyExistsError, FencedError, InvalidMessageError, NotFoundError, StorageError
 from storage_core.schema import HEADERS_TYPE, READ_SCHEMA
 
 Make = Callable[..., pa.Table]
@@ -136,12 +136,31 @@ def test_overwrite_with_nothing_empties_the_stream(driver: Any, orders: Make) ->
     assert driver.sequences(stream="ORDERS") == []
 
 
-def test_overwrite_by_column_replaces_only_the_streams_that_get_rows(driver: Any, orders: Make) -> None:
+def test_overwrite_by_column_is_refused_with_the_reason(driver: Any, orders: Make) -> None:
+    """A stream that got rows of the result before, and gets none of this one, would keep them."""
     driver.write(orders(5), stream="ORDERS")
-    driver.write(pa.table({"data": ["kept"]}), stream="LOGS")
-    driver.write(pa.table({"stream": ["ORDERS"], "subject": ["orders.x"], "data": ["new"]}), overwrite=True)
-    assert driver.read(stream="ORDERS")["data"].to_pylist() == [b"new"]
-    assert driver.read(stream="LOGS")["data"].to_pylist() == [b"kept"]
+    with pytest.raises(ValueError, match="option 'stream' is missing: overwrite .* would keep the ones from before"):
+        driver.write(pa.table({"stream": ["ORDERS"], "subject": ["orders.x"], "data": ["new"]}), overwrite=True)
+    assert len(driver.sequences(stream="ORDERS")) == 5
+
+
+def test_rerun_of_a_named_batch_with_other_rows_is_refused_and_named(store: Store, driver: Any, orders: Make) -> None:
+    same = {"stream": "ORDERS", "writerId": "nightly", "batchId": "2026-11-21"}
+    driver.write(orders(3), orders(2, 3), **same)
+    for other in (orders(4), orders(5, 1), orders(6), orders(0)):
+        with pytest.raises(
+            FencedError, match="batch '2026-11-21' of writer 'nightly' is in stream 'ORDERS' with other"
+        ):
+            driver.write(other, **same)
+    assert store.events(kind="batch_again") == []
+    driver.write(orders(1, 4), orders(4), **same)
+    driver.write(orders(5), **same)
+    (event,) = store.events(kind="batch_again")
+    assert event["stream"] == "ORDERS"
+    assert event["reason"] == "batch '2026-11-21' of writer 'nightly' came again: nothing was stored this time"
+    driver.write(orders(7), **same, failOnChangedBatch=False)
+    assert store.events(kind="batch_again")[-1]["reason"].endswith("with other content; what was stored first counts")
+    assert driver.sequences(stream="ORDERS") == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

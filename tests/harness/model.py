@@ -6,6 +6,7 @@ The model knows nothing of blocks, logs or locks: a stream is a dict from sequen
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -45,7 +46,7 @@ class ModelStream:
     next_sequence: int = 1
     duplicate_window_ns: int = 3600 * 10**9
     msg_ids: dict[str, tuple[int, int]] = field(default_factory=dict)  # sequence and time of the commit
-    batches: dict[tuple[str, str], range] = field(default_factory=dict)  # by (writer, batch)
+    batches: dict[tuple[str, str], Any] = field(default_factory=dict)  # by (writer, batch)
 
     def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
         first, seen_now = self.next_sequence, dict[str, int]()

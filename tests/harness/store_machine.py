@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from storage_core.errors import (
     AlreadyExistsError,
+    FencedError,
     InvalidMessageError,
     NotFoundError,
     StorageError,
@@ -145,11 +146,14 @@ class StoreMachine(RuleBasedStateMachine):
         if (stream := self.stream(process, name)) is None:
             return
         model, rows = self.model.streams[name], self.fresh(name, rows)
-        if (before := model.batches.get((writer, batch))) is not None:
-            assert stream.append([to_table(rows)], WriterBatch(writer, batch)) == before
+        act = lambda: stream.append([to_table(rows)], WriterBatch(writer, batch))  # noqa: E731
+        if (before := model.batches.get((writer, batch))) is None:
+            model.batches[writer, batch] = self.took(stream, rows, act), rows
+        elif sorted(map(repr, rows)) == sorted(map(repr, before[1])):
+            assert act() == before[0]
         else:
-            act = lambda: stream.append([to_table(rows)], WriterBatch(writer, batch))  # noqa: E731
-            model.batches[writer, batch] = self.took(stream, rows, act)
+            self.refused(act, FencedError)
+            assert stream.append([to_table(before[1][::-1])], WriterBatch(writer, batch)) == before[0]
 
     @rule(process=PROCESSES, what=NAME_AND_ROWS, invalid=INVALID, at=st.integers(0, 7))
     def append_with_an_invalid_row(self, process: int, what: tuple[str, list[Row]], invalid: Row, at: int) -> None:

@@ -97,15 +97,16 @@ class _Applied:
     """A command as the next entry of the log, and what it comes to."""
 
     envelope: Envelope
+    before: StoreState
     state: StoreState  # after it
     result: machine.Result
 
     @property
     def changes_nothing(self) -> bool:
-        """Return whether no entry is needed: it is refused, or was stored before."""
-        return isinstance(self.result, machine.Refused) or (
-            isinstance(self.result, machine.AppendDone) and self.result.already
-        )
+        """Return whether no entry is needed: it is refused, or was stored before and fences nobody."""
+        if isinstance(self.result, machine.AppendDone) and self.result.already:
+            return self.state is self.before
+        return isinstance(self.result, machine.Refused)
 
 
 class Relock(Exception):
@@ -443,7 +444,7 @@ class Turn:
         durable = {one: index for one, index in self.view.durable.items() if one in current}
         envelope = Envelope(self._env.now_ns(), command, durable)
         place = machine.Place(self.view.index + 1, leadership.history)
-        return _Applied(envelope, *machine.apply(self.state, place, envelope))
+        return _Applied(envelope, self.state, *machine.apply(self.state, place, envelope))
 
     def _new_leadership(self, term: int) -> Leadership:
         return Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())

@@ -35,6 +35,7 @@ from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.placement import block_directory, block_id_of, block_path
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
 from storage_core.store.writing.orphans import transaction_of
@@ -51,6 +52,7 @@ class WriterBatch:
     batch: str
     query: str = ""  # Spark's query id; empty for batch jobs
     run: str = ""  # Spark's run id: a newer run fences older ones
+    any_content: bool = False  # sent again with other messages, what was stored first counts; else it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +147,25 @@ def commit(
         AppendedBlocks(transaction.targets[name].incarnation, b"", (), b"", overwrite=name in overwrite)
         for name in chosen
     ]
-    result = turn.check(_append(transaction, nothing, writer))
+    content = _content(staged) if writer is not None else b""
+    result = turn.check(_append(transaction, nothing, writer, content))
     assert isinstance(result, machine.AppendDone)
     failures = [failure for blocks in chosen.values() for block in blocks for failure in block.failures]
-    if not result.already:
+    if result.already:  # durably told: this run fences the one before it
+        turn.propose(_append(transaction, nothing, writer, content))
+    else:
         retire(turn, failures)
         parts = [
             _part(turn, transaction.targets[name], blocks, name in overwrite, window, env)
             for name, blocks in chosen.items()
         ]
-        result = turn.propose(_append(transaction, parts, writer))
+        result = turn.propose(_append(transaction, parts, writer, content))
     if isinstance(result, machine.Refused):
         result.raise_()
     assert isinstance(result, machine.AppendDone)
     if result.already:
+        assert writer is not None
+        _tell_again(turn, writer, content, result)
         _forget_staged(turn, transaction, env)
     else:
         _tell(turn, failures)
@@ -166,9 +173,22 @@ def commit(
     return CommitResult(appended, result.already)
 
 
-def _append(transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None) -> Append:
-    identity = writer or WriterBatch("", "")
-    return Append(transaction.id, tuple(parts), identity.writer, identity.batch, identity.query, identity.run)
+def _append(
+    transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None, content: bytes
+) -> Append:
+    one = writer or WriterBatch("", "")
+    return Append(transaction.id, tuple(parts), one.writer, one.batch, one.query, one.run, content, one.any_content)
+
+
+def _content(staged: Sequence[StagedBlock]) -> bytes:
+    """Return what the whole batch holds; raises RequirementError if a task did not hash its messages."""
+    for block in staged:
+        if block.hash_sum is None:
+            raise RequirementError(
+                f"stream {block.stream!r}: block {block.summary.block_id.hex()} was staged for no writer, so its "
+                "content is not known; stage the batch of a writer with hashes"
+            )
+    return combined((block.summary.row_count, block.hash_sum or 0) for block in staged)
 
 
 def retire(turn: Turn, failures: Sequence[WriteFailure]) -> None:
@@ -189,6 +209,21 @@ def _tell(turn: Turn, failures: Sequence[WriteFailure]) -> None:
         )
     except Exception as error:
         logger.warning("volumes missed blocks, and that could not be written down: %s: %s", reasons, error)
+
+
+def _tell_again(turn: Turn, writer: WriterBatch, content: bytes, result: machine.AppendDone) -> None:
+    """Write down that a batch was sent again and not stored, once: whoever sent it may have meant another one."""
+    stored = [turn.state.streams[name.casefold()].writers[writer.writer].find(writer.batch) for name in result.appended]
+    is_same = all(one is None or one.content in (b"", content) for one in stored)
+    what = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
+    reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {what}"
+    stream = next(iter(result.appended)) if len(result.appended) == 1 else ""
+    if any((one.kind, one.stream, one.reason) == ("batch_again", stream, reason) for one in turn.state.events):
+        return
+    try:
+        turn.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))
+    except Exception as error:  # the batch is stored: that is the answer
+        logger.warning("%s; that could not be written down: %s", reason, error)
 
 
 def _forget_staged(turn: Turn, transaction: Transaction, env: Environment) -> None:

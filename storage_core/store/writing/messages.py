@@ -31,6 +31,7 @@ class Messages:
     batch: pa.RecordBatch  # FRAME_SCHEMA
     sizes: np.ndarray  # int64, bytes of subject, headers and data, row by row
     msg_ids: np.ndarray | None  # (rows, 2) uint64; a pair of zeros is no msg_id
+    given_ns: pa.Array | None  # int64, times as the writer gave them; None, and null: the store chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     data = _cast(columns["data"], pa.binary(), "data", acceptance)
     headers = columns.get("headers")
     headers = pa.nulls(batch.num_rows, HEADERS_TYPE) if headers is None else _headers(headers, acceptance)
-    timestamp = _timestamp_ns(columns, batch.num_rows, now_ns, acceptance)
+    given = _given_ns(columns, acceptance)
+    timestamp = pa.array(np.full(batch.num_rows, now_ns, np.int64)) if given is None else given.fill_null(now_ns)
     made = pa.RecordBatch.from_arrays([subject, timestamp, headers, data], schema=FRAME_SCHEMA)
     sizes = message_sizes(made)
     limit = acceptance.max_msg_size if acceptance.max_msg_size >= 0 else MESSAGE_SIZE_MAX
@@ -128,7 +130,7 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
         raise _invalid(acceptance, row, f"message of {int(sizes[row])} bytes, {which} is {limit}")
     msg_ids = columns.get("msg_id")
     hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
-    return Messages(made, sizes, hashes)
+    return Messages(made, sizes, hashes, given)
 
 
 def _invalid(acceptance: Acceptance, row: int, what: str) -> InvalidMessageError:
@@ -252,16 +254,15 @@ def _offsets(column: pa.Array) -> pa.Array:
     return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
-def _timestamp_ns(columns: dict[str, pa.Array], row_count: int, now_ns: int, acceptance: Acceptance) -> pa.Array:
+def _given_ns(columns: dict[str, pa.Array], acceptance: Acceptance) -> pa.Array | None:
+    """Return the times that the writer gave, null where it gave none; None if it gave none at all."""
     given = columns.get("timestamp_ns")
     if given is not None:
         given = _cast(given, pa.int64(), "timestamp_ns", acceptance)
     if "timestamp" in columns and (given is None or given.null_count):
         times = _cast(columns["timestamp"], pa.timestamp("ns", "UTC"), "timestamp", acceptance).cast(pa.int64())
         given = times if given is None else pc.coalesce(given, times)
-    if given is None:
-        return pa.array(np.full(row_count, now_ns, np.int64))
-    return given.fill_null(now_ns) if given.null_count else given
+    return given
 
 
 def _msg_ids(column: pa.Array, acceptance: Acceptance) -> np.ndarray | None:

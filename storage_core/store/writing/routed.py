@@ -23,8 +23,10 @@ class RoutedStager:
     """Writes one task's rows, stream by stream. Not thread-safe; `finish` or `discard` ends it."""
 
     def __init__(
-        self, transaction: Transaction, partition: int, codec: str | None = None, env: Environment = REAL
-    ) -> None:
+        self, transaction: Transaction, partition: int, codec: str | None = None, env: Environment = REAL,
+        hashed: bool = True,
+    ) -> None:  # fmt: skip
+        self._hashed = hashed  # as for Stager
         self._transaction, self._partition, self._codec, self._env = transaction, partition, codec, env
         self._stagers: dict[str, Stager] = {}
         self._open: dict[str, Stager] = {}  # those whose block has files, the least recently written to first
@@ -39,7 +41,7 @@ class RoutedStager:
         stager = self._stagers.get(stream)
         if stager is None:
             stager = self._stagers[stream] = Stager(
-                self._transaction, target, self._partition, self._codec, self._env
+                self._transaction, target, self._partition, self._codec, self._env, self._hashed
             )  # fmt: skip
         before = stager.held_size
         stager.write(batch, default_subject)

@@ -24,6 +24,7 @@ from storage_core.files import CLOSED, FULL
 from storage_core.raft.quorum import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.placement import BlockDirectory, block_path
+from storage_core.store.writing.content import message_hashes
 from storage_core.store.writing.messages import Acceptance, Messages, check_messages
 from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
 from storage_core.subjects import is_literal
@@ -87,6 +88,7 @@ class StagedBlock:
     summary: BlockSummary
     holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it, in the order of the placement
     failures: tuple[WriteFailure, ...] = ()  # volumes that should have
+    hash_sum: int | None = None  # of its messages, as in content.py; None: they were not hashed
 
 
 class Stager:
@@ -94,9 +96,11 @@ class Stager:
 
     def __init__(
         self, transaction: Transaction, target: WriteTarget, partition: int, codec: str | None = None,
-        env: Environment = REAL,
+        env: Environment = REAL, hashed: bool = True,
     ) -> None:  # fmt: skip
+        """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds."""
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
+        self._hash_sum = 0 if hashed else None
         self._codec = codec or target.compression
         self._staged: list[StagedBlock] = []
         self._file: MirroredFile | None = None
@@ -121,11 +125,12 @@ class Stager:
         VolumeFailedError, NotFoundError (no such directory on this host).
         """
         messages = check_messages(batch, self._target.acceptance(default_subject), self._env.now_ns())
+        hashes = message_hashes(messages, self._target.stream) if self._hash_sum is not None else None
         start = 0
         while start < messages.batch.num_rows:
-            start += self._write_some(messages, start)
+            start += self._write_some(messages, hashes, start)
 
-    def _write_some(self, messages: Messages, start: int) -> int:
+    def _write_some(self, messages: Messages, hashes: np.ndarray | None, start: int) -> int:
         """Write rows from `start` as far as they fit the current block; return how many."""
         sizes = messages.sizes[start:]
         room = self._target.block_max_bytes - self._bytes
@@ -138,11 +143,13 @@ class Stager:
         if self._writer is None:
             self._open()
         assert self._writer is not None
-        hashes = messages.msg_ids[start : start + fit] if messages.msg_ids is not None else None
+        msg_ids = messages.msg_ids[start : start + fit] if messages.msg_ids is not None else None
         try:
-            self._writer.write(messages.batch.slice(start, fit), msg_id_hashes=hashes)
+            self._writer.write(messages.batch.slice(start, fit), msg_id_hashes=msg_ids)
         except OSError as error:
             raise self._refused(error) from error
+        if self._hash_sum is not None and hashes is not None:
+            self._hash_sum += int(hashes[start : start + fit].sum())
         self._rows += fit
         self._bytes += int(sizes[:fit].sum())
         if self._writer.size >= FILE_SIZE_TARGET_MAX:
@@ -173,11 +180,12 @@ class Stager:
         self._staged.append(
             StagedBlock(
                 target.stream, target.incarnation, self._transaction.id, self._partition, len(self._staged), summary,
-                holders, _failures(self._file.failures),
+                holders, _failures(self._file.failures), self._hash_sum,
             )
         )  # fmt: skip
         self._file = self._writer = None
         self._rows = self._bytes = 0
+        self._hash_sum = None if self._hash_sum is None else 0
 
     def finish(self) -> list[StagedBlock]:
         """Make everything durable, names and all, and return the blocks in order."""

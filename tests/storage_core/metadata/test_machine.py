@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from harness.metadata_history import INIT, ONE, OTHER, VOLUME, History, blocks, config, refusal, transaction
 from hypothesis import settings
@@ -33,6 +34,7 @@ from storage_core.metadata.state import (
 )
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
+from storage_core.store.writing.content import CONTENT
 
 
 @pytest.fixture
@@ -221,6 +223,11 @@ def append(number: int, batch: str, query: str = "", run: str = "", size: int = 
     return Append(transaction(number), (blocks(size, seed=number),), "writer", batch, query, run)
 
 
+def holding(command: Append, message_count: int) -> Append:
+    """Return the append of a batch with these many messages, whose hashes come to 77."""
+    return msgspec.structs.replace(command, content=CONTENT.pack(message_count, 77))
+
+
 def test_a_writer_stores_each_batch_once(one: History) -> None:
     first = one.apply(append(1, "7"))
     assert one.apply(append(2, "7", size=5)) == AppendDone(first.appended, True)  # type: ignore[union-attr]
@@ -236,6 +243,48 @@ def test_a_rerun_is_told_of_its_batch_although_its_run_is_fenced(one: History) -
     error, reason = refusal(one.apply(append(4, "2", "query", "run 1")))
     assert error is errors.FencedError
     assert reason == "run run 1 of writer 'writer' was superseded by run run 2 in stream 'ORDERS'"
+
+
+def test_a_batch_with_other_content_is_refused_whoever_sends_it(one: History) -> None:
+    one.apply(holding(append(1, "7", "query", "run 1"), 2))
+    for number, run in enumerate(("run 1", "run 2")):
+        error, reason = refusal(one.apply(holding(append(2 + number, "7", "query", run), 5)))
+        assert error is errors.FencedError
+        assert "batch '7' of writer 'writer' is in stream 'ORDERS' with other content" in reason
+        assert "stored are 2 messages, of which this stream has [1, 3), this time it has 5" in reason
+    assert one.stream().writers["writer"].run == "run 1"
+    assert one.stream().message_count == 2
+
+
+def test_a_run_that_goes_on_from_a_stored_batch_fences_the_one_before(one: History) -> None:
+    one.apply(holding(append(1, "0", "query", "run 1"), 2))
+    again = one.apply(holding(append(2, "0", "query", "run 2"), 2))
+    assert isinstance(again, AppendDone) and again.already
+    assert (one.stream().writers["writer"].run, one.stream().writers["writer"].superseded) == ("run 2", ("run 1",))
+    before = one.state
+    one.apply(holding(append(3, "0", "query", "run 1"), 2))
+    assert one.state is before, "a fenced run is told of its batch, and does not come back by that"
+    assert refusal(one.apply(holding(append(4, "1", "query", "run 1"), 2)))[0] is errors.FencedError
+
+
+def test_other_content_is_taken_as_stored_if_that_was_asked_for_and_nothing_came_after(one: History) -> None:
+    one.apply(holding(append(1, "0", "query", "run 1"), 2))
+    one.apply(holding(append(2, "1", "query", "run 1"), 2))
+    asked = msgspec.structs.replace(holding(append(3, "1", "query", "run 2"), 5), any_content=True)
+    done = one.apply(asked)
+    assert isinstance(done, AppendDone) and done.already
+    assert one.stream().writers["writer"].run == "run 2"
+    error, reason = refusal(one.apply(msgspec.structs.replace(asked, batch="0")))
+    assert (error, "batches up to 1 came after it" in reason) == (errors.FencedError, True)
+
+
+def test_a_batch_too_old_to_be_remembered_is_stored_only_if_it_is_empty(one: History) -> None:
+    for batch in range(STREAMING_BATCHES_KEPT + 1):
+        one.apply(holding(append(batch, str(batch), "query", "run"), 2))
+    error, reason = refusal(one.apply(holding(append(99, "0", "query", "run"), 2)))
+    assert (error, "messages that are not remembered any more" in reason) == (errors.FencedError, True)
+    empty = one.apply(holding(append(99, "0", "query", "run"), 0))
+    assert isinstance(empty, AppendDone) and empty.already
 
 
 def test_another_query_under_the_same_writer_is_refused(one: History) -> None:

@@ -107,8 +107,12 @@ def test_what_writers_stored_is_remembered(copy: Path) -> None:
     """A writer's batch is told what it got long ago; fenced runs and other queries are refused, as they were then."""
     store = Store.open(copy, env=HERE, take_over=True)
     audit, one = store.stream("AUDIT"), pa.table({"data": [b"again"]})
-    assert audit.append(one, WriterBatch("nightly", "2026-11-20")) == range(1, 7)
-    assert audit.append(one, WriterBatch("etl", "1", "query 1", "run 1")) == range(9, 11)
+    nightly, first_of_etl = generator.messages(["AUDIT"] * 6), generator.messages(["AUDIT"] * 2, 102)
+    assert audit.append(nightly, WriterBatch("nightly", "2026-11-20")) == range(1, 7)
+    assert audit.append(first_of_etl, WriterBatch("etl", "1", "query 1", "run 1")) == range(9, 11)
+    for writer in (WriterBatch("nightly", "2026-11-20"), WriterBatch("etl", "1", "query 1", "run 1")):
+        with pytest.raises(FencedError, match="with other content"):
+            audit.append(one, writer)
     with pytest.raises(FencedError):
         audit.append(one, WriterBatch("etl", "3", "query 1", "run 1"))
     with pytest.raises(RequirementError, match="belongs to query 1"):

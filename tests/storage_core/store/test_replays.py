@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import AlreadyExistsError, RequirementError, TransactionAbortedError
+from storage_core.errors import AlreadyExistsError, FencedError, TransactionAbortedError
 from storage_core.store.store import Store
 from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
@@ -66,7 +66,7 @@ def test_a_batch_that_was_stored_without_one_of_its_streams_is_refused_and_not_d
         stager = Stager(transaction, transaction.targets[name], 0)
         stager.write(pa.RecordBatch.from_pydict({"data": ["x"]}))
         blocks.extend(stager.finish())
-    with pytest.raises(RequirementError, match="batch '1' of writer 'nightly' was stored before, without stream 'Q'"):
+    with pytest.raises(FencedError, match="batch '1' of writer 'nightly' is in stream 'P' with other content"):
         store.commit(transaction, blocks, writer)
     assert store.stream("P").last_sequence == 1
     assert store.stream("Q").last_sequence == 0
