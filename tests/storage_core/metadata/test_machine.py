@@ -224,8 +224,8 @@ def append(number: int, batch: str, query: str = "", run: str = "", size: int = 
 
 
 def holding(command: Append, message_count: int) -> Append:
-    """Return the append of a batch with these many messages, whose hashes come to 77."""
-    return msgspec.structs.replace(command, content=CONTENT.pack(message_count, 77))
+    """Return the append of a batch with these many messages."""
+    return msgspec.structs.replace(command, content=CONTENT.pack(message_count, 77 * message_count))
 
 
 def test_a_writer_stores_each_batch_once(one: History) -> None:
