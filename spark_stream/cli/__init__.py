@@ -1,5 +1,5 @@
 """The command line: `jstream`, or `python -m spark_stream.cli`."""
 
-from spark_stream.cli.app import main
+from spark_stream.cli.start import main
 
 __all__ = ["main"]

@@ -1,6 +1,6 @@
 """`python -m spark_stream.cli`: the same as `jstream`."""
 
-from spark_stream.cli.app import main
+from spark_stream.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,7 @@ from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.apply import apply
 from spark_stream.cli.export import export
-from spark_stream.cli.failures import RootGroup
+from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.init import init
 from spark_stream.cli.metrics import metrics
 from spark_stream.cli.options import GroupStoreOption, remember_store
@@ -106,7 +106,11 @@ app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
 
 def main() -> None:
     """Run the command that the words of the process name, and exit with its code."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us, as `jstream ... 2>&-` does
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    # Closed by whoever started us, as `jstream ... 2>&-` does; in this order, so that each gets its own number back.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = ClosedStdout()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     app()

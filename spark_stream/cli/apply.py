@@ -17,7 +17,7 @@ from spark_stream.cli.options import (
     open_store,
     require_consent_possible,
 )
-from spark_stream.cli.render import counted, print_json, say, write
+from spark_stream.cli.render import counted, print_json, print_lines, say
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.definitions import Action, Plan
@@ -103,7 +103,7 @@ def _print_plan(plan: "Plan") -> None:
     lines += [
         f"keep      {one}, which the file does not name" for one in map(_spelled, plan.unnamed) if one not in deleted
     ]
-    write("".join(f"{line}\n" for line in lines))
+    print_lines(lines)
 
 
 def _name(action: "Action") -> str:

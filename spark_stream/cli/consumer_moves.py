@@ -8,7 +8,7 @@ import typer
 
 from spark_stream.cli.consumer import ConsumerArgument, app
 from spark_stream.cli.consumer_options import parse_point_ns
-from spark_stream.cli.failures import CommandFailed
+from spark_stream.cli.failures import NUMBER_MAX, CommandFailed, WrongUsage
 from spark_stream.cli.options import JsonOption, RawOption, StoreOption, StreamArgument, TakeOverOption, open_store
 from spark_stream.cli.printer import PRINTED_COLUMNS, Style, print_batch
 from spark_stream.cli.quantities import parse_duration_option
@@ -186,6 +186,8 @@ def _place(stream: "Stream", to: str) -> int:
     if to == "latest":
         return stream.last_sequence + 1
     if to.isdecimal():
+        if int(to) > NUMBER_MAX:
+            raise WrongUsage(f"--to {to}: no sequence is above {NUMBER_MAX}")
         return int(to)
     found = stream.first_at_time(parse_point_ns(to, "--to", RESET_WORDS))
     return stream.last_sequence + 1 if found is None else found

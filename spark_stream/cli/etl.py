@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_stream.cli.failures import EXIT_INTERRUPTED, CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption
 from spark_stream.cli.quantities import parse_since_ns
-from spark_stream.cli.render import print_facts, print_json, print_table, say, write
+from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say, write
+from spark_stream.cli.start import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline
@@ -98,8 +99,7 @@ def check(
     else:
         with _failing_in_words(), _prepared(pipeline, say) as prepared:
             depends = prepared.depends
-        for field in prepared.schema.fields:
-            write(f"{field.name} {field.dataType.simpleString()}\n")
+        print_lines(f"{field.name} {field.dataType.simpleString()}" for field in prepared.schema.fields)
         if depends:
             over = "" if prepared.is_row_by_row else ", over the messages of one batch"
             say(f"note: the transformation has {depends}{over}")

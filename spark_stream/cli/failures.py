@@ -10,6 +10,8 @@
 Nobody ever sees a traceback: what we did not foresee is one line too, and JSTREAM_TRACEBACK=1 shows where it was.
 """
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,17 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 0, 1, 2, 130, 141
+from spark_stream.cli.start import EXIT_INTERRUPTED
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141
+
+# Verbs whose product is what they print: they fail where nobody can get it. Others have done what they are for.
+PRINTING = frozenset(
+    ("dump", "events", "export", "find", "gaps", "get", "info", "ls", "metrics", "next", "report", "status", "sub",
+     "subjects", "view")
+)  # fmt: skip
+
+NUMBER_MAX = 2**63 - 1
 
 # Whatever the parser of the command line raises derives from this class. Typer has moved it about (Click's own, then
 # a copy inside Typer), while BadParameter has stayed where it is.
@@ -35,11 +47,40 @@ class WrongUsage(Exception):
     """The command line asks for something that makes no sense: exit code 2 and this text."""
 
 
+class ClosedStdout(io.TextIOWrapper):
+    """Stands for a stdout that was closed before the process began: takes everything, or nothing once it `refuses`."""
+
+    def __init__(self) -> None:
+        self._nowhere = _Nowhere()
+        super().__init__(self._nowhere, "utf-8", write_through=True)  # type: ignore[arg-type]
+
+    def refuse(self) -> None:
+        """Fail every write from here on."""
+        self._nowhere.refuses = True
+
+
+class _Nowhere(io.RawIOBase):
+    def __init__(self) -> None:
+        self.refuses = False
+        self._descriptor = os.open(os.devnull, os.O_WRONLY)  # no file of a store gets its number
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, data: Any) -> int:
+        if self.refuses:
+            raise OSError(errno.EBADF, "closed: nobody gets what this command prints", "standard output")
+        return len(data)
+
+
 class VerbGroup(TyperGroup):
     """Commands under one word; a word that is none of them is answered with the nearest."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _prepared(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verbs = self.list_commands(ctx)
@@ -47,7 +88,9 @@ class VerbGroup(TyperGroup):
             raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            _without_types_of_flags(command.get_params(ctx))
+            _prepared(command.get_params(ctx))
+        if name in PRINTING and isinstance(sys.stdout, ClosedStdout):
+            sys.stdout.refuse()
         return name, command, rest
 
 
@@ -146,12 +189,24 @@ def _parser_verdict(error: Any) -> tuple[int, str]:
     return int(error.exit_code), text.rstrip(".") + _help_hint(context)
 
 
-def _without_types_of_flags(parameters: Any) -> Any:
-    """Return the parameters; help then shows no type for flags, where `--json <bool>` would seem to want a value."""
+def _prepared(parameters: Any) -> Any:
+    """Return the parameters of a command: flags without a type in help, numbers within what a store can hold.
+
+    `--json <bool>` would seem to want a value. A bound of 64 bits as the type of each option would stand in its help.
+    """
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.callback is None:
+            parameter.callback = _within_64_bits
     return parameters
+
+
+def _within_64_bits(context: Any, parameter: Any, value: Any) -> Any:
+    for number in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(number, int) and abs(number) > NUMBER_MAX:
+            raise typer.BadParameter(f"{number} is too large: {NUMBER_MAX} at most", ctx=context, param=parameter)
+    return value
 
 
 def _help_hint(context: Any) -> str:

@@ -91,8 +91,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
 
 def print_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
     """Print what is known of one thing: a heading, one `name: value` a line, an empty line."""
-    width = max((len(name) for name, _ in facts), default=0)
-    lines = [f"  {name:>{width}}: {printable(_cell(value))}".rstrip() for name, value in facts]
+    shown = [(printable(name), printable(_cell(value))) for name, value in facts]  # a name may be a key of metadata
+    width = max((len(name) for name, _ in shown), default=0)
+    lines = [f"  {name:>{width}}: {value}".rstrip() for name, value in shown]
     write("\n".join([printable(title), "", *lines, "", ""]))
 
 
@@ -119,7 +120,7 @@ def _print_rich(columns: Sequence[str], rows: list[list[str]], numeric: list[boo
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title) if title else None, title_justify="left")
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for column, right in zip(columns, numeric, strict=True):
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:

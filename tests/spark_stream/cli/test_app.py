@@ -160,7 +160,7 @@ def test_a_closed_pipe_is_quiet(jstream, store, unbuffered: str) -> None:
 
 def test_starting_imports_neither_arrow_nor_spark() -> None:
     script = (
-        "import sys, spark_stream.cli\n"
+        "import sys, spark_stream.cli.app\n"
         "try: spark_stream.cli.app.app(['stream', 'ls', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'pyarrow', 'numpy', 'pyspark', 'storage_core'} & set(sys.modules)\n"

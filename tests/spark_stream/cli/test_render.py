@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from spark_stream.cli.render import Warnings, print_json, print_lines, print_table, printable
+from spark_stream.cli.render import Warnings, print_facts, print_json, print_lines, print_table, printable
 
 
 def test_a_piped_table_cuts_no_column_and_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +31,14 @@ def test_what_is_not_there_is_a_dash_and_flags_are_words(capsys: pytest.CaptureF
 def test_names_cannot_steer_the_terminal_nor_break_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(["a\x1b[31mb", "c\nd", "[red]e"])
     assert capsys.readouterr().out == "a\\x1b[31mb\nc\\nd\n[red]e\n"
+
+
+def test_names_of_facts_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts("title\x1b[2J", [("metadata k\x1b[31m", "v\x07"), ("two\nlines", 1)])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert r"metadata k\x1b[31m: v\x07" in shown
+    assert len(shown.splitlines()) == 5
 
 
 def test_printable_text_stays_as_it_is() -> None:
