@@ -13,6 +13,8 @@
                  `latest`, times and the consumer have moved on since
     consumer     the durable consumer that the query reads as; only if it has one. By it a listener, which hears of
                  offsets alone, acknowledges for the right one
+    filters      subject filters of that consumer, by which the batch that ends here was read; only if it had some. A
+                 replay reads by them, though the consumer was changed, or removed and made again, in the meantime
     store        id of the store
     version      of this layout
 
@@ -27,14 +29,15 @@ from typing import Any, NoReturn
 
 from datasource.values import COUNT_MAX
 from storage_core.errors import UnsupportedVersionError
-from storage_core.metadata.config import NAME_PATTERN
+from storage_core.metadata.config import NAME_PATTERN, SUBJECT_COUNT_MAX
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT, Position, Runs
 from storage_core.sequences import SequenceSet
 from storage_core.store.consumers.query_position import LOST_RANGES_KEPT, QueryPosition
+from storage_core.subjects import is_filter
 
 VERSION = 1
 KEYS = ("history", "incarnation", "lost", "sequence", "store", "version")
-OPTIONAL_KEYS = ("begin", "consumer")
+OPTIONAL_KEYS = ("begin", "consumer", "filters")
 Json = dict[str, dict[str, Any]]
 
 
@@ -46,6 +49,7 @@ class StreamOffset:
     at: QueryPosition
     begin: int | None = None  # of the batch that ends here, where that is not the end of the one before
     consumer: str | None = None  # that the query reads as
+    filters: tuple[str, ...] = ()  # of the consumer, when the batch that ends here was planned
 
     @property
     def sequence(self) -> int:
@@ -73,6 +77,7 @@ def _encoded(one: StreamOffset) -> dict[str, Any]:
     made = {
         "begin": one.begin,
         "consumer": one.consumer,
+        "filters": list(one.filters) or None,
         "history": [[history.hex(), first] for history, first in position.history],
         "incarnation": position.incarnation.hex(),
         "lost": [[first, end] for first, end in one.at.told.ranges()],
@@ -118,6 +123,9 @@ def _decoded(name: str, entry: object) -> StreamOffset:
     consumer = entry.get("consumer")
     if "consumer" in entry and not (isinstance(consumer, str) and NAME_PATTERN.fullmatch(consumer)):
         _refuse(f"'consumer' of {whose}", consumer, "the name of a consumer", entry)
+    filters = entry.get("filters", [])
+    if "filters" in entry and not _are_filters(filters):
+        _refuse(f"'filters' of {whose}", filters, "a list of subject filters", entry)
     position = Position(
         _hex(f"'incarnation' of {whose}", entry["incarnation"], 16, entry),
         sequence,
@@ -125,7 +133,12 @@ def _decoded(name: str, entry: object) -> StreamOffset:
     )
     told = _lost(f"'lost' of {whose}", entry["lost"], entry)
     store_id = _hex(f"'store' of {whose}", entry["store"], 16, entry)
-    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer)
+    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer, tuple(filters))
+
+
+def _are_filters(value: object) -> bool:
+    is_list = isinstance(value, list) and 1 <= len(value) <= SUBJECT_COUNT_MAX
+    return is_list and all(isinstance(one, str) and is_filter(one) for one in value)  # type: ignore[attr-defined]
 
 
 def _history(what: str, value: object, sequence: int, entry: object) -> Runs:

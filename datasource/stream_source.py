@@ -214,7 +214,7 @@ class StreamSource:
         if end == begin.sequence:
             return begin
         at = onward(self._store.stream_state(name, state), begin.at, end)
-        return self._offset(at, begin.begin)
+        return replace(self._offset(at, begin.begin), filters=self._reader.filters(name))
 
     # --- reconciliation
 
@@ -298,7 +298,7 @@ class StreamSource:
             ranges = {name: _range(state, name, one.sequence, until[name]) for name, one in settled.items()}
             ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
             incarnations = {name: self._store.stream_state(name, state).incarnation for name in ranges}
-            filters = {name: self._reader.filters(name) for name in ranges}
+            filters = {name: until[name].filters for name in ranges}
             planned, made = plan_partitions(self._store, ranges, self._settings, filters)
             if all(incarnations[name] == one for name, one in made.items()):
                 return planned

@@ -31,7 +31,9 @@ def stream_offsets(draw: st.DrawFn) -> StreamOffset:
     position = Position(draw(st.binary(min_size=16, max_size=16)), sequence, history)
     begin = draw(st.none() | st.integers(1, sequence))
     consumer = draw(st.none() | st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True))
-    return StreamOffset(draw(st.binary(min_size=16, max_size=16)), QueryPosition(position, lost), begin, consumer)
+    filters = tuple(draw(st.lists(st.sampled_from([">", "orders.*", "orders.eu.>", "\u00e9.a"]), max_size=3)))
+    store_id = draw(st.binary(min_size=16, max_size=16))
+    return StreamOffset(store_id, QueryPosition(position, lost), begin, consumer, filters)
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True), stream_offsets(), max_size=3))
@@ -87,6 +89,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"version": "1"}, "'version'"),
     ({"consumer": "a b"}, "'consumer' of stream 'ORDERS' is \"a b\", expected the name of a consumer"),
     ({"consumer": None}, "'consumer' .* is null"),
+    ({"filters": []}, r"'filters' of stream 'ORDERS' is \[\], expected a list of subject filters"),
+    ({"filters": ["a..b"]}, "'filters'"),
+    ({"filters": "orders.>"}, "'filters'"),
+    ({"filters": [7]}, "'filters'"),
     ({"index": 3}, r"stream 'ORDERS' is \[\"index\"\], expected no other fields"),
 ]
 

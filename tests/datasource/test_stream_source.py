@@ -432,6 +432,27 @@ def test_subject_filters_meet_those_of_the_consumer(query: Any, put: Any, store:
     assert (sequences(both), sequences(both, "ORDERS_EU")) == ([1, 4, 7], [1])
 
 
+@pytest.mark.parametrize("after", [{}, {"filter_subjects": ["orders.2.>"]}, None])
+def test_replay_reads_by_the_filters_that_its_consumer_had(
+    query: Any, put: Any, store: Store, after: dict[str, Any] | None
+) -> None:
+    """The consumer is removed in the meantime, and made again with others; None: the query goes on without one."""
+    store.stream("ORDERS").add_consumer({"name": "some", "filter_subjects": ["orders.0.>"]})
+    made = query(consumer="some")
+    put(3)
+    assert sequences(made.run()) == [1]
+    put(6)
+    with pytest.raises(Killed):
+        made.run(kill_in=1)
+    store.stream("ORDERS").consumer("some").delete()
+    if after is not None:
+        store.stream("ORDERS").add_consumer({"name": "some", "deliver_policy": "new", **after})
+    put(3)
+    replayed, rest, *_ = made.run(consumer="some" if after is not None else None)
+    assert sequences([replayed]) == [4, 7]
+    assert sequences([rest]) == ([12] if after else [10, 11, 12])
+
+
 def test_limits_count_before_the_filter(query: Any, put: Any) -> None:
     put(9)
     batches = query(subject="orders.0.>", maxOffsetsPerTrigger=4).run()
