@@ -3,10 +3,13 @@
 `OsFiles` is the real one. Tests put wrappers and simulations in its place (a write that fails, an fsync that lies, a
 power loss that drops what was not synced), so production code has no switches for faults.
 
-Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW and made with mode 0600,
-directories 0700; nothing is made visible by renaming, but a repaired copy takes the name of the bad one;
-`sync_directory` follows the creation or removal of a name that must survive. Errors of the operating system come out
-as OSError: the caller knows what they mean.
+Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW; nothing is made visible by
+renaming, but a repaired copy takes the name of the bad one; `sync_directory` follows the creation or removal of a name
+that must survive. Errors of the operating system come out as OSError: the caller knows what they mean.
+
+Files and directories are made for their owner alone, 0600 and 0700; in a directory that is shared with its group (its
+mode has 02770) for that group, too, 0660 and 02770, whatever the umask. So the mode of a volume's directory says it for
+everything that any process makes below it; `share_directory` sets it.
 """
 
 import ctypes
@@ -24,6 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of one that may not be written
 PAGE_SIZE = 4096  # bytes; of the page cache
 DIRECTORY_MODE = 0o700
+GROUP_FILE, GROUP_DIRECTORY = 0o660, 0o2770  # setgid: what is made in it gets its group, whoever makes it
 
 
 class File(Protocol):
@@ -94,6 +98,13 @@ class Files(Protocol):
 
     def make_directory(self, path: Path) -> None:
         """Create one directory; one that exists already is fine."""
+        ...
+
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        """Let the group of a directory use it, and what will be made in it, or keep it out.
+
+        Files that lie in it follow where they are this user's; directories do not. OSError if that may not be set.
+        """
         ...
 
     def remove_directory(self, path: Path) -> None: ...
@@ -245,11 +256,27 @@ class OsFiles:
         os.replace(old, new)
 
     def make_directory(self, path: Path) -> None:
+        is_shared = _is_shared(path.parent)
         try:
-            os.mkdir(path, DIRECTORY_MODE)
+            os.mkdir(path, GROUP_DIRECTORY & 0o777 if is_shared else DIRECTORY_MODE)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise
+            return
+        if is_shared and not _is_shared(path):  # the umask
+            os.chmod(path, GROUP_DIRECTORY)
+
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        if with_group == (mode & GROUP_DIRECTORY == GROUP_DIRECTORY):
+            return
+        os.chmod(path, mode | GROUP_DIRECTORY if with_group else mode & ~0o2070)
+        if with_group and not _is_shared(path):
+            raise PermissionError(errno.EPERM, "this user is not in the group of the directory", str(path))
+        for name in self.list_directory(path):
+            status = os.lstat(path / name)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                os.chmod(path / name, GROUP_FILE if with_group else FILE_MODE)
 
     def remove_directory(self, path: Path) -> None:
         os.rmdir(path)
@@ -335,7 +362,8 @@ def _sync(descriptor: int, sync: Callable[[int], None] = _DATA_SYNC) -> None:
 
 def _open(path: Path, flags: int) -> int:
     # O_NONBLOCK: opening a FIFO must not hang; it has no effect on regular files, which is all that gets through.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
+    mode = GROUP_FILE if flags & os.O_CREAT and _is_shared(path.parent) else FILE_MODE
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     status, refused = os.fstat(descriptor), None
     if not stat.S_ISREG(status.st_mode):
         refused = OSError(errno.EINVAL, "not a regular file", str(path))
@@ -344,7 +372,17 @@ def _open(path: Path, flags: int) -> int:
     if refused is not None:
         os.close(descriptor)
         raise refused
+    if mode == GROUP_FILE and status.st_mode & GROUP_FILE != GROUP_FILE and status.st_uid == os.geteuid():
+        os.fchmod(descriptor, GROUP_FILE)  # the umask
     return descriptor
+
+
+def _is_shared(directory: Path) -> bool:
+    """Return whether what is made in a directory is for its group, too."""
+    try:
+        return os.stat(directory).st_mode & GROUP_DIRECTORY == GROUP_DIRECTORY
+    except OSError:
+        return False
 
 
 OS_FILES = OsFiles()

@@ -27,6 +27,14 @@ def create(
     snapshot_every: Annotated[
         int | None, typer.Option("--snapshot-every", metavar="N", help="Changes between two snapshots of metadata.")
     ] = None,
+    permissions: Annotated[
+        str | None,
+        typer.Option(
+            "--permissions",
+            metavar="private|group",
+            help="Who may use its files: you alone (the default), or the group of the directories as well.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Make a store on these volumes: directories that are empty or not there yet."""
@@ -37,6 +45,8 @@ def create(
         settings["graveyard_keep"] = parse_duration_option(graveyard_keep, "--graveyard-keep")
     if snapshot_every is not None:
         settings["snapshot_every"] = snapshot_every
+    if permissions is not None:
+        settings["permissions"] = permissions
     with Store.create([path for volume in volumes for path in volume.split(",")], **settings) as store:
         found = store.info()
     say("the store was made")
@@ -66,6 +76,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("size", show_size(info["bytes"])),
         ("graveyard keep", format_duration(info["settings"]["graveyard_keep"])),
         ("snapshot every", f"{info['settings']['snapshot_every']} changes"),
+        ("permissions", info["settings"]["permissions"]),
     ]
     print_facts(f"Store {info['store_id']}", facts)
     columns = ("name", "instance", "path")

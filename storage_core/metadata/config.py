@@ -24,6 +24,7 @@ DESCRIPTION_SIZE_MAX = 4096
 METADATA_SIZE_MAX = 128 * 1024
 SUBJECT_COUNT_MAX = 1024
 MINUTE_NS = 60_000_000_000
+PRIVATE, GROUP = "private", "group"  # who may use a store's files: their owner, or a group as well
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
 _NOT_YET: dict[str, tuple[object, ...]] = {
@@ -183,6 +184,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     graveyard_keep: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
     snapshot_every: int = 128  # entries between two snapshots of the metadata
+    permissions: str | msgspec.UnsetType = msgspec.UNSET  # GROUP; unset, and left out of what is stored: PRIVATE
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the group of the volumes' directories may use the store."""
+        return self.permissions == GROUP
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "StoreSettings":
@@ -201,4 +208,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             values["snapshot_every"] = _count("snapshot_every", values["snapshot_every"])
             if not 1 <= values["snapshot_every"] <= 100_000:
                 raise ValueError(f"snapshot_every: {values['snapshot_every']} is not 1 to 100000 entries")
+        if "permissions" in values:
+            given = values.pop("permissions")
+            if given not in (PRIVATE, GROUP):
+                raise ValueError(f"permissions: {given!r} is unknown; valid values are {PRIVATE} and {GROUP}")
+            if given == GROUP:
+                values["permissions"] = GROUP
         return cls(**values)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
+from storage_core.metadata.config import GROUP, PRIVATE
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.quorum import majority
 from storage_core.store.replicas.replicas import Replica, Survey, worst
@@ -44,6 +45,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
         "settings": {
             "graveyard_keep": state.settings.graveyard_keep,
             "snapshot_every": state.settings.snapshot_every,
+            "permissions": GROUP if state.settings.is_shared else PRIVATE,
         },
         "host": state.host,
         "volumes": [

@@ -111,6 +111,9 @@ class FaultyFiles:
         self.admit("make_directory", path)
         self.inner.make_directory(path)
 
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        self.inner.share_directory(path, with_group)
+
     def remove_directory(self, path: Path) -> None:
         self.admit("remove_directory", path)
         self.inner.remove_directory(path)

@@ -345,6 +345,9 @@ class SimulatedFiles:
         if there is None:
             directory.put(path.name, SimulatedDirectory())
 
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        self._directory(path)  # there; one user has it all
+
     def remove_directory(self, path: Path) -> None:
         if self._directory(path).names:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))

@@ -305,3 +305,22 @@ def test_where_the_full_sync_exists_it_is_what_syncs(
             sync()
     assert asked == [51, 51]
     file.close()
+
+
+def test_what_is_made_follows_the_directory_it_is_made_in_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        OS_FILES.make_directory(tmp_path / "d")
+        OS_FILES.create(tmp_path / "d" / "early").close()
+        OS_FILES.share_directory(tmp_path / "d", True)
+        OS_FILES.make_directory(tmp_path / "d" / "below")
+        OS_FILES.create(tmp_path / "d" / "below" / "a").close()
+        OS_FILES.lock(tmp_path / "d" / "lock").close()
+        shared = [one.stat().st_mode & 0o7777 for one in sorted((tmp_path / "d").rglob("*"))]
+        OS_FILES.share_directory(tmp_path / "d", False)
+        OS_FILES.create(tmp_path / "d" / "late").close()
+        private = {name: (tmp_path / "d" / name).stat().st_mode & 0o7777 for name in ("", "early", "late", "lock")}
+    finally:
+        os.umask(before)
+    assert shared == [0o2770, 0o660, 0o660, 0o660]  # below, below/a, early, lock
+    assert private == {"": 0o700, "early": 0o600, "late": 0o600, "lock": 0o600}

@@ -64,7 +64,7 @@ def backup(
     state = _selected(store, view.state, streams)
     _check_empty_or_unfinished(path, state.store_id, env)
     with translated(path):
-        _make_directory(path, env)
+        _make_directory(path, state.settings.is_shared, env)
         with locks.hold(env.files, [path], 1, 0.0):
             _check_empty_or_unfinished(path, state.store_id, env)  # another process may have been faster
             with translated(f"{path}: the backup is unfinished, make it again to go on with it"):
@@ -170,13 +170,14 @@ def _is_strange(name: str) -> bool:
     return number is None and name not in (layout.UNFINISHED, layout.MANIFEST)
 
 
-def _make_directory(path: Path, env: Environment) -> None:
+def _make_directory(path: Path, is_shared: bool, env: Environment) -> None:
     if env.files.is_directory(path):
         return
     if not env.files.is_directory(path.parent):
         raise ValueError(f"directory of a backup: {path} cannot be made, {path.parent} is not a directory")
     try:
         env.files.make_directory(path)
+        env.files.share_directory(path, is_shared)
     except FileExistsError as error:
         raise AlreadyExistsError(f"{path} exists and is not a directory") from error
     env.files.sync_directory(path.parent)

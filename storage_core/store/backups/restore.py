@@ -277,7 +277,7 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     counter = Progressing(progress, len(found.numbers) + copy_count)
     check_files(found, streams, counter, env)
     content = _Content(found, state, counter, env)
-    creation.fill(volumes, creation.first_entry_of(state, env), env, content.write)
+    creation.fill(volumes, creation.first_entry_of(state, env), state.settings, env, content.write)
     try:
         _remove_marks(volumes, env)
     except OSError as error:

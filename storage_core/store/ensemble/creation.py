@@ -45,7 +45,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            _make_parents(path, env)
+            _make_parents(path, settings.is_shared, env)
     domain = lock_domain.of_volumes(env.lock_domain(), paths, env.file_system)
     first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
 
@@ -53,7 +53,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
         for one in made:
             unfinished.write_mark(one, made, env)
 
-    fill(found, first, env, mark)
+    fill(found, first, settings, env, mark)
     with translated(", ".join(map(str, paths))):
         for path in paths:
             unfinished.remove_mark(path, env)
@@ -81,7 +81,13 @@ def check_count(paths: Sequence[Path]) -> None:
         )
 
 
-def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content: Content | None = None) -> None:
+def fill(
+    made: Sequence[Volume],
+    first: "FirstEntry",
+    settings: StoreSettings,
+    env: Environment,
+    content: Content | None = None,
+) -> None:
     """Make the volumes, whole: their directories may be missing or empty, and are left so if it fails.
 
     `content` is called in between, with their locks held: what it writes is durable when it returns, and all in files
@@ -90,6 +96,7 @@ def fill(made: Sequence[Volume], first: "FirstEntry", env: Environment, content:
     with translated(", ".join(str(one.path) for one in made)):
         for one in made:
             _make_root(one.path, env)
+            env.files.share_directory(one.path, settings.is_shared)
         by_id = sorted(made, key=lambda one: one.volume_id)
         with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
             for one in made:
@@ -157,7 +164,7 @@ def _remove_files(directory: Path, env: Environment) -> None:
         env.files.remove_directory(directory)
 
 
-def _make_parents(path: Path, env: Environment) -> None:
+def _make_parents(path: Path, is_shared: bool, env: Environment) -> None:
     """Make the directories that a volume lies in, durably. A store that is repaired or restored asks for them to be
     there: a missing one is then rather a disk that is not mounted.
     """
@@ -167,6 +174,7 @@ def _make_parents(path: Path, env: Environment) -> None:
             env.files.make_directory(one)
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(f"volumes: {path} cannot be made, {one} is not a directory") from error
+        env.files.share_directory(one, is_shared)
         env.files.sync_directory(one.parent)
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from storage_core import access
 from storage_core.errors import (
     CorruptionError,
     DiskFullError,
@@ -504,5 +505,6 @@ def translated(label: object) -> Iterator[None]:
         if error.errno in FULL:
             raise DiskFullError(f"{label}: {error.strerror}") from error
         if error.errno in CLOSED:
-            raise ReadOnlyError(f"{label} cannot be written: {error.strerror} ({error.filename})") from error
+            told = access.in_words(error, writing=True)
+            raise ReadOnlyError(f"{label} cannot be written: {told} ({error.filename})") from error
         raise VolumeFailedError(f"{label}: {error}") from error

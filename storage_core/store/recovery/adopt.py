@@ -420,6 +420,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL) -> None:
         for one in plan.volumes:
             if not env.files.is_directory(one.path):
                 env.files.make_directory(one.path)
+                env.files.share_directory(one.path, plan.state.settings.is_shared)
                 env.files.sync_directory(one.path.parent)
         with locks.hold(env.files, [one.path for one in by_id], len(by_id), 0.0):
             for one in plan.volumes:

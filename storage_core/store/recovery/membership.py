@@ -155,6 +155,7 @@ class Membership:
         with translated(", ".join(map(str, paths)) or self._metadata.label):
             for path in paths:
                 self._env.files.make_directory(path)
+                self._env.files.share_directory(path, self._state().settings.is_shared)
                 self._env.files.sync_directory(path.parent)
                 probe.check(path, self._env)
         with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
@@ -244,7 +245,8 @@ class Membership:
         for one in self._metadata.volumes():
             change = self._state().volume_change
             if change is not None and one.volume_id in change.added and one.problem == "missing":
-                rejoin.make_directory(rejoin.Absent(one, one.problem, one.reason), self._env)
+                absent = rejoin.Absent(one, one.problem, one.reason)
+                rejoin.make_directory(absent, self._state().settings, self._env)
         self._turn_with_change(join)
 
     def _promote(self, change: VolumeChange, volume_id: bytes) -> None:

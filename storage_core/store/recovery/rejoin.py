@@ -23,6 +23,7 @@ import msgspec
 from storage_core.errors import CorruptionError, RequirementError, StorageError, VolumeFailedError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import ChangeVolumes, Event, Voter
+from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import creation, decision
@@ -82,7 +83,7 @@ def absent(turn: Turn) -> list[Absent]:
     return found
 
 
-def make_directory(one: Absent, env: Environment) -> None:
+def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> None:
     """Make the directory of a volume that is gone, so that the next turn can lock it.
 
     Raises RequirementError if what it should lie in is gone as well: that looks like a disk that is not mounted.
@@ -95,6 +96,7 @@ def make_directory(one: Absent, env: Environment) -> None:
         )
     try:
         env.files.make_directory(path)
+        env.files.share_directory(path, settings.is_shared)
         env.files.sync_directory(path.parent)
     except OSError as error:
         raise VolumeFailedError(f"{path} cannot be made: {error}") from error
@@ -163,6 +165,7 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
     view = turn.view
     meta = path / log.DIRECTORY
     _remove_identity(path, env)
+    files.share_directory(path, view.state.settings.is_shared)
     for directory in (meta, path / STREAMS):
         files.make_directory(directory)
     if set_aside:

@@ -124,9 +124,10 @@ class Repair:
     def _make_anew(self, missing: Sequence[Absent]) -> None:
         """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
         made: dict[bytes, Absent] = {}
+        settings = self._metadata.view(self._lock_timeout_s).state.settings
         for one in missing:
             try:
-                rejoin.make_directory(one, self._env)
+                rejoin.make_directory(one, settings, self._env)
                 made[one.volume.volume_id] = one
             except StorageError as error:
                 self._note_volume(one, error)

@@ -13,6 +13,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from storage_core import access
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
 from storage_core.files import Files
 
@@ -82,7 +83,7 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
                 )
         raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it ({remedy})") from None
     except PermissionError as error:
-        raise NotAStoreError(f"{path} may not be read: {error.strerror}") from error
+        raise NotAStoreError(f"{path} may not be read: {access.in_words(error)}") from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # a link, a directory, a FIFO
             raise NotAStoreError(f"{path} is not a file of a volume: {error.strerror}") from error

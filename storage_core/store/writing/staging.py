@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage_core import access
 from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
@@ -249,7 +250,7 @@ def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> Stor
     if error.errno in FULL:
         return DiskFullError(f"{where}: {error.strerror}; nothing was stored{also}")
     if error.errno in CLOSED:
-        return ReadOnlyError(f"{where} cannot be written: {error.strerror}{also}")
+        return ReadOnlyError(f"{where} cannot be written: {access.in_words(error, writing=True)}{also}")
     if isinstance(error, FileNotFoundError):
         return NotFoundError(
             f"{where} does not exist on {socket.gethostname()}: the stream was deleted, or this executor does not "
