@@ -184,7 +184,9 @@ def _lines(case: str) -> Iterator[str]:
         name = f"`{case}`" + (f", {copy.node}" if copy.node else "")
         told = "; ".join(_told(one) for one in copy.damage) or "nothing"
         if len(copy.damage) > 1:
-            told = f"sequences {', '.join(str(one.first) for one in copy.damage)}: {_reason(copy.damage[0])}, and so on"
+            costly = [one for one in copy.damage if one.first is not None]
+            sequences = ", ".join(str(one.first) for one in costly)
+            told = f"sequences {sequences}: {_reason(costly[0])}, and so on" if costly else told
         count = "" if best is None else f"{best}{which}"
         yield f"| {name} | {HAPPENED[case]} | {written} | {count} | {len(copy.rows)} | {told} |"
 

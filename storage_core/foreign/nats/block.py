@@ -42,8 +42,23 @@ class BlockContent:
     damage: list[tuple[int, str]] = field(default_factory=list)  # (offset_bytes in the file, reason)
 
 
-def read_file(path: str | Path, size_max: int, files: Files = OS_FILES) -> pa.Buffer:
-    """Return the first `size_max` bytes of a file of a foreign store, opened for reading only; links are followed."""
+def read_file(path: str | Path, size_max: int, files: Files = OS_FILES) -> bytes:
+    """Return a small file of a foreign store, opened for reading only; links are followed.
+
+    Raises OSError, CorruptionError for one of more than `size_max` bytes, of which nothing is read.
+    """
+    file = files.open(Path(os.path.realpath(path)))
+    try:
+        size = file.size()
+        if size > size_max:
+            raise CorruptionError(f"{path} has {size} bytes; files of its kind are not read above {size_max}")
+        return file.read_at(0, size)
+    finally:
+        file.close()
+
+
+def _read_head(path: str | Path, size_max: int, files: Files) -> pa.Buffer:
+    """Return the first `size_max` bytes of a block file."""
     file = files.open(Path(os.path.realpath(path)))
     try:
         buffer = pa.allocate_buffer(min(file.size(), size_max))
@@ -59,7 +74,7 @@ def read_block(path: str | Path, files: Files = OS_FILES, key: bytes = b"") -> B
     `key` opens the key file beside the block; without a key file the block is plain. Raises OSError, or
     CorruptionError / UnsupportedVersionError if it is compressed in a way that is not known or its key does not open.
     """
-    content = read_file(path, BLOCK_SIZE_MAX + 1, files)
+    content = _read_head(path, BLOCK_SIZE_MAX + 1, files)
     if content.size > BLOCK_SIZE_MAX:
         reason = f"the file is longer than any block can be ({BLOCK_SIZE_MAX} bytes); the rest is not read"
         content, damage = content.slice(0, BLOCK_SIZE_MAX), [(BLOCK_SIZE_MAX, reason)]
@@ -76,7 +91,7 @@ def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
     """Return the last 8 bytes of a block file, decrypted; fewer if it is shorter. Raises as read_block does."""
     first = max(0, block.size - HASH_SIZE)
     if block.key:
-        content = read_file(block.path, BLOCK_SIZE_MAX, files)
+        content = _read_head(block.path, BLOCK_SIZE_MAX, files)
         plain = _decrypt(content, Path(block.path).with_suffix(KEY_SUFFIX), block.key, files)
         return bytes(plain[max(0, plain.size - HASH_SIZE) :])
     file = files.open(Path(os.path.realpath(block.path)))
@@ -88,7 +103,7 @@ def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
 
 def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa.Buffer:
     try:
-        wrapped = read_file(key_path, KEY_FILE_SIZE_MAX, files).to_pybytes()
+        wrapped = read_file(key_path, KEY_FILE_SIZE_MAX, files)
     except FileNotFoundError:
         return content  # written before the server had a key
     return pa.py_buffer(open_key_file(key, wrapped, str(key_path)).decrypt_block(memoryview(content)))

@@ -195,13 +195,13 @@ def _seed(stream: StreamDirectory, place: Path, names: list[str], files: Files) 
     if stream.server_key is None:
         raise CorruptionError(f"{path}: the consumer is encrypted, its stream is not; option encryptionKey reads it")
     key = stream.server_key.derive(f"{stream.name}.{place.name}")
-    return open_key_file(key, read_file(path, KEY_FILE_SIZE_MAX, files).to_pybytes(), str(path))
+    return open_key_file(key, read_file(path, KEY_FILE_SIZE_MAX, files), str(path))
 
 
 def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: Files) -> dict[str, Any]:
     path = place / META_FILE
-    content = read_file(path, META_SIZE_MAX, files).to_pybytes()
-    stored = read_file(place / META_SUM_FILE, 64, files).to_pybytes().strip().decode("ascii", "backslashreplace")
+    content = read_file(path, META_SIZE_MAX, files)
+    stored = read_file(place / META_SUM_FILE, 64, files).strip().decode("ascii", "backslashreplace")
     actual = checksum_text(content, f"{stream.name}/{place.name}")
     if stored != actual:
         raise CorruptionError(f"{path}: checksum is {stored}, the content has {actual}")
@@ -211,7 +211,7 @@ def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: File
 def _state(path: str, seed: Seed | None, names: list[str], files: Files) -> ConsumerState:
     if STATE_FILE not in names:
         return ConsumerState()
-    content = read_file(path, STATE_SIZE_MAX, files).to_pybytes()
+    content = read_file(path, STATE_SIZE_MAX, files)
     return decode_state(content if seed is None or not content else seed.open_box(content, path), path)
 
 

@@ -1,5 +1,7 @@
 """Cursor over bytes from a JetStream state file: fixed-width and variable-length integers, never past the end."""
 
+import numpy as np
+
 from storage_core.errors import CorruptionError
 
 UVARINT_SIZE_MAX = 10  # bytes; more than that cannot be a 64-bit integer
@@ -40,6 +42,22 @@ class Cursor:
                 self.at = at
                 return value
         raise CorruptionError(f"{self.name}: integer at offset_bytes {self.at} does not fit into 64 bits")
+
+    def uvarints(self, count: int) -> np.ndarray:
+        """Return that many unsigned integers as uint64; none of them may have more than 63 bits."""
+        data = np.frombuffer(self.data, np.uint8, offset=self.at)
+        ends = np.flatnonzero(data < 0x80)[:count] + 1
+        if len(ends) < count:
+            raise CorruptionError(f"{self.name}: ends inside {count} integers from offset_bytes {self.at} on")
+        starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))[:count]
+        sizes = ends - starts
+        if count and int(sizes.max()) >= UVARINT_SIZE_MAX:
+            raise CorruptionError(f"{self.name}: one of {count} integers from offset_bytes {self.at} on is too large")
+        size = int(ends[-1]) if count else 0
+        shifts = (np.arange(size) - np.repeat(starts, sizes)) * 7
+        parts = (data[:size] & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+        self.at += size
+        return np.add.reduceat(parts, starts) if count else parts
 
     def varint(self) -> int:
         """Return a signed integer (zigzag)."""

@@ -24,7 +24,8 @@ from storage_core.foreign.nats.record import ERASED_BIT, HASH_SIZE, identity_key
 from storage_core.sequences import SequenceSet
 
 INDEX_MAGIC, INDEX_VERSION_MAX = 11, 4
-INDEX_SIZE_MAX = 1 << 30  # bytes
+INDEX_SIZE_MAX = 4 << 20  # bytes; of one message the hash takes a second a MiB. 100,000 subjects fit
+OLD_INDEX_SIZE_MAX = 16 << 20  # bytes; a block of 64 MiB holds two million records, and a removed one takes a few bytes
 INDEX_SIZE_MIN = 32  # bytes; the server takes nothing smaller
 SET_MAGIC = 22
 BLOCK_IDX_MAGIC = 22
@@ -133,10 +134,10 @@ def decode_old_block_index(data: bytes, name: str) -> OldBlockIndex:
     if removed_count and version == 1:
         if removed_count > len(data):
             raise CorruptionError(f"{name}: {removed_count} removed messages in a file of {len(data)} bytes")
-        listed = [first + cursor.uvarint() for _ in range(removed_count)]
-        if max(listed) >= SEQUENCE_END:
-            raise CorruptionError(f"{name}: lists the removed message {max(listed)}, sequences end at {SEQUENCE_END}")
-        removed = SequenceSet.from_sequences(listed)
+        listed = cursor.uvarints(removed_count)
+        if int(listed.max()) >= SEQUENCE_END - first:
+            raise CorruptionError(f"{name}: lists a removed message {listed.max()} above {first}, past all sequences")
+        removed = SequenceSet.from_sequences(listed.astype(np.int64) + first)
     elif removed_count:
         removed = decode_set(cursor)
     if message_count != last - first + 1 - len(removed) or max(first, last) >= SEQUENCE_END:
@@ -156,11 +157,15 @@ def decode_set(cursor: Cursor) -> SequenceSet:
     nodes = np.frombuffer(cursor.take(node_count * node.itemsize), node)
     if node_count and int(nodes["base"].max()) >= SEQUENCE_END:
         raise CorruptionError(f"{cursor.name}: set of sequences reaches {int(nodes['base'].max())}")
-    rows, places = np.nonzero(np.unpackbits(np.ascontiguousarray(nodes["bits"]), axis=1, bitorder="little"))
-    sequences = nodes["base"].astype(np.int64)[rows] + places
-    if len(sequences) != sequence_count:
-        raise CorruptionError(f"{cursor.name}: set of {sequence_count} sequences holds {len(sequences)}")
-    return SequenceSet.from_sequences(sequences)
+    # Runs, not sequences: a dense set of a MiB would be a hundred times as large.
+    bits = np.pad(np.unpackbits(np.ascontiguousarray(nodes["bits"]), axis=1, bitorder="little"), ((0, 0), (1, 1)))
+    edges = np.diff(bits.view(np.int8), axis=1)
+    bases = nodes["base"].astype(np.int64)
+    starts, ends = ((bases[rows] + places) for rows, places in (np.nonzero(edges == 1), np.nonzero(edges == -1)))
+    count = int((ends - starts).sum())
+    if count != sequence_count:
+        raise CorruptionError(f"{cursor.name}: set of {sequence_count} sequences holds {count}")
+    return SequenceSet.from_columns(starts, ends)
 
 
 def _count(cursor: Cursor, size_min: int) -> int:

@@ -24,7 +24,7 @@ from storage_core.foreign.nats.scan import scan_block
 
 META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
 INDEX_FILE = "index.db"
-META_SIZE_MAX = 16 << 20  # bytes
+META_SIZE_MAX = 1 << 20  # bytes; one hash over all of it takes a second
 PROOF_BLOCK_COUNT = 8  # blocks that are asked whether a name is theirs
 PROOF_SIZE = 256 << 10  # bytes of each
 DEFAULT_ACCOUNT = "$G"
@@ -103,7 +103,7 @@ def _read(place: Path, file: str, size_max: int, names: Sequence[str], files: Fi
     if file not in names:
         raise CorruptionError(f"{place} has no {file}")
     try:
-        return bytes(read_file(place / file, size_max, files))
+        return read_file(place / file, size_max, files)
     except (OSError, StorageError) as error:
         raise CorruptionError(f"{place / file} cannot be read: {error}") from error
 
@@ -135,7 +135,7 @@ def _is_proven(name: str, blocks: Sequence[BlockFile], is_open: bool, files: Fil
 
 def _holds_index(path: Path, name: str, files: Files) -> bool:
     try:
-        return index_checksum_holds(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), name)
+        return index_checksum_holds(read_file(path, INDEX_SIZE_MAX, files), name)
     except (OSError, StorageError):
         return False
 

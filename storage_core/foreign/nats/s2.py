@@ -22,6 +22,9 @@ from storage_core.foreign.nats.cursor import Cursor
 
 IDENTIFIER = b"S2sTwO"
 CHUNK_DATA_MAX = 4 << 20  # bytes of uncompressed data in a chunk, the most that S2 allows
+CHUNK_COUNT_MAX = 4096  # in a stream: the server's have a MiB each
+TAG_COUNT_MAX = 4 << 20  # in a stream, of chunks that Arrow does not decode: a second or two
+DAMAGE_COUNT_MAX = 64  # places that are told
 _COMPRESSED, _STORED, _SKIPPABLE, _IDENTIFIER = 0x00, 0x01, 0x80, 0xFF
 _CRC_SIZE = 4
 _SNAPPY = pa.Codec("snappy")
@@ -34,14 +37,25 @@ class Decompressed:
 
     data: bytearray
     damage: list[tuple[int, str]] = field(default_factory=list)  # (offset_bytes in the stream, reason)
+    tags_left: int = TAG_COUNT_MAX
 
 
 def decompress_stream(stream: memoryview, size: int) -> Decompressed:
-    """Return the `size` bytes that the stream declares to hold; whatever is missing is zeros and reported."""
-    out, at = Decompressed(bytearray()), 0
+    """Return the `size` bytes that the stream declares to hold; whatever is missing is zeros and reported.
+
+    A stream that no server can have written is given up: what is left of it is reported as one piece.
+    """
+    out, at, chunk_count = Decompressed(bytearray()), 0, 0
     while at < len(stream):
+        chunk_count += 1
+        if chunk_count > CHUNK_COUNT_MAX or len(out.damage) >= DAMAGE_COUNT_MAX or out.tags_left <= 0:
+            out.damage.append((at, f"given up with {len(stream) - at} bytes left: this is no stream of a server"))
+            break
         kind, chunk_size = stream[at], int.from_bytes(stream[at + 1 : at + 4], "little")
         body = stream[at + 4 : at + 4 + chunk_size]
+        if not chunk_size:
+            out.damage.append((at, f"chunk of type {kind:#04x} and no length; {len(stream) - at} bytes are not read"))
+            break
         if len(body) < chunk_size or at + 4 > len(stream):
             out.damage.append((at, f"chunk of {chunk_size} bytes, the stream has {len(stream) - at - 4} left"))
         if kind in (_COMPRESSED, _STORED):
@@ -63,7 +77,7 @@ def _add_chunk(out: Decompressed, at: int, kind: int, body: memoryview, size: in
     if kind == _STORED:
         data, problem = packed[:room], "" if len(packed) <= room else f"{len(packed)} bytes stored, room for {room}"
     else:
-        data, problem = _decode_tolerantly(packed, room)
+        data, problem = _decode_tolerantly(packed, room, out)
     if not problem and _masked_crc(data) != crc:
         problem = f"CRC-32C is {crc:08x}, the content has {_masked_crc(data):08x}"
     if problem:
@@ -76,7 +90,7 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _decode_tolerantly(packed: bytes, room: int) -> tuple[bytes, str]:
+def _decode_tolerantly(packed: bytes, room: int, out: Decompressed) -> tuple[bytes, str]:
     """Return the data of a compressed chunk, padded with zeros after the first error, and what that was."""
     try:
         size, begin = declared_size(packed)
@@ -87,7 +101,8 @@ def _decode_tolerantly(packed: bytes, room: int) -> tuple[bytes, str]:
     try:
         return _SNAPPY.decompress(packed, decompressed_size=size, asbytes=True), ""
     except (OSError, pa.ArrowException):
-        data, problem = _decode_tags(packed, begin, size)
+        data, problem, tag_count = _decode_tags(packed, begin, size, out.tags_left)
+        out.tags_left -= tag_count
     return bytes(data) + bytes(size - len(data)), problem
 
 
@@ -97,11 +112,14 @@ def declared_size(packed: bytes) -> tuple[int, int]:
     return cursor.uvarint(), cursor.at
 
 
-def _decode_tags(packed: bytes, at: int, size: int) -> tuple[bytearray, str]:
-    """Run the tags of a body; on a bad one return what was decoded before it, and the reason."""
+def _decode_tags(packed: bytes, at: int, size: int, count_max: int) -> tuple[bytearray, str, int]:
+    """Run up to `count_max` tags of a body; return what they gave, what was wrong with the one after, and how many."""
     out, end, offset = bytearray(), len(packed), 0
-    from_bytes = int.from_bytes
+    from_bytes, count = int.from_bytes, 0
     while at < end:
+        count += 1
+        if count > count_max:
+            return out, f"more than {TAG_COUNT_MAX} tags", count
         tag = packed[at]
         low, code = tag & 3, tag >> 2
         if low == 0:  # literal: bytes follow
@@ -109,7 +127,7 @@ def _decode_tags(packed: bytes, at: int, size: int) -> tuple[bytearray, str]:
             length = 1 + (from_bytes(packed[at + 1 : at + 1 + extra], "little") if extra else code)
             at += 1 + extra
             if at + length > end or len(out) + length > size:
-                return out, f"literal of {length} bytes at byte {at} of the chunk does not fit"
+                return out, f"literal of {length} bytes at byte {at} of the chunk does not fit", count
             out += packed[at : at + length]
             at += length
             continue
@@ -125,9 +143,9 @@ def _decode_tags(packed: bytes, at: int, size: int) -> tuple[bytearray, str]:
             offset, length, at = from_bytes(packed[at + 1 : at + 1 + width], "little"), 1 + code, at + 1 + width
         have = len(out)
         if not 0 < offset <= have or have + length > size or at > end:
-            return out, f"copy of {length} bytes from {offset} back at byte {at} of the chunk does not fit"
+            return out, f"copy of {length} bytes from {offset} back at byte {at} of the chunk does not fit", count
         if length <= offset:
             out += out[have - offset : have - offset + length]
         else:
             out += (out[have - offset :] * (length // offset + 1))[:length]
-    return out, "" if len(out) == size else f"chunk ends after {len(out)} of {size} bytes"
+    return out, "" if len(out) == size else f"chunk ends after {len(out)} of {size} bytes", count

@@ -23,6 +23,7 @@ from storage_core.foreign.nats.columns import raw_headers, subjects_of
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
     INDEX_SIZE_MAX,
+    OLD_INDEX_SIZE_MAX,
     SEQUENCE_END,
     OldBlockIndex,
     StreamIndex,
@@ -62,30 +63,66 @@ class StreamState:
     blocks: tuple[BlockState, ...]
     subjects: tuple[str, ...] | None  # all subjects of shown messages, if an index lists them and they are few
     removed: SequenceSet  # sequences that had a message, or were skipped, and are known to have been removed since
+    notes: tuple[str, ...] = ()  # what is wrong with the indexes, and what nobody can tell without them
 
 
 def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     """Return what the stream shows. Reads every block if there is no current index. Raises the stream's problem."""
     if stream.problem is not None:
         raise stream.problem
-    index = _load_index(stream, files)
+    notes: list[str] = []
+    index = _load_index(stream, notes, files)
     if index is not None and _is_current(index, stream, files):
         return _from_index(index, stream)
-    old = [_load_old_index(block, files) for block in stream.blocks]
+    old = [_load_old_index(block, notes, files) for block in stream.blocks]
     current = [
         one for one, block in zip(old, stream.blocks, strict=True) if one and _ends_with(block, one.last_hash, files)
     ]
     if old and len(current) == len(old):
         return _from_old_indexes(current, stream)
-    return _from_blocks(stream, index, old, files)
+    state = _from_blocks(stream, index, old, files)
+    if index is None and not any(old):
+        notes += _unexplained(stream, state)
+    return replace(state, notes=tuple(notes))
 
 
-def _load_index(stream: StreamDirectory, files: Files) -> StreamIndex | None:
+def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> StreamIndex | None:
+    """Return the index of the stream; None if there is none, or none that can be believed, which goes to `notes`."""
     path = Path(stream.messages_path) / INDEX_FILE
     try:
-        return decode_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), stream.name, str(path), stream.seed)
-    except (OSError, CorruptionError, UnsupportedVersionError):
+        return decode_index(read_file(path, INDEX_SIZE_MAX, files), stream.name, str(path), stream.seed)
+    except FileNotFoundError:
         return None  # it is a cache: the blocks tell as well
+    except (OSError, CorruptionError, UnsupportedVersionError) as error:
+        notes.append(_not_believed(path, error))
+        return None
+
+
+def _not_believed(path: Path, error: Exception) -> str:
+    reason = str(error).replace(str(path), path.name)
+    return f"{reason}: the blocks are read without it, and do not tell of blocks that are gone"
+
+
+def _unexplained(stream: StreamDirectory, state: "StreamState") -> list[str]:
+    """Return which numbers are missing with nothing to say why: removed, or lost with a block that is gone."""
+    expected = max(1, Limits.of(stream.config).first_sequence)
+    notes = []
+    if state.message_count and state.first > expected and not state.removed.count_in(expected, state.first):
+        notes.append(
+            f"the first message is {state.first}, and no index tells what became of "
+            f"[{expected}, {state.first}): removed, or lost with a block that is gone"
+        )
+    numbers = [block.block_index for block in stream.blocks]
+    gone = [(one + 1, two) for one, two in zip(numbers, numbers[1:], strict=False) if two > one + 1]
+    if gone:
+        listed = ", ".join(
+            f"{first}.blk" if end == first + 1 else f"{first}.blk to {end - 1}.blk" for first, end in gone[:8]
+        )
+        notes.append(
+            f"{listed}{' and others' if len(gone) > 8 else ''} not there, and no index tells "
+            "whether messages were lost with them"
+        )
+    return notes
 
 
 def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bool:
@@ -130,11 +167,14 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
     return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects, removed)
 
 
-def _load_old_index(block: BlockFile, files: Files) -> OldBlockIndex | None:
+def _load_old_index(block: BlockFile, notes: list[str], files: Files) -> OldBlockIndex | None:
     path = Path(block.path).with_suffix(OLD_INDEX_SUFFIX)
     try:
-        return decode_old_block_index(read_file(path, INDEX_SIZE_MAX, files).to_pybytes(), str(path))
-    except (OSError, CorruptionError):
+        return decode_old_block_index(read_file(path, OLD_INDEX_SIZE_MAX, files), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, CorruptionError) as error:
+        notes.append(_not_believed(path, error))
         return None
 
 

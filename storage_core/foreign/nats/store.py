@@ -47,7 +47,12 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
 
     def _notes(self, one: StreamDirectory) -> list[ForeignDamage]:
         meta = str(Path(one.path) / META_FILE)
-        return [note_damage(LAYOUT, one.account, one.name, meta, note) for note in one.notes]
+        notes = [note_damage(LAYOUT, one.account, one.name, meta, note) for note in one.notes]
+        try:
+            state = self._state(one)
+        except StorageError:  # told where its messages are asked for
+            return notes
+        return notes + [note_damage(LAYOUT, one.account, one.name, one.messages_path, note) for note in state.notes]
 
     def _consumers(
         self, one: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None
