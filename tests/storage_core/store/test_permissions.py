@@ -19,6 +19,7 @@ import pytest
 from storage_core import Store
 from storage_core.errors import NotAStoreError
 from storage_core.files import OS_FILES
+from storage_core.store.consumers.query import QueryReader, Start
 from storage_core.store.recovery import adopt
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,6 +129,9 @@ def live_everything(store: Store) -> None:
     for number in range(20):
         stream.publish(name, b"%d" % number)
     consumer.fetch(2, 0)
+    query = QueryReader(store, "q")  # whose lock is a file, too
+    query.begin({name: Start(1)})
+    query.close()
     stream.remove([1, 2])
     block = next(Path(store.paths[0]).rglob("*.blk"))
     block.write_bytes(block.read_bytes()[:-1] + b"x")
