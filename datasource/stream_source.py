@@ -241,9 +241,11 @@ class StreamSource:
 
     def _remedy(self, streams: Mapping[str, object]) -> str:
         text = "To go on without what is gone, start the query once with option failOnDataLoss=false"
-        if self._settings.consumer is None:
+        consumer, state = self._settings.consumer, self._store.state()
+        known = [name for name in streams if consumer and _has_consumer(state, name, consumer)]
+        if not known:  # one of a stream that was deleted went with it
             return f"{text}, or begin with a new checkpoint"
-        resets = "; ".join(f"jstream consumer reset {name} {self._settings.consumer} --execute" for name in streams)
+        resets = "; ".join(f"jstream consumer reset {name} {consumer} --execute" for name in known)
         return f"{text}; or begin with a new checkpoint where the consumer stands, after: {resets}"
 
     def _decode(self, offset: Json) -> Offsets:
@@ -341,6 +343,11 @@ def _carried(one: StreamOffset) -> StreamOffset:
     Where nothing was read the two are the same place, and it is kept: a replay asks where a query begins anew.
     """
     return one if one.begin in (None, one.sequence) else replace(one, begin=None)
+
+
+def _has_consumer(state: StoreState, name: str, consumer: str) -> bool:
+    stream = state.stream(name)
+    return stream is not None and consumer.casefold() in stream.consumers
 
 
 def _stands(state: StoreState, name: str, at: QueryPosition) -> bool:

@@ -29,6 +29,7 @@ from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTa
 from storage_core.subjects import is_literal, matches
 
 log = logging.getLogger("jstream")
+CLEAN_UP_WAIT_S = 1.0  # for other processes that hold the store, at the end of a write that failed
 GATHERED_ROW_COUNT, GATHERED_SIZE = 1 << 17, 16 << 20  # rows and bytes that are routed together
 
 
@@ -148,10 +149,10 @@ def give_up(settings: WriteSettings, transaction: Transaction) -> None:
     """Give the blocks of a transaction up for sweeping, unless it is committed: the store is asked first.
 
     Never raises: Spark would bury the error that led here below this one. What cannot be swept now is swept by the
-    store's maintenance.
+    store's maintenance; so a store that others hold, for which the commit has waited already, is hardly waited for.
     """
     try:
-        with open_store(settings) as store:
+        with places.open_store(settings.paths, min(settings.lock_timeout_s, CLEAN_UP_WAIT_S)) as store:
             if not store.abort(transaction):
                 log.warning("the append that reported an error was committed: its messages are in the store")
     except Exception as error:

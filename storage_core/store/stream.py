@@ -8,7 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core import subjects as subject_rules
-from storage_core.errors import DataLossError, InvalidMessageError, NotFoundError, StaleIncarnationError, StorageError
+from storage_core.errors import (
+    DataLossError,
+    InvalidMessageError,
+    NotFoundError,
+    StaleIncarnationError,
+    StorageError,
+    StoreBusyError,
+)
 from storage_core.metadata import machine
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -117,6 +124,9 @@ class Stream:
             raise
         try:
             result = self._store.commit(transaction, staged, writer)
+        except StoreBusyError:  # nothing was proposed, and asking would wait for the same lock once more
+            stager.discard()
+            raise
         except BaseException as error:
             self._give_up(transaction, error)
             raise

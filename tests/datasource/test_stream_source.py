@@ -603,10 +603,9 @@ def test_stream_made_again_is_told_and_followed_from_its_first_message(query: An
     store.delete_stream("ORDERS")
     store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
     put(15)
-    with pytest.raises(
-        DataLossError, match="deleted and made again.*failOnDataLoss=false.*jstream consumer reset ORDERS etl"
-    ):
+    with pytest.raises(DataLossError, match=r"deleted and made again.*failOnDataLoss=false") as caught:
         made.run()
+    assert "consumer reset" not in str(caught.value), "the consumer went with the stream"
     assert sequences(made.run(failOnDataLoss="false")) == list(range(1, 16))
     assert made.run() == []
     assert store.stream("ORDERS").consumer("etl").info()["num_pending"] == 0

@@ -368,6 +368,14 @@ def test_lock_timeout_bounds_the_wait_for_another_process(store: Store, driver: 
     assert data(store) == numbered(0, 3)
 
 
+def test_an_abort_hardly_waits_for_the_process_that_holds_the_store(store: Store, driver: Any, orders: Make) -> None:
+    query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "10m"})
+    messages = query.stage(0, orders(3))
+    with store.turn():
+        in_another_process(query.writer(orders(0).schema).abort, messages, 0)  # waits for a minute at most
+    assert data(store) == []
+
+
 def test_losing_attempts_of_tasks_leave_nothing_that_is_shown(store: Store, query: Query, orders: Make) -> None:
     writer = query.writer(orders(0).schema)
     won = []

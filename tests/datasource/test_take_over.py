@@ -17,7 +17,7 @@ from datasource import source
 from datasource.settings import ReadSettings
 from datasource.stream_writer import BATCH_ID, QUERY_ID, RUN_ID
 from storage_core import Store
-from storage_core.errors import OtherHostError
+from storage_core.errors import DataLossError, OtherHostError
 from storage_core.schema import READ_SCHEMA
 from storage_core.store.environment import REAL
 
@@ -196,4 +196,39 @@ def test_a_query_without_a_consumer_reads_on_any_host(
     assert [rows["sequence"].to_pylist() for one in reader.partitions(start, end) for rows in reader.read(one)] == [
         [1, 2, 3]
     ]
+    reader.stop()
+
+
+@pytest.mark.parametrize("consumer", [None, "etl"])
+def test_a_loss_is_named_on_a_host_that_may_not_write(
+    store: Store, driver: Driver, orders: Make, move_away: Any, consumer: str | None
+) -> None:
+    driver.write(orders(3), stream="ORDERS")
+    given = {"path": driver.path, "stream": "ORDERS", "startingOffsets": "earliest", "consumer": consumer}
+    options = {name: value for name, value in given.items() if value is not None}
+    reader = source.stream_reader(CaseInsensitiveDict(options), from_arrow_schema(SEQUENCE))
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    driver.write(orders(5, 3), stream="ORDERS")
+    store.stream("ORDERS").purge(up_to=7)
+    move_away()
+    with pytest.raises(DataLossError) as caught:
+        reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert "sequences 4 to 6" in str(caught.value)
+    assert "take" not in str(caught.value)
+    reader.stop()
+
+
+def test_a_query_that_skips_losses_reads_on_where_it_may_not_write(
+    store: Store, driver: Driver, orders: Make, move_away: Any
+) -> None:
+    driver.write(orders(3), stream="ORDERS")
+    options = {"path": driver.path, "stream": "ORDERS", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    reader = source.stream_reader(CaseInsensitiveDict(options), from_arrow_schema(SEQUENCE))
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    driver.write(orders(5, 3), stream="ORDERS")
+    store.stream("ORDERS").purge(up_to=7)
+    move_away()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    parts = reader.partitions(start, end)
+    assert [rows["sequence"].to_pylist() for one in parts for rows in reader.read(one)] == [[7, 8]]
     reader.stop()

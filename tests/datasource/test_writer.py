@@ -68,6 +68,22 @@ def test_all_columns_come_back_as_they_were_written(driver: Any) -> None:
     assert rows[1]["headers"] is None
 
 
+def test_two_times_of_a_row_say_the_same_or_are_refused(driver: Any) -> None:
+    exact = [1_700_000_000_123_456_789, None, 1_700_000_000_000_000_001, -1_500]
+    coarse = pa.array([1_700_000_000_123_456, 1_600_000_000_000_000, None, -2], pa.timestamp("us", "UTC"))
+    both = pa.table({"timestamp": coarse, "timestamp_ns": pa.array(exact, pa.int64()), "data": ["a", "b", "c", "d"]})
+    driver.write(both, stream="LOGS")
+    schema = pa.schema(
+        [READ_SCHEMA.field("timestamp"), pa.field("timestamp_ns", pa.int64()), READ_SCHEMA.field("data")]
+    )
+    stored = driver.read(schema, stream="LOGS")
+    assert stored["timestamp_ns"].to_pylist() == [exact[0], 1_600_000_000_000_000_000, exact[2], exact[3]]
+    driver.write(stored, stream="LOGS")
+    other = both.set_column(1, "timestamp_ns", pa.array([exact[0], None, None, -1_500 - 1_000], pa.int64()))
+    with pytest.raises(InvalidMessageError, match="row 3 of the batch: timestamp_ns -2500"):
+        driver.write(other, stream="LOGS")
+
+
 def test_text_becomes_utf8(driver: Any) -> None:
     driver.write(pa.table({"data": ["grün", None, ""]}), stream="LOGS")
     assert driver.read(stream="LOGS")["data"].to_pylist() == ["grün".encode(), None, b""]

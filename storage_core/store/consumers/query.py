@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from storage_core.errors import DataLossError, ReadOnlyError
+from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError
 from storage_core.metadata.commands import (
     AddConsumer,
     AdvanceConsumers,
@@ -292,10 +292,10 @@ class QueryReader:
         doubt = ""
         try:
             state, news = self._store.together(job)
-        except ReadOnlyError:
+        except (ReadOnlyError, OtherHostError):
             state = self._store.state()
             news = self._news(state, self._after_outcomes(state, at), policy)
-            doubt = " (judged by what can be read: the store cannot be written here)"
+            doubt = " (judged by what can be read: the store is not written from here)"
         if news and policy == FAIL:
             told = "; ".join(one.made.reason for one in news.values())
             raise DataLossError(f"{told}{doubt}. {remedy}" if remedy else f"{told}{doubt}")

@@ -115,6 +115,12 @@ class Metadata:
         ours = [one for one in found if one.identity is not None and one.identity.store_id == self.store_id]
         known = {one.volume_id for one in places.values()}
         more = [one for one in ours if one.volume_id not in known]
+        known |= {one.volume_id for one in more}
+        if more and known.isdisjoint(voter.volume_id for voter in self._voters):
+            raise NotAStoreError(
+                f"{', '.join(str(one.path) for one in more)}: the store there has other volumes than the one that this "
+                "process opened. It was restored or made anew: open it again, or restart the query or job"
+            )
         if more:
             self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
 

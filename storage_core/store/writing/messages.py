@@ -259,10 +259,27 @@ def _given_ns(columns: dict[str, pa.Array], acceptance: Acceptance) -> pa.Array 
     given = columns.get("timestamp_ns")
     if given is not None:
         given = _cast(given, pa.int64(), "timestamp_ns", acceptance)
-    if "timestamp" in columns and (given is None or given.null_count):
+    if "timestamp" in columns:
         times = _cast(columns["timestamp"], pa.timestamp("ns", "UTC"), "timestamp", acceptance).cast(pa.int64())
+        if given is not None:
+            _check_same_times(given, times, columns["timestamp"], acceptance)
         given = times if given is None else pc.coalesce(given, times)
     return given
+
+
+def _check_same_times(given: pa.Array, times: pa.Array, timestamps: pa.Array, acceptance: Acceptance) -> None:
+    """Raise InvalidMessageError for a row whose two times are not the same, as far as the coarser one says."""
+    units_ns = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+    unit_ns = units_ns[timestamps.type.unit] if pa.types.is_timestamp(timestamps.type) else 1
+    both = pc.and_(given.is_valid(), times.is_valid()).to_numpy(zero_copy_only=False)
+    exact, coarse = (column.fill_null(0).to_numpy() for column in (given, times))
+    bad = np.flatnonzero(both & (exact // unit_ns != coarse // unit_ns))
+    if len(bad):
+        row = int(bad[0])
+        raise _invalid(
+            acceptance, row, f"timestamp_ns {exact[row]} is another time than timestamp {timestamps[row]}: give one of "
+            "them, or the same in both",
+        )  # fmt: skip
 
 
 def _msg_ids(column: pa.Array, acceptance: Acceptance) -> np.ndarray | None:

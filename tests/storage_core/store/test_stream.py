@@ -1,6 +1,7 @@
 """The face of a stream: a handle means one incarnation, and what makes no sense is named."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core import Store
-from storage_core.errors import InvalidMessageError, StaleIncarnationError
+from storage_core.errors import InvalidMessageError, StaleIncarnationError, StoreBusyError
 from storage_core.store.stream import Stream
 
 ROW = pa.table({"subject": ["orders.new"], "data": ["a bell"]})
@@ -119,3 +120,14 @@ def test_what_was_read_can_be_removed_by_its_column(orders: Stream, columns: Any
 def test_a_name_that_is_not_text_is_named(store: Store, name: Any) -> None:
     with pytest.raises(ValueError, match="name of a stream: .* is not text"):
         store.stream(name)
+
+
+def test_an_append_that_the_lock_was_not_given_to_leaves_nothing_and_does_not_wait_again(
+    store: Store, orders: Stream, tmp_path: Path
+) -> None:
+    before = set(tmp_path.rglob("*.blk"))
+    other = Store.open(store.paths, lock_timeout_s=0.0)
+    with store.turn(), ThreadPoolExecutor(1) as threads:
+        failed = threads.submit(other.stream("ORDERS").append, pa.table({"subject": ["orders.a"], "data": ["x"]}))
+        assert isinstance(failed.exception(timeout=60), StoreBusyError)
+        assert set(tmp_path.rglob("*.blk")) == before, "taken back while somebody else holds the lock"

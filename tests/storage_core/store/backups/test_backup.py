@@ -4,6 +4,7 @@ The stores live the scripted life on a simulated disk. test_backup_interrupted.p
 short.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,18 @@ def test_a_message_without_a_whole_copy_keeps_a_backup_from_being_finished(saved
         backup(store, "/disk/other")
     with pytest.raises(NotAStoreError, match="unfinished"):
         open_backup("/disk/other", machine.environment())
+
+
+def test_a_process_that_had_the_store_open_is_told_that_another_one_is_there(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "volume")
+    store.add_stream({"name": "S"}).publish("S", b"1")
+    backup(store, tmp_path / "backup")
+    shutil.rmtree(tmp_path / "volume")
+    restore(tmp_path / "backup", [tmp_path / "volume"])
+    for _ in range(2):
+        with pytest.raises(NotAStoreError, match="restored or made anew: open it again"):
+            store.stream("S").publish("S", b"2")
+    assert Store.open(tmp_path / "volume").stream("S").last_sequence == 1
 
 
 def test_what_was_declared_lost_is_lost_in_the_restored_store_as_well(saved: Machine) -> None:
