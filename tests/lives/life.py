@@ -319,6 +319,8 @@ class Life:
         self.volumes.touched.clear()
         self.volumes.excused_until = min(self.volumes.excused_until, self.now())
         self.counts["repairs"] += 1
+        if beside:  # who wrote while a volume came back may have left it behind, which the next session sees to
+            self.crew.asked(Call("maintain", writes=True))
         self._check_current()
 
     def _repair_call(self, reports: list[dict[str, Any]]) -> Call:
