@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage_core.sequences import SequenceSet
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.subjects import matches
@@ -47,6 +48,7 @@ class ModelStream:
     duplicate_window_ns: int = 3600 * 10**9
     msg_ids: dict[str, tuple[int, int]] = field(default_factory=dict)  # sequence and time of the commit
     batches: dict[tuple[str, str], Any] = field(default_factory=dict)  # by (writer, batch)
+    consumers: dict[str, "ModelConsumer"] = field(default_factory=dict)
 
     def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
         first, seen_now = self.next_sequence, dict[str, int]()
@@ -88,8 +90,41 @@ class ModelStream:
             and (subject is None or matches(subject, row.subject))
         ]
 
+    def fetch(self, consumer: str, count: int) -> list[tuple[int, Row]]:
+        """Hand out what was asked for again, then what is new."""
+        reader = self.consumers[consumer]
+        again = sorted(reader.due & self.messages.keys())[:count]
+        new = [one for one in sorted(self.messages) if one >= reader.next_sequence][: count - len(again)]
+        reader.due.difference_update(again)
+        reader.waiting.update(new)
+        reader.next_sequence = new[-1] + 1 if new else reader.next_sequence
+        return [(one, self.messages[one]) for one in sorted([*again, *new])]
+
     def content(self) -> "Content":
-        return Content(tuple(sorted(self.messages.items())), self.next_sequence - 1)
+        shown = tuple(sorted(self.messages.items()))
+        consumers = [
+            consumer_seen(name, one.next_sequence, one.waiting, [at for at, _ in shown], self.next_sequence)
+            for name, one in sorted(self.consumers.items())
+        ]
+        return Content(shown, self.next_sequence - 1, tuple(consumers))
+
+
+@dataclass
+class ModelConsumer:
+    """A durable consumer that wants every message acknowledged, and waits for ever."""
+
+    next_sequence: int = 1
+    waiting: set[int] = field(default_factory=set)  # handed out and not acknowledged
+    due: set[int] = field(default_factory=set)  # those of them that were asked for again
+
+
+ConsumerSeen = tuple[str, int, tuple[int, ...]]
+
+
+def consumer_seen(name: str, next_sequence: int, waiting: Iterable[int], shown: list[int], end: int) -> ConsumerSeen:
+    """Return where a consumer stands: its next message and those that wait, of the messages that are there."""
+    there = set(shown)
+    return name, next((one for one in shown if one >= next_sequence), end), tuple(sorted(there & set(waiting)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +133,12 @@ class Content:
 
     messages: tuple[tuple[int, Row], ...]
     last_sequence: int
+    consumers: tuple[ConsumerSeen, ...] = ()
 
     def __str__(self) -> str:
         shown = ", ".join(f"{sequence}: {row.data!r}" for sequence, row in self.messages)
-        return f"[{shown}] up to {self.last_sequence}"
+        consumers = "".join(f", {name} at {at} waiting for {list(waiting)}" for name, at, waiting in self.consumers)
+        return f"[{shown}] up to {self.last_sequence}{consumers}"
 
 
 @dataclass
@@ -147,9 +184,18 @@ def seen_in_store(store: Store, with_times: bool = False) -> dict[str, Content]:
         seen[name] = content = seen_in_stream(stream, with_times)
         state = stream.state()
         shown = [sequence for sequence, _ in content.messages]
+        consumers = [
+            consumer_seen(one.name, one.next_sequence, _members(one.outstanding()), shown, state.next_sequence)
+            for one in sorted(state.consumers.values(), key=lambda one: one.name)
+        ]
+        seen[name] = replace(content, consumers=tuple(consumers))
         assert shown == sorted(set(shown)), (name, shown)
         assert state.message_count == len(shown), (name, state.message_count, shown)
         assert state.data_size == sum(row.size for _, row in content.messages), (name, state.data_size)
         assert not shown or shown[0] == state.first_sequence, (name, state.first_sequence, shown)
         assert not shown or shown[-1] <= content.last_sequence, (name, content.last_sequence, shown)
     return seen
+
+
+def _members(sequences: SequenceSet) -> list[int]:
+    return [one for first, end in sequences.ranges() for one in range(first, end)]

@@ -3,12 +3,14 @@
 import argparse
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
+from harness.whole.kept import KEPT, Kept, save  # noqa: E402
 from harness.whole.plan import Plan  # noqa: E402
 from harness.whole.world import World  # noqa: E402
 from mutants.store.store_mutants import made  # noqa: E402
@@ -16,16 +18,37 @@ from mutants.store.store_mutants import made  # noqa: E402
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seed", type=int)
+    parser.add_argument("seed", help="a seed, or the name of a plan that is kept")
     parser.add_argument("--quiet", action="store_true", help="only say how it ends")
     parser.add_argument("--mutant", help="with this mistake in the store: a name from tests/mutants/store")
     parser.add_argument("--merging", action="store_true", help="with blocks that are merged")
+    parser.add_argument("--keep", metavar="NAME", help="keep the plan under this name, with what it finds")
     arguments = parser.parse_args()
-    plan = Plan.of(Random(arguments.seed)).with_merging() if arguments.merging else None
-    world = World(arguments.seed, None if arguments.quiet else print, plan)
-    with made(arguments.mutant) if arguments.mutant else nullcontext():
+    kept = chosen(arguments.seed, arguments.merging)
+    world = kept.world(None if arguments.quiet else print)
+    try:
+        run(world, arguments.mutant)
+    except Exception as error:
+        if arguments.keep:
+            found = f"{type(error).__name__}: {error}".splitlines()[0]
+            one = replace(kept, name=arguments.keep, found=found, mutant=arguments.mutant or "")
+            save([*(other for other in KEPT if other.name != one.name), one])
+        raise
+    print(f"{arguments.seed} holds after {world.step_count} steps and {world.call_count} calls")
+
+
+def chosen(name: str, merging: bool) -> Kept:
+    """Return what was kept under this name, or what the seed draws."""
+    for one in KEPT:
+        if one.name == name:
+            return one
+    plan = Plan.of(Random(int(name)))
+    return Kept(name, "", int(name), plan.with_merging() if merging else plan)
+
+
+def run(world: World, mutant: str | None) -> None:
+    with made(mutant) if mutant else nullcontext():
         world.run()
-    print(f"seed {arguments.seed} holds after {world.step_count} steps and {world.call_count} calls")
 
 
 if __name__ == "__main__":

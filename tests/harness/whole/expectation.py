@@ -112,7 +112,8 @@ class Expectation:
 
     def allows(self, shown: Shown, lost: Mapping[str, SequenceSet] | None = None) -> bool:
         """Return whether a store may show this, having declared `lost` what no volume has; nothing is learned."""
-        return any(_without(content, lost or {}) == shown for content in self._contents())
+        bare = _without(shown, {})
+        return any(_without(content, lost or {}) == bare for content in self._contents())
 
     def _contents(self) -> list[Shown]:
         return [model.content() for model in self.models]
@@ -126,12 +127,14 @@ class Expectation:
 
 
 def _without(content: Shown, lost: Mapping[str, SequenceSet]) -> Shown:
-    """Return what is shown when these sequences are not."""
-    left = dict(content)
-    for name, gone in lost.items():
-        if name in left:
-            messages = tuple(pair for pair in left[name].messages if not gone.count_in(pair[0], pair[0] + 1))
-            left[name] = Content(messages, left[name].last_sequence)
+    """Return which messages are shown when these sequences are not."""
+    left = {}
+    for name, one in content.items():
+        gone = lost.get(name)
+        messages = one.messages
+        if gone is not None:
+            messages = tuple(pair for pair in messages if not gone.count_in(pair[0], pair[0] + 1))
+        left[name] = Content(messages, one.last_sequence)
     return left
 
 

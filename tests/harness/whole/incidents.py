@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from harness.faults import CHANGING, END, END_HALFWAY, Call
 
+OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+TAKES_DESCRIPTOR = ("open", "create", "list", "lock")
+
 if TYPE_CHECKING:
     from harness.whole.world import Process, World
 
@@ -17,6 +20,7 @@ class Incident:
     kind: str
     calls_left: int  # of those that count
     happened: bool = False
+    lasts: int = 0  # an errno that all further calls of the kind end in
     power_lost: bool = False  # with the end of the process the whole machine goes down
 
     @property
@@ -25,6 +29,8 @@ class Incident:
         return self.happened
 
     def counts(self, call: Call) -> bool:
+        if self.kind == "process_error":
+            return call.operation in TAKES_DESCRIPTOR
         if self.kind == "read_EIO":
             return call.operation == "read"
         if self.kind == "fsync":
@@ -37,6 +43,8 @@ class Incident:
 
     def meet(self, world: "World", process: "Process", call: Call) -> int:
         """Return the verdict on a call of the process that is in the middle of the operation."""
+        if self.lasts and self.counts(call):
+            return self.lasts
         if self.happened or not self.counts(call):
             return 0
         self.calls_left -= 1
@@ -92,6 +100,13 @@ class Incident:
 
     def _ENOSPC(self, world: "World", process: "Process", call: Call) -> int:
         return self._fail(world, call, errno.ENOSPC) if call.operation in ("create", "write") else 0
+
+    def _process_error(self, world: "World", process: "Process", call: Call) -> int:
+        """Let the process be short of something, once or up to the end of what it does: no volume is to blame."""
+        error = world.random.choice(OF_THE_PROCESS)
+        self._happens(world, f"{errno.errorcode[error]} at {call}")
+        self.lasts = error if world.random.random() < 0.5 else 0
+        return error
 
     def _other_process(self, world: "World", process: "Process", call: Call) -> int:
         """Let another process do something, from its beginning to its end."""

@@ -56,6 +56,7 @@ class Invariants:
             self._one_history(process.name, process.store)
         self._commit_records()
         if looking and len(world.expectation.models) == 1:
+            self._nobody_good_is_retired(self._newest[1])
             self._blocks_are_there(self._newest[1])
             self._staged_blocks_are_there()
         if looking and world.plan.volume_count > 1 and world.random.random() < world.plan.probe_share:
@@ -134,6 +135,12 @@ class Invariants:
                         directory = block_directory(volumes[volume_id], stream.written_as(int(row["first"])))
                         path = block_path(str(directory), bytes(row["block_id"]))
                         self._is_there(path, int(row["file_size"]), f"a block of {stream.name}")
+
+    def _nobody_good_is_retired(self, state: StoreState) -> None:
+        """What goes wrong in a process, or while a volume is away, is no fault of a disk."""
+        for volume_id, path in self._good_volumes().items():
+            if any(one.volume_id == volume_id and one.retired for one in state.voters):
+                raise Violation(f"{path.name} is retired, and nothing was wrong with it")
 
     def _staged_blocks_are_there(self) -> None:
         """Blocks of a transaction that was not aborted are where the task put them."""

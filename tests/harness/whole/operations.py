@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from harness.life import stage, to_table
-from harness.model import SEEN_COLUMNS, ModelStream, Row, rows_of, seen_in_store
+from harness.model import SEEN_COLUMNS, ModelConsumer, ModelStream, Row, rows_of, seen_in_store
 from harness.processes import SECOND_NS
 from harness.whole.expectation import Model, Operation, Refusal, Violation
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from harness.whole.world import World
 
 NAMES = ("a", "b", "c")
+CONSUMERS = ("x", "y")
 PENDING_MAX = 3
 CLOCK_JUMPS_S = (1, 1501, 7001, -503, -3001)
 GONE = Refusal((NotFoundError, StaleIncarnationError))
@@ -53,6 +55,9 @@ class Operations:
     def begin(self) -> None:
         for name in NAMES[: self._random.choice((1, 2))]:
             self._world.carry_out(self._world.processes[0], self._adding(name))
+            consumer = self._add_consumer() if self._random.random() < 0.5 else None
+            if consumer is not None:
+                self._world.carry_out(self._world.processes[0], consumer)
 
     def make(self, name: str) -> Operation | None:
         """Return an operation of this kind; None if there is nothing for it to do, or the world does it at once."""
@@ -275,6 +280,63 @@ class Operations:
 
         return Operation(f"delete stream {name}", lambda store: store.delete_stream(name), effect, "*")
 
+    # --- consumers
+
+    def _add_consumer(self) -> Operation | None:
+        if (name := self._any_stream()) is None:
+            return None
+        consumer = self._random.choice(CONSUMERS)
+
+        def effect(stream: ModelStream) -> object:
+            if consumer in stream.consumers:
+                return Refusal((AlreadyExistsError,))
+            first = min(stream.messages, default=stream.next_sequence)
+            stream.consumers[consumer] = ModelConsumer(first)
+            return None
+
+        config = {"name": consumer, "ack_wait": "100000h"}
+        act = lambda store: store.stream(name).add_consumer(config)  # noqa: E731
+        return Operation(f"add consumer {consumer} of {name}", act, _on(name, effect), name, compared=False)
+
+    def _any_consumer(self) -> tuple[str, str] | None:
+        models = self._world.expectation.models
+        known = [(name, one) for name, stream in self._newest().streams.items() for one in stream.consumers]
+        sure = [(a, b) for a, b in known if all(a in one.streams and b in one.streams[a].consumers for one in models)]
+        return self._random.choice(sorted(sure)) if sure else None
+
+    def _fetch(self) -> Operation | None:
+        if (chosen := self._any_consumer()) is None:
+            return None
+        name, consumer = chosen
+        count = self._random.choice((1, 2, 5, 50))
+
+        def act(store: Store) -> list[tuple[int, Row]]:
+            table = store.stream(name).consumer(consumer).fetch(count, 0.0)
+            return rows_of(table.append_column("timestamp_ns", pa.nulls(table.num_rows)), with_times=False)
+
+        return Operation(
+            f"fetch {count} of {name} for {consumer}", act, _on_consumer(name, consumer, "fetch", count), name
+        )
+
+    def _ack(self) -> Operation | None:
+        return self._answer("ack")
+
+    def _nak(self) -> Operation | None:
+        return self._answer("nak")
+
+    def _answer(self, verb: str) -> Operation | None:
+        """Acknowledge some of what was handed out, or ask for it again."""
+        if (chosen := self._any_consumer()) is None:
+            return None
+        name, consumer = chosen
+        waiting = sorted(self._newest().streams[name].consumers[consumer].waiting)
+        if not waiting:
+            return None
+        sequences = self._random.sample(waiting, self._random.randint(1, len(waiting)))
+        act = lambda store: getattr(store.stream(name).consumer(consumer), verb)(sequences)  # noqa: E731
+        effect = _on_consumer(name, consumer, verb, sequences)
+        return Operation(f"{verb} {sequences} of {name} for {consumer}", act, effect, name, compared=False)
+
     def _edit_stream(self) -> Operation | None:
         if (name := self._any_stream()) is None:
             return None
@@ -374,6 +436,9 @@ class Operations:
             self._world.note("    too many volumes cannot be reached")
             self._world.volumes.black_out()
 
+    def _come_back(self) -> None:
+        self._world.volumes.come_back()
+
     def _swap_places(self) -> None:
         if self._world.volumes.swap_places():
             self._world.note("    two volumes change their places")
@@ -400,6 +465,25 @@ class Operations:
 def _on(name: str, effect: Callable[[ModelStream], object]) -> Callable[[Model], object]:
     """Return the effect on one stream of a model, a refusal if there is no such stream."""
     return lambda model: effect(model.streams[name]) if name in model.streams else GONE
+
+
+def _on_consumer(name: str, consumer: str, verb: str, argument: Any) -> Callable[[Model], object]:
+    """Return the effect of a call of a consumer, which there is, if the stream is."""
+
+    def effect(stream: ModelStream) -> object:
+        if consumer not in stream.consumers:
+            return GONE
+        reader = stream.consumers[consumer]
+        if verb == "fetch":
+            return stream.fetch(consumer, argument)
+        if verb == "ack":
+            reader.waiting.difference_update(argument)
+            reader.due.difference_update(argument)
+        else:
+            reader.due.update(reader.waiting.intersection(argument))
+        return None
+
+    return _on(name, effect)
 
 
 def _while_streams_come_and_go(look: Callable[[Store], None], store: Store) -> None:

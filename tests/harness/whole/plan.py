@@ -1,8 +1,9 @@
 """What a seed decides before a simulated store begins: how many volumes and processes, how bad, how often."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
+from typing import Any
 
 STEPS_MIN, STEPS_MAX = 12, 36
 
@@ -10,11 +11,11 @@ OPERATIONS: Mapping[str, int] = {
     "append": 14, "publish": 5, "append_as_writer": 5, "stage": 6, "commit": 7, "abort": 2, "remove": 5, "purge": 4,
     "delete_stream": 2, "add_stream": 4, "edit_stream": 1, "read": 5, "maintain": 5, "snapshot": 3, "verify": 2,
     "scrub": 3, "reopen": 3, "jump_clock": 4, "lose_power": 3, "kill": 2, "hurt": 9, "repair": 5, "black_out": 2,
-    "save_images": 3, "swap_places": 1,
+    "save_images": 3, "swap_places": 1, "come_back": 5, "add_consumer": 2, "fetch": 8, "ack": 10, "nak": 2,
 }  # fmt: skip
 INCIDENTS: Mapping[str, int] = {
     "kill": 6, "kill_halfway": 3, "power": 6, "power_of_one": 3, "EIO": 3, "EIO_for_ever": 2, "ENOSPC": 2,
-    "fsync": 4, "read_EIO": 2, "other_process": 8,
+    "fsync": 4, "read_EIO": 2, "other_process": 8, "process_error": 4,
 }  # fmt: skip
 HURTS: Mapping[str, int] = {
     "unreachable": 3, "missing": 3, "blank": 3, "rolled_back": 4, "flipped": 5, "truncated": 3, "file_gone": 3,
@@ -50,6 +51,18 @@ class Plan:
         """Return f: how many volumes may be bad between two completed repairs."""
         return (self.volume_count - 1) // 2
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan with what happens in it; weights of nothing are left out."""
+        plan = asdict(self)
+        for name in ("operations", "incidents", "hurts"):
+            plan[name] = {one: weight for one, weight in plan[name].items() if weight}
+        return plan
+
+    @staticmethod
+    def from_json(plan: Mapping[str, Any]) -> "Plan":
+        """Return a plan that was kept: what it does not name does not happen."""
+        return Plan(**{**plan, "block_sizes": tuple(plan["block_sizes"])})
+
     @staticmethod
     def of(random: Random) -> "Plan":
         """Return a plan: everything at random, in some of them with weight on a few things."""
@@ -59,7 +72,7 @@ class Plan:
             for name in random.sample(sorted(weights), random.choice((0, 1, 3))):
                 weights[name] *= random.choice((0, 4))
         if volume_count == 1:
-            for name in ("hurt", "black_out", "swap_places"):
+            for name in ("hurt", "black_out", "swap_places", "come_back"):
                 operations[name] = 0
             for name in ("power_of_one", "EIO_for_ever"):
                 incidents[name] = 0

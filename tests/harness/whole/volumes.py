@@ -231,24 +231,42 @@ class Volumes:
     # --- black-outs: more volumes than are tolerated cannot be reached, and nothing is lost
 
     def black_out(self) -> None:
+        """Let more volumes than are tolerated be out of reach for a while: their disks do not answer, or are gone."""
         everyone = range(len(self.paths))
         reachable = [one for one in everyone if one not in self.outages and one not in self._away]
         good = [one for one in reachable if one not in self.bad]
         count = min(len(good), len(reachable) - self.tolerated)
+        is_gone = self._random.random() < 0.5
         for position in self._random.sample(good, count):
-            self.outages[position] = errno.ENODEV
+            if is_gone:
+                self._missing(position)
+            else:
+                self.outages[position] = errno.ENODEV
             self.blacked_out.add(position)
 
     def end_black_out(self) -> bool:
         """Return whether some volume is not where it was recorded."""
         for position in self.blacked_out:
             self.outages.pop(position, None)
+            self._put_back(position)
         self.blacked_out.clear()
         return self._was_moved
 
+    def come_back(self) -> None:
+        """Let bad volumes that could not be reached be there again: as they were, and behind."""
+        for position in self.bad:
+            if position not in self.damaged and (position in self._away or position in self.outages):
+                self._note(f"    {self.paths[position].name} comes back")
+                self.outages.pop(position, None)
+                self._put_back(position)
+
+    def _put_back(self, position: int) -> None:
+        if position in self._away:
+            self._machine.disk.put_back(self.paths[position], self._away.pop(position))
+
     @property
     def is_any_good_in_sight(self) -> bool:
-        return any(position not in self.outages for position in self.good)
+        return any(position not in self.outages and position not in self._away for position in self.good)
 
     # --- mending
 

@@ -47,9 +47,9 @@ class World:
     """Made of a seed; `run` raises Violation, or whatever the store should not have raised."""
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None, plan: Plan | None = None) -> None:
-        self.seed, self.random, self._trace = seed, Random(seed), trace
-        drawn = Plan.of(self.random)
-        self.plan = plan or drawn
+        self.seed, self._trace = seed, trace
+        self.plan = plan or Plan.of(Random(seed))
+        self.random = Random(~seed)  # apart from what the plan is drawn with: a plan that is kept goes with any seed
         self.machine = Machine(seed, self.plan.volume_count)
         self.machine.disk.strands_names = self.plan.volume_count == 1
         self.volumes = Volumes(self.machine, self.random, self.plan.tolerated, self.note)
@@ -244,5 +244,5 @@ class World:
 
 
 FAILED_CALLS = ("EIO", "fsync", "read_EIO", "ENOSPC")
-ALWAYS_EXCUSED = ("kill", "kill_halfway", "power", "other_process")
+ALWAYS_EXCUSED = ("kill", "kill_halfway", "power", "other_process", "process_error")
 EXCUSES = {True: (*ALWAYS_EXCUSED, *FAILED_CALLS), False: ALWAYS_EXCUSED}  # by whether there is one volume only

@@ -12,13 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from msgspec import structs
 
 from storage_core.block.reader import BlockReader
 from storage_core.files import File
-from storage_core.metadata import appends, removals
-from storage_core.metadata.commands import encode_envelope
+from storage_core.metadata import appends, consumers, removals
+from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState, WriterState
-from storage_core.raft.entry import CommitRecord, make_entry
+from storage_core.raft.entry import CommitRecord
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import decision, ensemble, turn
 from storage_core.store.ensemble.decision import Decision, Finding, Found
@@ -67,27 +68,24 @@ def tries_a_failed_fsync_again() -> list[Replacement]:
 
 
 def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement]:
-    def write(self: Turn, change: Any) -> None:
-        leadership, before = self._metadata.leadership, self.view
-        assert leadership is not None
-        payload = encode_envelope(change.envelope)
-        entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
+    def flush(self: Turn) -> None:
+        before, last = self._written, self._staged[-1]
         generation = before.commit.generation + 1 if before.commit is not None else 1
         for volume_id, position in before.positions.items():
-            record = CommitRecord(generation, entry.term, entry.index, entry.chain)
+            record = CommitRecord(generation, last.term, last.index, last.chain)
             self._logs[volume_id].write_commit_record(position.segment, record)
-        plain(self, change)
+        plain(self)
 
-    plain = Turn._write
-    return [(Turn, "_write", write)]
+    plain = Turn._flush
+    return [(Turn, "_flush", flush)]
 
 
 def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replacement]:
     """A volume whose fsync failed gets the record of the others, which its own log does not lead to."""
 
-    def write(self: Turn, change: Any) -> None:
-        before = self.view
-        plain(self, change)
+    def flush(self: Turn) -> None:
+        before = self._written
+        plain(self)
         for volume_id, position in before.positions.items():
             if volume_id not in self.view.positions and self.view.commit is not None:
                 try:
@@ -95,8 +93,8 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
                 except OSError:
                     continue
 
-    plain = Turn._write
-    return [(Turn, "_write", write)]
+    plain = Turn._flush
+    return [(Turn, "_flush", flush)]
 
 
 def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
@@ -276,6 +274,33 @@ def forgets_duplicates_among_messages_of_earlier_appends() -> list[Replacement]:
     return [(MsgIdWindow, "hashes", lambda self, *arguments: np.empty((0, 2), np.uint64))]
 
 
+# --- consumers, and errors of the process -------------------------------------------------------------------------
+
+
+def acknowledges_what_it_hands_out() -> list[Replacement]:
+    """What a killed process was handed is then never handed out again."""
+
+    def deliver(stream: StreamState, consumer: ConsumerState, command: Any) -> tuple[ConsumerState, int]:
+        moved, count = plain(stream, consumer, command)
+        return replace(moved, pending=consumer.pending), count
+
+    plain = consumers._deliver
+    return [(consumers, "_deliver", deliver)]
+
+
+def takes_what_is_asked_for_again_as_done() -> list[Replacement]:
+    def acknowledge(consumer: ConsumerState, command: Any) -> tuple[ConsumerState, int]:
+        return plain(consumer, structs.replace(command, kind=consumers.ACK))
+
+    plain = consumers._acknowledge
+    return [(consumers, "_acknowledge", acknowledge)]
+
+
+def blames_the_disk_for_an_error_of_the_process() -> list[Replacement]:
+    """A volume is retired since the process had no file descriptor left."""
+    return [(turn, "_is_failure", lambda error: isinstance(error, OSError))]
+
+
 class _Passing:
     """The files of a process, some calls replaced; new files are never synced."""
 
@@ -317,6 +342,9 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         uses_the_numbers_of_removed_messages_again,
         stores_a_batch_that_came_again,
         forgets_duplicates_among_messages_of_earlier_appends,
+        acknowledges_what_it_hands_out,
+        takes_what_is_asked_for_again_as_done,
+        blames_the_disk_for_an_error_of_the_process,
     )
 }
 
