@@ -2,20 +2,19 @@
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
 from storage_core import errors
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, equals_any
 from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.removals import drop_below
 from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
-    STREAMING_BATCHES_KEPT,
     TRANSACTION_DTYPE,
     BatchResult,
     StoreState,
@@ -44,15 +43,23 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
             state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
-            stream = replace(stream, overwritten_ns=time_ns)
+            state = _without_msg_ids(state, stream)
         stream, result = _with_blocks(stream, part, place, time_ns)
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
-            writer = _with_batch(stream.writers.get(command.writer), command, result)
-            stream = replace(stream, writers={**stream.writers, command.writer: writer})
+            stream = _with_batch(stream, command, result)
         state = state.with_stream(stream)
         appended[stream.name] = result
     return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
+
+
+def _without_msg_ids(state: StoreState, stream: StreamState) -> StoreState:
+    """Return the state after an overwrite of the stream: the msg_ids of everything before count no more."""
+    graves = state.graveyard.rows
+    gone = equals_any(graves["incarnation"], stream.incarnations)
+    if not gone.any():
+        return state
+    return replace(state, graveyard=state.graveyard.keep(~gone), replaced=state.replaced.append(graves[gone]))
 
 
 def _stored_before(targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
@@ -136,7 +143,7 @@ def _of_run(writer: WriterState, run: str) -> WriterState:
     if run == writer.run:
         return writer
     superseded = (*writer.superseded, writer.run)[-SUPERSEDED_RUNS_KEPT:]
-    return msgspec.structs.replace(writer, run=run, superseded=superseded)
+    return replace(writer, run=run, superseded=superseded)
 
 
 def check_transaction(state: StoreState, transaction: bytes) -> None:
@@ -181,18 +188,11 @@ def _with_blocks(
     return grown, BatchResult(first, end, part.duplicate_count)
 
 
-def _with_batch(writer: WriterState | None, command: Append, result: BatchResult) -> WriterState:
-    """Return the writer's record with this batch; an unseen run id supersedes the one before."""
-    if writer is None:
-        writer = WriterState(command.query, command.run, (), {})
-    writer = _of_run(writer, command.run)
-    batches = {**writer.batches, command.batch: result}
-    last_batch = writer.last_batch
-    if command.query and command.batch.isdigit():
-        last_batch = max(last_batch, int(command.batch))
-        for oldest in list(batches)[:-STREAMING_BATCHES_KEPT]:
-            del batches[oldest]
-    return WriterState(command.query, command.run, writer.superseded, batches, last_batch)
+def _with_batch(stream: StreamState, command: Append, result: BatchResult) -> StreamState:
+    """Return the stream with this batch in its writer's record; an unseen run id supersedes the one before."""
+    writer = stream.writers.get(command.writer) or WriterState(command.query, command.run, (), SharedMap())
+    writer = _of_run(writer, command.run).with_batch(command.batch, result, stream.first_sequence)
+    return replace(stream, writers={**stream.writers, command.writer: writer})
 
 
 def decided(state: StoreState, place: Place, transaction: bytes, outcome: int) -> StoreState:

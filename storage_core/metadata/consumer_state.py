@@ -43,7 +43,7 @@ class ConsumerState:
     events: tuple[Event, ...] = ()  # oldest first, the newest CONSUMER_EVENTS_KEPT
     query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
     generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
-    clock_ns: int = 0  # the latest time at which messages were handed out or acknowledged; deadlines go by that clock
+    clock_ns: int = 0  # the latest time of a command that set or met deadlines, or a pause: they go by that clock
 
     @property
     def name(self) -> str:
@@ -54,19 +54,25 @@ class ConsumerState:
         return pending_set(self.pending.rows)
 
     def is_clock_behind(self, time_ns: int) -> bool:
-        """Return whether messages wait whose deadlines go by a clock that was set back since, to `time_ns`."""
-        return len(self.pending.rows) > 0 and self.clock_ns - time_ns > CLOCK_STEP_NS
+        """Return whether deadlines, or a pause, go by a clock that was set back since, to `time_ns`."""
+        return self._has_deadlines and self.clock_ns - time_ns > CLOCK_STEP_NS
+
+    @property
+    def _has_deadlines(self) -> bool:
+        return len(self.pending.rows) > 0 or self.paused_until_ns > self.clock_ns
 
     def by_clock(self, time_ns: int) -> "ConsumerState":
         """Return the consumer at this time; if the clock was set back, all deadlines move back by as much.
 
-        They are then as far away as when messages were last handed out or acknowledged.
+        They are then as far away as when messages were last handed out or acknowledged, or the consumer was paused.
         """
         if not self.is_clock_behind(time_ns):
-            return replace(self, clock_ns=max(self.clock_ns, time_ns) if len(self.pending.rows) else time_ns)
+            return replace(self, clock_ns=max(self.clock_ns, time_ns) if self._has_deadlines else time_ns)
+        back_ns = self.clock_ns - time_ns
         rows = self.pending.rows.copy()
-        rows["deadline_ns"] -= self.clock_ns - time_ns
-        return replace(self, clock_ns=time_ns, pending=Table.of(rows))
+        rows["deadline_ns"] -= back_ns
+        until_ns = max(0, self.paused_until_ns - back_ns)
+        return replace(self, clock_ns=time_ns, paused_until_ns=until_ns, pending=Table.of(rows))
 
 
 # --- tables of pending messages

@@ -30,6 +30,7 @@ from storage_core.metadata.consumer_state import (
     pending_without,
 )
 from storage_core.metadata.reconcile import Position, facts_of, position_at
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 
@@ -54,8 +55,8 @@ def anchored(stream: StreamState, consumer: ConsumerState, next_sequence: int) -
 
 def restored(stream: StreamState) -> StreamState:
     """Return a stream out of a backup with its consumers at the places in it that they had."""
-    moved = {key: anchored(stream, one, one.next_sequence) for key, one in stream.consumers.items()}
-    return replace(stream, consumers=moved)
+    moved = ((key, anchored(stream, one, one.next_sequence)) for key, one in stream.consumers.items())
+    return replace(stream, consumers=SharedMap(moved))
 
 
 def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> Applied:
@@ -67,12 +68,11 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
         return _add(stream, time_ns, command)
     consumer = _named(stream, command.name)
     if isinstance(command, DeleteConsumer):
-        left = {key: one for key, one in stream.consumers.items() if one is not consumer}
-        return replace(stream, consumers=left), (), 0
+        return replace(stream, consumers=stream.consumers.without(command.name.casefold())), (), 0
     events: tuple[Event, ...] = ()
     count = 0
     if isinstance(command, PauseConsumer):
-        consumer = replace(consumer, paused_until_ns=max(0, command.until_ns))
+        consumer = replace(consumer.by_clock(time_ns), paused_until_ns=max(0, command.until_ns))
     elif isinstance(command, Deliver):
         consumer, count = _deliver(stream, consumer.by_clock(time_ns), command)
         events = command.events

@@ -4,7 +4,7 @@ Tables are values: `append` returns a new one and the old one stays what it was,
 lock. An append at the end of the newest table shares its buffer, which makes a stream's life of n appends cost O(n).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -79,6 +79,14 @@ class Table:
         grown[count : count + len(rows)] = rows
         return Table(grown, 0, count + len(rows), [count + len(rows)])
 
+    def appended_since(self, before: "Table") -> np.ndarray | None:
+        """Return the rows that came at the end since `before`; None if more has changed, or that cannot be seen."""
+        if before._buffer is not self._buffer or before._start > self._start or before._stop > self._stop:
+            return None
+        rows = self._buffer[max(before._stop, self._start) : self._stop]
+        rows.flags.writeable = False
+        return rows
+
     def drop_head(self, count: int) -> "Table":
         """Return a table without its first `count` rows."""
         assert 0 <= count <= len(self), (count, len(self))
@@ -102,3 +110,12 @@ def decode_table(encoded: bytes, dtype: np.dtype, what: str) -> Table:
 def ids(values: Sequence[bytes]) -> np.ndarray:
     """Return 16-byte ids as a column."""
     return np.frombuffer(b"".join(values), "V16")
+
+
+def equals_any(column: np.ndarray, wanted: Iterable[bytes]) -> np.ndarray:
+    """Return, row by row, whether a column of 16-byte ids has one of these few."""
+    halves = column.copy().view("<u8").reshape(-1, 2)  # numpy compares whole ids one by one
+    equal = np.zeros(len(column), bool)
+    for one in wanted:
+        equal |= (halves == np.frombuffer(one, "<u8")).all(axis=1)
+    return equal

@@ -10,6 +10,7 @@ test holds one against the other. The rule has no clock and changes nothing: who
 """
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 
@@ -84,8 +85,8 @@ def facts_of(stream: StreamState) -> StreamFacts:
 
 def position_at(stream: StreamFacts, next_sequence: int) -> Position:
     """Return the position of a reader of this stream that has everything below `next_sequence`."""
-    runs = tuple(run for run in stream.histories if run[1] < next_sequence)
-    return Position(stream.incarnation, next_sequence, runs[-HISTORY_RUNS_KEPT:])
+    end = bisect_left(stream.histories, next_sequence, key=_first)
+    return Position(stream.incarnation, next_sequence, stream.histories[max(0, end - HISTORY_RUNS_KEPT) : end])
 
 
 # --- the questions of the table
@@ -111,7 +112,7 @@ def _incarnation(position: Position, stream: StreamFacts) -> str:
 def _history(position: Position, stream: StreamFacts) -> str:
     shared = _shared_end(position, stream)
     if shared is None:
-        return "unknown"
+        return "shared" if _is_forgotten(position, stream) else "unknown"
     return "shared" if shared >= min(position.next_sequence, stream.next_sequence) else "parted"
 
 
@@ -128,14 +129,34 @@ def _shared_end(position: Position, stream: StreamFacts) -> int | None:
     """
     if not position.history:
         return position.next_sequence  # it has read nothing that could be another
-    there = {
-        run[0]: end for run, end in zip(stream.histories, _ends(stream.histories, stream.next_sequence), strict=True)
-    }
     ends = _ends(position.history, position.next_sequence)
-    for (history, _), end in zip(reversed(position.history), reversed(ends), strict=True):
+    there: dict[bytes, int] | None = None
+    for (history, first), end in zip(reversed(position.history), reversed(ends), strict=True):
+        at = bisect_left(stream.histories, first, key=_first)
+        if at < len(stream.histories) and stream.histories[at] == (history, first):  # as it nearly always is
+            return min(end, _end_of(stream, at))
+        if there is None:
+            there = {run[0]: at for at, run in enumerate(stream.histories)}
         if history in there:
-            return min(end, there[history])
+            return min(end, _end_of(stream, there[history]))
     return None
+
+
+def _is_forgotten(position: Position, stream: StreamFacts) -> bool:
+    """Return whether the stream keeps no runs of where the position is: those that end before its first message go.
+
+    All that can be said then is that the position lies before that message.
+    """
+    is_before = bool(stream.histories) and position.next_sequence <= stream.histories[0][1]
+    return is_before and _place(position, stream) == "behind"
+
+
+def _first(run: tuple[bytes, int]) -> int:
+    return run[1]
+
+
+def _end_of(stream: StreamFacts, at: int) -> int:
+    return stream.histories[at + 1][1] if at + 1 < len(stream.histories) else stream.next_sequence
 
 
 def _ends(runs: Runs, last_end: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Commands that take messages or their blocks away: removed, lost, buried."""
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,19 @@ def drop_below(
         message_count=stream.message_count - message_count,
         data_size=max(0, stream.data_size - data_size),
     )
+    stream = replace(stream, histories=runs_needed(stream))
     return replace(state, graveyard=graveyard), stream
+
+
+def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
+    """Return the histories without the runs that end before the first message: no position asks for those.
+
+    A reader at or behind the first message brings the run of the message before it. One that is further back goes to
+    the first message, whatever it has read (reconcile.py). The newest run always stays.
+    """
+    runs = stream.histories
+    unneeded = bisect_left(runs, stream.first_sequence, lo=min(1, len(runs)), key=lambda run: run[1]) - 1
+    return runs[unneeded:] if unneeded > 0 else runs
 
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:

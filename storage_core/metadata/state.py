@@ -4,7 +4,7 @@ A state is a value. `machine.apply` makes the next one and leaves the old one al
 planned with, and a holder may try a command before it proposes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -15,12 +15,14 @@ from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.sequences import SequenceSet
 
 STATE_VERSION = 1
 TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")])
 COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
+BATCHES_KEPT = 4096  # newest batches of a batch writer that are remembered though none of their messages is left
 EVENT_COUNT_MAX = 4096  # newest events that are kept
 
 
@@ -33,14 +35,21 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     content: bytes = b""  # of the whole batch, all its streams, as in Append; empty: not known
 
 
-class WriterState(msgspec.Struct, frozen=True):
-    """One exactly-once writer of a stream."""
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """One exactly-once writer of a stream, and its batches.
+
+    A streaming writer numbers its batches, so the highest number says of any other whether it was stored. The batches
+    of other writers are named as their owners like. Such a batch is remembered for as long as one of its messages is
+    in the stream, and then until BATCHES_KEPT newer ones have come: what is kept follows what is live.
+    """
 
     query: str  # Spark's query id; empty for batch writers
     run: str  # the run that may write; older ones are fenced
     superseded: tuple[str, ...]  # runs that may not write any more, newest last
-    batches: dict[str, BatchResult]
+    batches: SharedMap[str, BatchResult]
     last_batch: int = -1  # streaming: highest batch id stored
+    prune_at: int = 2 * BATCHES_KEPT  # so many batches are kept before the next look for those that are gone
 
     def find(self, batch: str) -> BatchResult | None:
         """Return what this batch got; a range of nothing for a streaming batch too old to be remembered."""
@@ -49,6 +58,20 @@ class WriterState(msgspec.Struct, frozen=True):
         if self.query and batch.isdigit() and int(batch) <= self.last_batch:
             return BatchResult(0, 0, 0)
         return None
+
+    def with_batch(self, batch: str, result: BatchResult, first_sequence: int) -> "WriterState":
+        """Return the writer with one more batch. `first_sequence`: the first message that is in the stream now."""
+        batches, last_batch, prune_at = self.batches.with_item(batch, result), self.last_batch, self.prune_at
+        if self.query and batch.isdigit():
+            last_batch = max(last_batch, int(batch))
+            if len(batches) > STREAMING_BATCHES_KEPT:
+                batches = batches.without(min(batches, key=lambda one: (one.isdigit() and int(one), one)))
+        elif len(batches) >= prune_at:  # seldom enough that a batch costs the same, however many there are
+            newest = sorted(((one.end, name) for name, one in batches.items()), reverse=True)
+            kept = {name for at, (end, name) in enumerate(newest) if at < BATCHES_KEPT or end > first_sequence}
+            batches = SharedMap((name, batches[name]) for name in sorted(kept))
+            prune_at = 2 * len(batches)
+        return replace(self, batches=batches, last_batch=last_batch, prune_at=prune_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +92,8 @@ class StreamState:
     histories: tuple[tuple[bytes, int], ...] = ()  # (history id, first sequence of it), run-length
     subject_sets: tuple[tuple[str, ...], ...] = ()  # block row's subject_set - 1 is a position in here
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
-    overwritten_ns: int = 0  # time of the last overwrite: msg_ids of what went with it count no more
     writers: Mapping[str, WriterState] = field(default_factory=dict)
-    consumers: Mapping[str, ConsumerState] = field(default_factory=dict)  # by case-folded name
+    consumers: SharedMap[str, ConsumerState] = field(default_factory=SharedMap)  # by case-folded name
 
     @property
     def name(self) -> str:
@@ -89,7 +111,7 @@ class StreamState:
         return SequenceSet.from_ranges([(self.floor, self.next_sequence)]).difference(self.removed)
 
     def with_consumer(self, consumer: ConsumerState) -> "StreamState":
-        return replace(self, consumers={**self.consumers, consumer.name.casefold(): consumer})
+        return replace(self, consumers=self.consumers.with_item(consumer.name.casefold(), consumer))
 
     def written_as(self, sequence: int) -> bytes:
         """Return the incarnation in whose directory, and under whose name, the block of this sequence was written."""
@@ -104,6 +126,76 @@ class StreamState:
         return (*(incarnation for incarnation, _ in self.origins), self.incarnation)
 
 
+class Streams(Mapping[str, StreamState]):
+    """The streams of a store by case-folded name, and by incarnation. A value: a change makes another one."""
+
+    __slots__ = ("_by_name", "_kept", "_names", "block_count")
+    block_count: int  # of all streams
+
+    def __init__(self, streams: Mapping[str, StreamState] | None = None) -> None:
+        self._by_name = SharedMap[str, StreamState](streams or {})
+        self._names = SharedMap[bytes, str]((one.incarnation, key) for key, one in self._by_name.items())
+        self._kept: tuple[Streams | None, dict[bytes, int]] = (None, {})  # what kept_sizes said, and of which streams
+        self.block_count = sum(len(one.blocks) for one in self._by_name.values())
+
+    def _moved_on(self, by_name: SharedMap[str, StreamState], names: SharedMap[bytes, str], added: int) -> "Streams":
+        made = Streams.__new__(Streams)
+        made._by_name, made._names, made._kept = by_name, names, self._kept
+        made.block_count = self.block_count + added
+        return made
+
+    def __getitem__(self, key: str) -> StreamState:
+        return self._by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __repr__(self) -> str:
+        return f"Streams({list(self._by_name)})"
+
+    @property
+    def names(self) -> SharedMap[bytes, str]:
+        """Case-folded name by incarnation; the same object for as long as no stream comes or goes."""
+        return self._names
+
+    def by_incarnation(self, incarnation: bytes) -> StreamState | None:
+        return self._by_name[self._names[incarnation]] if incarnation in self._names else None
+
+    def with_stream(self, stream: StreamState) -> "Streams":
+        key = stream.name.casefold()
+        before, names = self._by_name.get(key), self._names
+        if before is None or before.incarnation != stream.incarnation:
+            names = names.without(before.incarnation) if before is not None else names
+            names = names.with_item(stream.incarnation, key)
+        added = len(stream.blocks) - (len(before.blocks) if before is not None else 0)
+        return self._moved_on(self._by_name.with_item(key, stream), names, added)
+
+    def without(self, stream: StreamState) -> "Streams":
+        by_name, names = self._by_name.without(stream.name.casefold()), self._names.without(stream.incarnation)
+        return self._moved_on(by_name, names, -len(stream.blocks))
+
+    def changes_since(self, before: "Streams") -> Iterator[tuple[StreamState | None, StreamState | None]]:
+        """Yield (stream before, stream now) of each that is not the same; costs those that have changed."""
+        for _, former, now in self._by_name.changes_since(before._by_name):
+            yield former, now
+
+    def kept_sizes(self) -> Mapping[bytes, int]:
+        """Return how many bytes of blocks each volume keeps; costs the streams that changed since this was asked."""
+        asked, sizes = self._kept
+        sizes = dict(sizes)
+        for former, now in self.changes_since(asked if asked is not None else Streams()):
+            for stream, sign in ((former, -1), (now, 1)):
+                if stream is not None:
+                    size = sign * int(stream.blocks.rows["file_size"].sum())
+                    for volume_id in stream.placement:
+                        sizes[volume_id] = sizes.get(volume_id, 0) + size
+        self._kept = (self, sizes)
+        return sizes
+
+
 @dataclass(frozen=True, slots=True)
 class StoreState:
     """Everything below one store."""
@@ -114,13 +206,13 @@ class StoreState:
     voters: tuple[Voter, ...] = ()
     lock_domain: str = ""
     host: str = ""
-    streams: Mapping[str, StreamState] = field(default_factory=dict)  # by case-folded name
+    streams: Streams = field(default_factory=Streams)
     graveyard: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
     transactions: Table = field(default_factory=lambda: Table.empty(TRANSACTION_DTYPE))
     transaction_floor_ns: int = 0  # transactions made before it are refused
     volume_change: VolumeChange | None = None  # in progress
     events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
-    # As the graveyard, of blocks whose messages are not gone: merged ones have them now.
+    # As the graveyard, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took them.
     replaced: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
 
     @property
@@ -137,10 +229,10 @@ class StoreState:
         return found if found is not None and found.name == name else None
 
     def by_incarnation(self, incarnation: bytes) -> StreamState | None:
-        return next((one for one in self.streams.values() if one.incarnation == incarnation), None)
+        return self.streams.by_incarnation(incarnation)
 
     def with_stream(self, stream: StreamState) -> "StoreState":
-        return replace(self, streams={**self.streams, stream.name.casefold(): stream})
+        return replace(self, streams=self.streams.with_stream(stream))
 
     def outcome(self, transaction: bytes) -> int:
         """Return COMMITTED, ABORTED, or 0 if the transaction is not known."""
@@ -153,6 +245,15 @@ class StoreState:
 
 
 # --- snapshots ------------------------------------------------------------------------------------------------------
+
+
+class _WriterRecord(msgspec.Struct, frozen=True):
+    query: str
+    run: str
+    superseded: tuple[str, ...]
+    batches: dict[str, BatchResult]
+    last_batch: int = -1
+    prune_at: int = 2 * BATCHES_KEPT
 
 
 class _StreamRecord(msgspec.Struct, frozen=True):
@@ -169,9 +270,8 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     data_size: int
     histories: tuple[tuple[bytes, int], ...]
     subject_sets: tuple[tuple[str, ...], ...]
-    writers: dict[str, WriterState]
+    writers: dict[str, _WriterRecord]
     origins: tuple[tuple[bytes, int], ...] = ()
-    overwritten_ns: int = 0
     consumers: tuple[ConsumerRecord, ...] = ()
 
 
@@ -215,10 +315,22 @@ def _stream_record(one: StreamState) -> _StreamRecord:
         blocks=one.blocks.encode(),
         removed=one.removed.encode(),
         lost=one.lost.encode(),
-        writers=dict(sorted(one.writers.items())),
+        writers={name: _writer_record(one.writers[name]) for name in sorted(one.writers)},
         consumers=tuple(consumer_record(one.consumers[key]) for key in sorted(one.consumers)),
     )
     return _StreamRecord(**values)
+
+
+def _writer_record(writer: WriterState) -> _WriterRecord:
+    values = {name: getattr(writer, name) for name in _WriterRecord.__struct_fields__}
+    values["batches"] = {name: writer.batches[name] for name in sorted(writer.batches)}
+    return _WriterRecord(**values)
+
+
+def _writer(record: _WriterRecord) -> WriterState:
+    values = {name: getattr(record, name) for name in _WriterRecord.__struct_fields__}
+    values["batches"] = SharedMap(record.batches)
+    return WriterState(**values)
 
 
 def _stream(record: _StreamRecord) -> StreamState:
@@ -227,7 +339,8 @@ def _stream(record: _StreamRecord) -> StreamState:
         blocks=decode_table(record.blocks, BLOCK_DTYPE, "manifest"),
         removed=SequenceSet.decode(record.removed),
         lost=SequenceSet.decode(record.lost),
-        consumers={one.config.name.casefold(): consumer_of(one) for one in record.consumers},
+        writers={name: _writer(one) for name, one in record.writers.items()},
+        consumers=SharedMap((one.config.name.casefold(), consumer_of(one)) for one in record.consumers),
     )
     return StreamState(**values)
 
@@ -259,7 +372,7 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
         streams[one.config.name.casefold()] = _stream(one)
     values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
     values.update(
-        streams=streams,
+        streams=Streams(streams),
         graveyard=decode_table(record.graveyard, GRAVE_DTYPE, "graveyard"),
         replaced=decode_table(record.replaced, GRAVE_DTYPE, "replaced"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),

@@ -51,12 +51,11 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
 
 def delete_stream(state: StoreState, place: Place, time_ns: int, command: DeleteStream) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    streams = {key: one for key, one in state.streams.items() if one.incarnation != command.incarnation}
     graveyard = buried(state.graveyard, stream, stream.blocks.rows, time_ns)
     # The directory outlives its blocks: a row with no block id asks upkeep to remove it at the end.
     directory = np.zeros(len(stream.incarnations), GRAVE_DTYPE)
     directory["incarnation"], directory["dropped_ns"] = ids(stream.incarnations), time_ns
-    return replace(state, streams=streams, graveyard=graveyard.append(directory)), Done()
+    return replace(state, streams=state.streams.without(stream), graveyard=graveyard.append(directory)), Done()
 
 
 def prepare_streams(

@@ -161,7 +161,7 @@ def test_every_key_of_the_state_is_described() -> None:
     assert described == {*state._StateRecord.__struct_fields__, "key", "---", *state._StreamRecord.__struct_fields__}
     of_consumers = [row[0] for row in rows[rows.index(consumer) + 2 :]]
     assert tuple(of_consumers) == consumer_state.ConsumerRecord.__struct_fields__
-    for field in state.WriterState.__struct_fields__:
+    for field in state._WriterRecord.__struct_fields__:
         assert f"`{field}`" in text
 
 

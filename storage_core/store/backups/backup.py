@@ -31,7 +31,7 @@ from storage_core.errors import (
     StorageError,
 )
 from storage_core.metadata.manifest import GRAVE_DTYPE, Table
-from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, StreamState, encode_state
+from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup_format import Backup, Manifest, NumberedBlock
 from storage_core.store.describe import rfc3339
@@ -126,7 +126,7 @@ def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) ->
     if names is not None:
         if not names:
             raise ValueError("streams: none is named; None means all of them")
-        chosen = {name.casefold(): store.stream_state(name, state) for name in names}
+        chosen = Streams({name.casefold(): store.stream_state(name, state) for name in names})
     graves, transactions = Table.empty(GRAVE_DTYPE), Table.empty(TRANSACTION_DTYPE)
     found = replace(
         state, streams=chosen, graveyard=graves, replaced=graves, transactions=transactions, volume_change=None

@@ -28,7 +28,7 @@ import numpy as np
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import GRAVE_DTYPE, Table
-from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, StreamState
+from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup import (
     PathLike,
@@ -360,7 +360,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         voters=voters,
         lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in volumes], env.file_system),
         host=socket.gethostname(),
-        streams=streams,
+        streams=Streams(streams),
         graveyard=Table.empty(GRAVE_DTYPE),
         replaced=Table.empty(GRAVE_DTYPE),
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),

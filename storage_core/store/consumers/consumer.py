@@ -300,7 +300,8 @@ class Consumer:
         delivered = consumer.next_sequence - 1
         rows = consumer.pending.rows
         again = pending_set(rows[rows["deliveries"] > 1]).intersection(stream.shown())
-        paused_ns = consumer.paused_until_ns - self._store.environment.now_ns()
+        now_ns = self._store.environment.now_ns()
+        paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
         found = {
             "stream_name": stream.name,
             "name": consumer.name,

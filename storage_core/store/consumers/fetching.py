@@ -88,7 +88,8 @@ def work_out(
     config, rows = consumer.config, consumer.pending.rows
     nothing = SequenceSet.empty()
     if consumer.paused_until_ns > now_ns:
-        return Handout(nothing, nothing, consumer.next_sequence, nothing, nothing)
+        is_behind = consumer.is_clock_behind(now_ns)
+        return Handout(nothing, nothing, consumer.next_sequence, nothing, nothing, is_behind)
     waiting, shown = pending_set(rows), stream.shown()
     due = rows["deadline_ns"] <= now_ns
     spent = due & (rows["deliveries"] >= config.max_deliver) if config.max_deliver > 0 else np.zeros(len(rows), bool)

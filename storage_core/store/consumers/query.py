@@ -21,6 +21,7 @@ from storage_core.metadata.commands import (
     ConsumerAdvance,
     Event,
     MoveConsumer,
+    PauseConsumer,
     QueryStart,
     RecordEvents,
     TellConsumer,
@@ -421,8 +422,20 @@ class QueryReader:
 
     def is_paused(self, stream: str) -> bool:
         """Return whether the stream's consumer is paused now."""
-        found = self._of(stream)
-        return found is not None and found.paused_until_ns > self._store.environment.now_ns()
+        found, now_ns = self._of(stream), self._store.environment.now_ns()
+        if found is None or found.paused_until_ns <= now_ns:
+            return False
+        if found.is_clock_behind(now_ns) and not self._store.read_only:
+            self._store.together(lambda turn: self._set_back(turn, stream, now_ns))
+        return True
+
+    def _set_back(self, turn: Turn, name: str, now_ns: int) -> None:
+        """Write down that a pause goes by a clock that was set back: it would be as far away at each look."""
+        stream = turn.state.stream(name)
+        found = self._found(stream) if stream is not None else None
+        if stream is not None and found is not None and found.is_clock_behind(now_ns):
+            until_ns = found.by_clock(now_ns).paused_until_ns
+            self._store.propose(turn, PauseConsumer(stream.incarnation, found.name, until_ns))
 
     def filters(self, stream: str) -> tuple[str, ...]:
         """Return the filter_subjects of the stream's consumer; none without."""

@@ -21,6 +21,7 @@ from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import BatchResult, StreamState, WriterState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
@@ -99,7 +100,7 @@ def assemble(
     rows, subject_sets = _rows(records)
     good = _holders(turn, work, records, env)
     rows["holders"] = [placement.holders_mask(work.stream, one) for one in good]
-    batches = {work.planned.source.hex(): BatchResult(first, end, 0)}
+    batches = SharedMap({work.planned.source.hex(): BatchResult(first, end, 0)})
     stream = replace(
         work.stream,
         floor=first,

@@ -21,6 +21,7 @@ from storage_core.metadata.config import NAME_PATTERN, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import PENDING_DTYPE, ConsumerState, pending_joined
 from storage_core.metadata.reconcile import CONTINUE, Position, decide, facts_of
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.imports.parts import readable
@@ -167,7 +168,10 @@ def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_
         events += consumer.events
         made[name.casefold()] = consumer
     return ImportedConsumers(
-        replace(stream, consumers=made), tuple(one.name for one in made.values()), tuple(events), tuple(notes)
+        replace(stream, consumers=SharedMap(made)),
+        tuple(one.name for one in made.values()),
+        tuple(events),
+        tuple(notes),
     )
 
 

@@ -29,7 +29,7 @@ from storage_core.errors import NotAStoreError, RequirementError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import creation, decision
@@ -218,7 +218,7 @@ def _state(
         voters=tuple(voters),
         lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in made], env.file_system),
         host=socket.gethostname(),
-        streams={one.name.casefold(): one for one in streams},
+        streams=Streams({one.name.casefold(): one for one in streams}),
         volume_change=None,
         events=(*base.events, event)[-EVENT_COUNT_MAX:],
     )

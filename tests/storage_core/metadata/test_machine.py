@@ -25,12 +25,15 @@ from storage_core.metadata.commands import (
     TakeOver,
 )
 from storage_core.metadata.machine import AppendDone, Done, Refused, RemoveDone
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
     ABORTED,
+    BATCHES_KEPT,
     COMMITTED,
     STREAMING_BATCHES_KEPT,
     BatchResult,
     StreamState,
+    WriterState,
 )
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
@@ -158,7 +161,7 @@ def test_overwrite_removes_what_was_there_in_the_same_step(one: History) -> None
     one.apply(Append(transaction(2), (blocks(2, overwrite=True, seed=2),)))
     stream = one.stream()
     assert (stream.first_sequence, stream.next_sequence, stream.message_count, stream.data_size) == (4, 6, 2, 20)
-    assert len(one.state.graveyard) == 1
+    assert (len(one.state.graveyard), len(one.state.replaced)) == (0, 1)
     assert len(stream.blocks) == 1
 
 
@@ -307,10 +310,35 @@ def test_old_batches_of_a_streaming_writer_are_known_to_be_old(one: History) -> 
     assert newest == AppendDone({"ORDERS": BatchResult(2 * count - 1, 2 * count + 1, 0)}, True)
 
 
-def test_batches_of_a_batch_writer_are_never_forgotten(one: History) -> None:
-    for batch in range(3 * STREAMING_BATCHES_KEPT):
+def test_batches_of_a_batch_writer_are_remembered_while_their_messages_are_there(one: History) -> None:
+    count = 3 * STREAMING_BATCHES_KEPT
+    for batch in range(count):
         one.apply(append(batch, f"day {batch}"))
-    assert one.apply(append(99, "day 0")) == AppendDone({"ORDERS": BatchResult(1, 3, 0)}, True)
+    writer = one.stream().writers["writer"]
+    assert [writer.find(f"day {batch}") for batch in range(count)] == [
+        BatchResult(2 * batch + 1, 2 * batch + 3, 0) for batch in range(count)
+    ]
+    assert one.apply(append(count, "day 0")) == AppendDone({"ORDERS": BatchResult(1, 3, 0)}, True)
+
+
+def test_batches_that_are_gone_are_remembered_up_to_a_bound() -> None:
+    """Some messages stay, the others are removed at once: what is kept follows what is live, not what ever came."""
+    count, live, largest = 5 * BATCHES_KEPT, 100, 0
+    writer = WriterState("", "", (), SharedMap())
+    for batch in range(count):
+        writer = writer.with_batch(f"day {batch}", BatchResult(2 * batch, 2 * batch + 2, 0), 2 * (batch - live))
+        largest = max(largest, len(writer.batches))
+    assert largest <= 2 * (BATCHES_KEPT + live)
+    assert all(writer.find(f"day {batch}") is not None for batch in range(count - BATCHES_KEPT, count))
+    assert writer.find("day 0") is None
+
+
+def test_an_old_batch_stays_while_one_message_of_it_is_there() -> None:
+    count = 3 * BATCHES_KEPT
+    writer = WriterState("", "", (), SharedMap())
+    for batch in range(count):
+        writer = writer.with_batch(f"day {batch}", BatchResult(2 * batch, 2 * batch + 2, 0), 2 * 50 + 1)
+    assert [batch for batch in range(count) if writer.find(f"day {batch}") is None] == list(range(50))
 
 
 # --- removal

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.reconcile import (
     CONTINUE,
     FAIL,
@@ -23,6 +24,8 @@ from storage_core.metadata.reconcile import (
     position_at,
     says_the_same,
 )
+from storage_core.metadata.removals import runs_needed
+from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reconcile.md"
@@ -36,6 +39,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 Case = dict[str, str]
 NOTHING = SequenceSet.empty()
 OURS, BEFORE, FOREIGN = b"incarnation-ours", b"incarnation-past", b"incarnation-else"
+CONFIG = StreamConfig(name="ORDERS", subjects=("ORDERS",))
 REMEDY = "`jstream consumer reset ORDERS READER --execute` goes on"
 
 
@@ -273,3 +277,46 @@ def test_a_reason_is_the_same_when_the_stream_has_only_grown() -> None:
     empty, filled = (decide(AT_THE_END, facts(end, ((b"history2", 1),)), NOTHING, CONTINUE).reason for end in (1, 101))
     assert "it holds no messages" in empty and says_the_same(empty, filled)
     assert not says_the_same(reason(1101), reason(1101, shared=1002))
+
+
+# --- a stream that keeps no more runs than its messages need
+
+
+@given(st.data())
+def test_runs_before_the_first_message_are_not_missed(data: st.DataObject) -> None:
+    """A stream that keeps all runs and one that has cut them send every reader to the same place.
+
+    A stream is written in runs; readers take positions; the stream may be put back to an older copy and grow again;
+    its head is removed, and runs go as `Remove` lets them go.
+    """
+    count = data.draw(st.integers(1, 12))
+    cuts = sorted(data.draw(st.sets(st.integers(2, 60), min_size=count - 1, max_size=count - 1)))
+    line = tuple((b"old%05d" % n, first) for n, first in enumerate((1, *cuts)))
+    end = data.draw(st.integers(line[-1][1] + 1, 70))
+    position = position_at(facts(end, line), data.draw(st.integers(1, end)))
+    if data.draw(st.booleans()):
+        kept = data.draw(st.integers(2, end))
+        regrown = sorted(data.draw(st.sets(st.integers(kept + 1, 90), max_size=6)))
+        line = tuple(run for run in line if run[1] < kept)
+        line += tuple((b"new%05d" % n, first) for n, first in enumerate((kept, *regrown)[: len(regrown)]))
+        end = regrown[-1] if regrown else kept
+    first = data.draw(st.integers(1, end))
+    stream = StreamState(CONFIG, OURS, 0, (), floor=first, next_sequence=end, histories=line)
+    cut = runs_needed(stream)
+    assert len(cut) <= 1 + sum(run[1] >= first for run in line)
+    whole, short = (decide(position, facts(end, runs, first), NOTHING, CONTINUE) for runs in (line, cut))
+    assert (short.next_sequence, short.is_news) == (whole.next_sequence, whole.is_news)
+    if position.next_sequence >= first and whole.action is not Action.TO_END:
+        assert short == whole
+
+
+def test_a_reader_behind_all_runs_that_are_kept_is_told_what_was_removed() -> None:
+    """Not that the stream was put back to an older copy: nothing says so."""
+    position = Position(OURS, 10, ((b"history1", 1),))
+    stream = facts(100, ((b"history3", 60),), first=70)
+    found = decide(position, stream, NOTHING, CONTINUE)
+    assert (found.action, found.next_sequence) == (Action.TO_FIRST, 70)
+    assert (
+        found.reason
+        == "stream 'ORDERS': sequences 10 to 69 were removed or lost before they were read; it holds 70 to 99"
+    )

@@ -1,5 +1,6 @@
 """States as bytes: what comes back is the same, and equal states give equal bytes."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,11 +15,13 @@ from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState, pending_rows
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
     COMMITTED,
     TRANSACTION_DTYPE,
     BatchResult,
     StoreState,
+    Streams,
     StreamState,
     WriterState,
     decode_state,
@@ -35,8 +38,8 @@ def table(dtype: np.dtype, count: int) -> Table:
 def full_state() -> StoreState:
     """Return a state in which no field has its default."""
     writers = {
-        "b": WriterState("", "", (), {"x": BatchResult(1, 2, 0)}),
-        "a": WriterState("query", "run 2", ("run 1",), {"9": BatchResult(3, 9, 1)}, 9),
+        "b": WriterState("", "", (), SharedMap({"x": BatchResult(1, 2, 0)})),
+        "a": WriterState("query", "run 2", ("run 1",), SharedMap({"9": BatchResult(3, 9, 1)}), 9),
     }
     consumers = {
         name.casefold(): ConsumerState(
@@ -72,7 +75,7 @@ def full_state() -> StoreState:
             subject_sets=(("a.b",), ("b", "a.c")),
             origins=((b"O" * 16, 5), (b"P" * 16, 50)),
             writers=writers,
-            consumers=consumers,
+            consumers=SharedMap(consumers),
         )
     return StoreState(
         store_id=b"S" * 16,
@@ -81,7 +84,7 @@ def full_state() -> StoreState:
         voters=(Voter(b"V" * 16, b"I" * 16, "../v", True, "its fsync failed"),),
         lock_domain="here",
         host="host",
-        streams=streams,
+        streams=Streams(streams),
         graveyard=table(GRAVE_DTYPE, 2),
         replaced=table(GRAVE_DTYPE, 3),
         transactions=table(TRANSACTION_DTYPE, 4),
@@ -97,7 +100,7 @@ def plain(value: Any) -> Any:
         return value.encode()
     if isinstance(value, (StoreState, StreamState, ConsumerState)):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     return value
 
@@ -129,14 +132,16 @@ def test_equal_states_give_equal_bytes_whatever_the_order_in_which_they_were_mad
     state = full_state()
     turned = replace(
         state,
-        streams={
-            key: replace(
-                one,
-                writers=dict(reversed(list(one.writers.items()))),
-                consumers=dict(reversed(list(one.consumers.items()))),
-            )
-            for key, one in reversed(list(state.streams.items()))
-        },
+        streams=Streams(
+            {
+                key: replace(
+                    one,
+                    writers=dict(reversed(list(one.writers.items()))),
+                    consumers=SharedMap(reversed(list(one.consumers.items()))),
+                )
+                for key, one in reversed(list(state.streams.items()))
+            }
+        ),
     )
     assert encode_state(turned) == encode_state(state)
     assert encode_state(decode_state(encode_state(state))) == encode_state(state)

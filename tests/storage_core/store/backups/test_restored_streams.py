@@ -44,7 +44,7 @@ def shape(store: Store, name: str) -> tuple[Any, ...]:
     one = store.stream_state(name)
     return (
         one.floor, one.next_sequence, one.first_sequence, one.message_count, one.data_size, one.removed.encode(),
-        one.lost.encode(), one.config.subjects, one.config.duplicate_window, one.overwritten_ns,
+        one.lost.encode(), one.config.subjects, one.config.duplicate_window,
         one.blocks.rows["committed_ns"].tolist(),
     )  # fmt: skip
 

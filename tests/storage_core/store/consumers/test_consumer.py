@@ -220,6 +220,19 @@ def test_a_paused_consumer_hands_out_nothing_until_it_is_resumed_or_time_is_up(m
     assert (fetched(consumer, 1), consumer.info()["paused"]) == ([2], False)
 
 
+def test_a_pause_lasts_no_longer_because_the_clock_was_ahead_when_it_began(machine: Machine) -> None:
+    years_ns = 4 * 365 * 86_400 * SECOND_NS
+    machine.clock.now += years_ns
+    consumer = reader(machine)
+    consumer.pause(60)
+    machine.clock.now -= years_ns
+    assert (fetched(consumer, 1), consumer.info()["paused"]) == ([], True)
+    assert consumer.info()["pause_remaining"] <= 60 * SECOND_NS
+    machine.disk.lose_power()
+    machine.clock.now += 61 * SECOND_NS
+    assert (fetched(reader(machine), 1), reader(machine).info()["paused"]) == ([1], False)
+
+
 def test_a_fetch_that_waits_returns_what_another_process_appends(machine: Machine) -> None:
     consumer = reader(machine)
     assert len(fetched(consumer, 100)) == 10

@@ -433,4 +433,11 @@ def test_a_paused_consumer_and_its_filters_are_seen(machine: Machine) -> None:
     assert reader.is_paused("orders")
     machine.clock.now += 61_000_000_000
     assert not reader.is_paused("orders")
+    years_ns = 4 * 365 * 86_400 * 1_000_000_000
+    machine.clock.now += years_ns
+    consumer(machine).pause(60)
+    machine.clock.now -= years_ns
+    assert reader.is_paused("orders")
+    machine.clock.now += 61_000_000_000
+    assert not reader.is_paused("orders")
     assert (reader.filters("notes"), QueryReader(machine.open()).filters("orders")) == ((), ())
