@@ -271,8 +271,11 @@ def _part(
         first += summary.span
     removed, size = SequenceSet.empty(), 0
     if slices and stream.config.duplicate_window:
-        earlier = None if overwrite else window.hashes(state, stream, turn.volumes, env)
-        removed = _duplicates(slices, earlier, env)
+        found = np.concatenate([ask_block(one, msg_ids, env) + _place_of(one) for one in slices])
+        again = _again(found)
+        if not overwrite:
+            again |= window.seen(state, stream, turn.volumes, found[:, :2], env)
+        removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
     return AppendedBlocks(
         incarnation=target.incarnation,
@@ -370,18 +373,17 @@ def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files:
     return found
 
 
-def _duplicates(slices: Sequence[BlockSlice], window: np.ndarray | None, env: Environment) -> SequenceSet:
-    """Return the relative sequences whose msg_id came before, in the window or in this very append."""
-    parts = [ask_block(one, msg_ids, env) + np.array([0, 0, one.block_first], np.uint64) for one in slices]
-    found = np.concatenate(parts)
-    earlier = window if window is not None else np.empty((0, 2), np.uint64)
-    high = np.concatenate((earlier[:, 0], found[:, 0]))
-    low = np.concatenate((earlier[:, 1], found[:, 1]))
-    relative = np.concatenate((np.full(len(earlier), -1), found[:, 2].astype(np.int64)))
-    order = np.lexsort((relative, low, high))
-    high, low, relative = high[order], low[order], relative[order]
-    again = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (relative[1:] >= 0)
-    return SequenceSet.from_sequences(relative[1:][again])
+def _place_of(block: BlockSlice) -> np.ndarray:
+    """Return what makes the sequences of a block those of the append, in the columns of `msg_ids`."""
+    return np.array([0, 0, block.block_first], np.uint64)
+
+
+def _again(found: np.ndarray) -> np.ndarray:
+    """Return, for each row (two halves of a hash, relative sequence), whether an earlier one has the same hash."""
+    order = np.lexsort((found[:, 2], found[:, 1], found[:, 0]))
+    again = np.zeros(len(found), bool)
+    again[order[1:]] = (found[order[1:], :2] == found[order[:-1], :2]).all(axis=1)
+    return again
 
 
 def _duplicate_size(removed: SequenceSet, blocks: Sequence[BlockSlice], env: Environment) -> int:

@@ -10,17 +10,21 @@ when its append began, and their msg_ids count from then on. What this does not 
 - an overwrite forgets all that it replaces;
 - a duplicate is a sighting, too: the window begins again with each one.
 
-What was read once is remembered by block for as long as it is of use.
+What was read once is remembered for as long as it is of use, as sorted runs of hashes: the msg_ids of an append are
+searched in them, so what that costs follows the append and not the window. Which blocks count is asked only of those
+in which something was met.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError
+from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, equals_any
+from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import whole_blocks
@@ -32,6 +36,7 @@ from storage_core.store.volume.volumes import Volume
 logger = logging.getLogger(__name__)
 _NO_BLOCK = bytes(16)  # a grave of a directory
 _NOTHING = np.empty((0, 2), np.uint64)
+PRUNE_AT_MIN = 65_536  # hashes of a stream from which on those that do not count any more are forgotten
 
 
 def msg_ids(reader: BlockReader) -> np.ndarray:
@@ -44,34 +49,138 @@ def msg_ids(reader: BlockReader) -> np.ndarray:
 
 
 class MsgIdWindow:
-    """Hashes of recent msg_ids, by block. One for a store; used under its lock."""
+    """Recent msg_ids of all streams. One for a store; used under its lock."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, dict[bytes, tuple[int, np.ndarray]]] = {}  # by incarnation, by block: begun, hashes
+        self._streams: dict[bytes, _StreamWindow] = {}  # by incarnation
+        self._names = SharedMap[bytes, str]()  # the streams that there were at the last look
 
-    def hashes(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], env: Environment) -> np.ndarray:
-        """Return (n, 2) uint64 hashes of the msg_ids that count now.
+    def seen(
+        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], hashes: np.ndarray, env: Environment
+    ) -> np.ndarray:
+        """Return, for each of (n, 2) uint64 hashes, whether a msg_id that counts now has it.
 
         Raises DataLossError if no copy of a live block of the window can be read: then duplicates cannot be told.
         """
+        if state.streams.names is not self._names:
+            self._names = state.streams.names
+            self._streams = {one: window for one, window in self._streams.items() if one in self._names}
+        window = self._streams.setdefault(stream.incarnation, _StreamWindow())
         since_ns = env.now_ns() - stream.config.duplicate_window
-        before, known = self._known.get(stream.incarnation, {}), dict[bytes, tuple[int, np.ndarray]]()
-        counted = []
-        rows = stream.blocks.rows
+        window.catch_up(state, stream, volumes, since_ns, env)
+        return window.seen(state, stream, hashes, since_ns)
+
+
+class _StreamWindow:
+    """Recent msg_ids of one stream, as far as this process has read them."""
+
+    def __init__(self) -> None:
+        self._runs = SortedRuns()
+        self._blocks: list[tuple[bytes, int]] = []  # (id, time at which its append began), by position in the runs
+        self._known: set[bytes] = set()  # their ids
+        self._prune_at = PRUNE_AT_MIN
+        self._manifest, self._graveyard = Table.empty(BLOCK_DTYPE), Table.empty(GRAVE_DTYPE)  # that are caught up with
+        self._since_ns = 1 << 63  # from which on
+
+    def catch_up(
+        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], since_ns: int, env: Environment
+    ) -> None:
+        """Read the blocks of the window that have not been read, removed ones too."""
+        is_later = since_ns >= self._since_ns  # else the clock was set back, and older ones count again
+        rows = stream.blocks.appended_since(self._manifest) if is_later else None
+        rows = stream.blocks.rows if rows is None else rows
         rows = rows[(rows["committed_ns"] >= since_ns) & (rows["msg_id_count"] > 0)]
-        for one in whole_blocks(state, stream, rows, volumes):
-            found = before.get(one.block_id)
-            known[one.block_id] = found if found is not None else ask_block(one, _begun_and_hashes, env)
-            counted.append(known[one.block_id][1])
-        for incarnation, block_id in _graves(state, stream, since_ns):
-            found = before.get(block_id)
-            if found is None:
-                found = _ask_grave(state, stream, incarnation, block_id, volumes, env)
-            known[block_id] = found
-            if found[0] >= since_ns:
-                counted.append(found[1])
-        self._known[stream.incarnation] = known
-        return np.concatenate([_NOTHING, *counted])
+        rows = rows[[bytes(one) not in self._known for one in rows["block_id"]]]
+        for block in whole_blocks(state, stream, rows, volumes):
+            self._add(block.block_id, *ask_block(block, _begun_and_hashes, env))
+        graves = state.graveyard.appended_since(self._graveyard) if is_later else None
+        graves = _recent(state.graveyard.rows if graves is None else graves, stream, since_ns)
+        for incarnation, block_id in zip(graves["incarnation"].tolist(), graves["block_id"].tolist(), strict=True):
+            if block_id not in self._known:
+                self._add(block_id, *_ask_grave(state, stream, incarnation, block_id, volumes, env))
+        self._manifest, self._graveyard, self._since_ns = stream.blocks, state.graveyard, since_ns
+        if self._runs.hash_count >= self._prune_at:
+            self._prune(state, stream, since_ns)
+
+    def _add(self, block_id: bytes, begun_ns: int, hashes: np.ndarray) -> None:
+        self._runs.add(hashes, len(self._blocks))
+        self._blocks.append((block_id, begun_ns))
+        self._known.add(block_id)
+
+    def _prune(self, state: StoreState, stream: StreamState, since_ns: int) -> None:
+        """Forget blocks that do not count any more."""
+        counting = sorted(self._counting(range(len(self._blocks)), state, stream, since_ns))
+        self._blocks = [self._blocks[position] for position in counting]
+        self._known = {block_id for block_id, _ in self._blocks}
+        self._runs.keep(np.array(counting, np.int64))
+        self._prune_at = max(PRUNE_AT_MIN, 2 * self._runs.hash_count)
+
+    def seen(self, state: StoreState, stream: StreamState, hashes: np.ndarray, since_ns: int) -> np.ndarray:
+        which, positions = self._runs.find(hashes)
+        counting = self._counting(np.unique(positions).tolist(), state, stream, since_ns)
+        met = np.zeros(len(hashes), bool)
+        met[which[np.isin(positions, np.array(sorted(counting), np.int64))]] = True
+        return met
+
+    def _counting(
+        self, positions: Iterable[int], state: StoreState, stream: StreamState, since_ns: int
+    ) -> Iterable[int]:
+        """Return those of these blocks whose msg_ids count."""
+        by_id = {self._blocks[position][0]: position for position in positions}
+        if not by_id:
+            return ()
+        rows = stream.blocks.rows
+        live = _among(rows[rows["committed_ns"] >= since_ns]["block_id"], by_id)
+        removed = _among(_recent(state.graveyard.rows, stream, since_ns)["block_id"], by_id)
+        return {by_id[one] for one in live} | {by_id[one] for one in removed if self._blocks[by_id[one]][1] >= since_ns}
+
+
+class SortedRuns:
+    """128-bit hashes in sorted runs, each at least twice as long as the next: to add or to search costs a logarithm."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # first halves, second halves, positions
+
+    @property
+    def hash_count(self) -> int:
+        return sum(len(high) for high, _, _ in self._runs)
+
+    def add(self, hashes: np.ndarray, position: int) -> None:
+        """Take in (n, 2) uint64 hashes; `position` is what a search says of where they were met."""
+        if not len(hashes):
+            return
+        order = np.argsort(hashes[:, 0], kind="stable")
+        run = (hashes[order, 0], hashes[order, 1], np.full(len(hashes), position, np.int64))
+        while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
+            before = self._runs.pop()
+            high, low, positions = (np.concatenate(pair) for pair in zip(before, run, strict=True))
+            order = np.argsort(high, kind="stable")  # of two sorted runs: one pass
+            run = (high[order], low[order], positions[order])
+        self._runs.append(run)
+
+    def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all pairs (which of (n, 2) uint64 hashes, position where it was met) as two arrays."""
+        which, met = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        order = np.argsort(hashes[:, 0], kind="stable")  # neighbours are found near one another
+        wanted = hashes[order]
+        for high, low, positions in self._runs:
+            first = np.searchsorted(high, wanted[:, 0], side="left")
+            counts = np.searchsorted(high, wanted[:, 0], side="right") - first
+            asked = np.repeat(np.arange(len(wanted)), counts)
+            at = np.arange(len(asked)) - np.repeat(np.cumsum(counts) - counts, counts) + first[asked]
+            same = low[at] == wanted[asked, 1]
+            which.append(order[asked[same]])
+            met.append(positions[at[same]])
+        return np.concatenate(which), np.concatenate(met)
+
+    def keep(self, positions: np.ndarray) -> None:
+        """Forget what was met elsewhere than at these ascending positions, which become 0, 1, 2 and so on."""
+        runs, self._runs = self._runs, []
+        for high, low, old in runs:
+            kept = np.isin(old, positions)
+            if kept.any():
+                self._runs.append((high[kept], low[kept], np.searchsorted(positions, old[kept])))
+        self._runs.sort(key=lambda run: -len(run[0]))
 
 
 def _begun_and_hashes(reader: BlockReader) -> tuple[int, np.ndarray]:
@@ -79,12 +188,19 @@ def _begun_and_hashes(reader: BlockReader) -> tuple[int, np.ndarray]:
     return int.from_bytes(reader.identity.transaction_id[:8], "big"), msg_ids(reader)[:, :2]
 
 
-def _graves(state: StoreState, stream: StreamState, since_ns: int) -> list[tuple[bytes, bytes]]:
-    """Return (incarnation, block id) of the blocks that were removed within the window, and not overwritten."""
-    graves = state.graveyard.rows
-    recent = graves[(graves["dropped_ns"] >= since_ns) & (graves["dropped_ns"] > stream.overwritten_ns)]
-    pairs = zip(recent["incarnation"].tolist(), recent["block_id"].tolist(), strict=True)
-    return [pair for pair in pairs if pair[0] in stream.incarnations and pair[1] != _NO_BLOCK]
+def _recent(graves: np.ndarray, stream: StreamState, since_ns: int) -> np.ndarray:
+    """Return the graves of blocks that were removed within the window. Those that were overwritten lie elsewhere."""
+    recent = graves[graves["dropped_ns"] >= since_ns]
+    is_block = ~equals_any(recent["block_id"], (_NO_BLOCK,))
+    mine: np.ndarray = recent[is_block & equals_any(recent["incarnation"], stream.incarnations)]
+    return mine
+
+
+def _among(block_ids: np.ndarray, wanted: Mapping[bytes, int]) -> set[bytes]:
+    """Return those of the ids in a column that are wanted."""
+    keys = block_ids.copy().view("<u8")[::2]  # numpy compares whole ids one by one
+    listed = np.frombuffer(b"".join(wanted), "<u8")[::2]
+    return {bytes(one) for one in block_ids[np.isin(keys, listed)]} & wanted.keys()
 
 
 def _ask_grave(

@@ -3,15 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage_core.errors import DataLossError
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
+from storage_core.store.writing import duplicates
+from storage_core.store.writing.duplicates import SortedRuns
 
 MINUTE_NS = 60 * 1_000_000_000
 
@@ -108,6 +114,19 @@ def test_an_overwrite_forgets_what_it_replaces_and_a_purge_after_it_does_not(tmp
     assert lived.again().publish("S", b"again", msg_id="a").duplicate
 
 
+def test_an_overwrite_while_the_clock_is_ahead_leaves_later_msg_ids_remembered(tmp_path: Path) -> None:
+    lived, years_ns = make(tmp_path), 10 * 365 * 86_400 * 1_000_000_000
+    lived.stream.append(rows("a"))
+    lived.clock.now_ns += years_ns
+    store = lived.store
+    store.commit(store.begin(["S"]), [], overwrite=["S"])
+    lived.clock.now_ns -= years_ns
+    assert not lived.stream.publish("S", b"again", msg_id="a").duplicate
+    for take_away in (lambda: lived.stream.remove(range(1, lived.stream.last_sequence + 1)), lived.stream.purge):
+        take_away()
+        assert lived.again().publish("S", b"again", msg_id="a").duplicate
+
+
 def test_another_stream_and_another_incarnation_have_seen_nothing(tmp_path: Path) -> None:
     lived = make(tmp_path)
     lived.store.add_stream({"name": "T", "duplicate_window": "10m", "num_replicas": 1})
@@ -165,3 +184,73 @@ def test_publish_tells_a_duplicate_from_a_message_that_was_removed_at_once(
 
     monkeypatch.setattr(store, "commit", commit_and_purge)
     assert stream.publish("S", b"2", msg_id=msg_id).duplicate == (msg_id == "seen")
+
+
+def test_a_process_that_begins_while_the_clock_is_ahead_remembers_when_it_is_right_again(tmp_path: Path) -> None:
+    lived, years_ns = make(tmp_path), 10 * 365 * 86_400 * 1_000_000_000
+    lived.stream.append(rows("a", "b", "c"))
+    lived.stream.remove(2)
+    other = lived.again()
+    lived.clock.now_ns += years_ns
+    assert not other.publish("S", b"x", msg_id="d").duplicate
+    lived.clock.now_ns -= years_ns
+    assert [other.publish("S", b"x", msg_id=one).duplicate for one in "abcd"] == [True] * 4
+
+
+# --- what is remembered, and what a search costs
+
+
+@given(st.lists(st.lists(st.integers(0, 40), max_size=9), max_size=40), st.sets(st.integers(0, 39)), st.randoms())
+def test_runs_say_where_a_hash_was_met(blocks: list[list[int]], kept: set[int], random: Random) -> None:
+    """Hashes of few values, so that halves are often equal and hashes often not."""
+
+    def hashes(numbers: list[int]) -> np.ndarray:
+        return np.array([(number % 5, number) for number in numbers], np.uint64).reshape(-1, 2)
+
+    runs = SortedRuns()
+    for position, numbers in enumerate(blocks):
+        runs.add(hashes(numbers), position)
+    for positions in (list(range(len(blocks))), sorted(one for one in kept if one < len(blocks))):
+        wanted = [random.randrange(45) for _ in range(20)]
+        which, met = runs.find(hashes(wanted))
+        expected = [
+            (n, place)
+            for n, number in enumerate(wanted)
+            for place, position in enumerate(positions)
+            for other in blocks[position]
+            if number == other
+        ]
+        assert sorted(zip(which.tolist(), met.tolist(), strict=True)) == sorted(expected)
+        runs.keep(np.array(sorted(one for one in kept if one < len(blocks)), np.int64))
+
+
+def test_a_search_looks_into_few_runs_however_many_blocks_the_window_has() -> None:
+    runs, count = SortedRuns(), 3000
+    for position in range(count):
+        runs.add(np.array([(position * 7919 % 65_537, position)], np.uint64), position)
+        assert len(runs._runs) <= position.bit_length() + 1
+    assert runs.hash_count == count
+
+
+def test_what_counts_no_more_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "PRUNE_AT_MIN", 64)
+    lived = make(tmp_path)
+    window = lived.store._window
+    for minute in range(60):
+        lived.stream.append(rows(*(f"{minute} {n}" for n in range(8))))
+        lived.clock.now_ns += MINUTE_NS
+    remembered = window._streams[lived.stream.incarnation]
+    assert remembered._runs.hash_count <= 2 * 11 * 8 + 64
+    assert len(remembered._blocks) == len(remembered._known) <= 2 * 11 + 8
+    assert [lived.stream.publish("S", b"x", msg_id=f"{minute} 0").duplicate for minute in (40, 59)] == [False, True]
+
+
+def test_a_deleted_stream_is_forgotten(tmp_path: Path) -> None:
+    lived = make(tmp_path)
+    lived.store.add_stream({"name": "T", "duplicate_window": "10m", "num_replicas": 1})
+    lived.stream.append(rows("a"))
+    gone = lived.stream.incarnation
+    assert gone in lived.store._window._streams
+    lived.store.delete_stream("S")
+    lived.store.stream("T").publish("T", b"x", msg_id="a")
+    assert gone not in lived.store._window._streams
