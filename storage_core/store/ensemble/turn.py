@@ -648,8 +648,7 @@ class Turn:
 
     def snapshot_if_due(self) -> bool:
         """Take a snapshot if enough entries came since the last one, or a segment is large; return whether."""
-        block_count = sum(len(one.blocks) for one in self.state.streams.values())
-        every = max(self.state.settings.snapshot_every, block_count // SNAPSHOT_BLOCKS_PER_ENTRY)
+        every = max(self.state.settings.snapshot_every, self.state.streams.block_count // SNAPSHOT_BLOCKS_PER_ENTRY)
         due = self.view.index - self.view.snapshot_index >= every
         large = any(one.offset_bytes >= SEGMENT_SIZE_MAX for one in self.view.positions.values())
         return (due or large) and self.snapshot()

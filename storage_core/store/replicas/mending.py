@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
@@ -64,7 +64,7 @@ class Mending:
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._looked_ns: int | None = None  # when reports were looked for last
-        self._complete: dict[bytes, tuple[Table, frozenset[bytes]]] = {}  # by incarnation: nothing is missing there
+        self._due, self._here = DueStreams(), frozenset[bytes]()  # streams that may lack copies on these volumes
         self._resting: dict[_Copy, int] = {}  # copies that could not be mended: since when
 
     def mend(self, turn: Turn, everything: bool = False) -> bool:
@@ -119,19 +119,17 @@ class Mending:
     def _add_missing(self, turn: Turn, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
         """Take up copies that the manifest says a volume does not have, as many as there is room for."""
         writable = {one.volume_id: one for one in turn.writable}
-        here = frozenset(writable)
-        for stream in turn.state.streams.values():
-            known = self._complete.get(stream.incarnation)
-            if known is not None and known[0] is stream.blocks and known[1] == here:
-                continue
+        if self._here != frozenset(writable):
+            self._here = frozenset(writable)
+            self._due.restart()
+        for stream in self._due.among(turn.state.streams):
             missing = missing_copies(stream, writable)
             if not missing:
-                self._complete[stream.incarnation] = (stream.blocks, here)
+                self._due.done(stream)
             for volume_id, at in missing.items():
                 self._add_some(turn, stream, at, writable[volume_id], budget, cases)
                 if budget.copies_left <= 0:
                     return
-        self._forget_deleted(turn.state)
 
     def _add_some(
         self, turn: Turn, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
@@ -146,11 +144,6 @@ class Mending:
                     _add(cases, block, volume, budget)
             if len(cases) >= COPIES_PER_TURN_MAX:
                 return
-
-    def _forget_deleted(self, state: StoreState) -> None:
-        if len(self._complete) > 2 * len(state.streams) + 16:
-            live = {one.incarnation for one in state.streams.values()}
-            self._complete = {one: known for one, known in self._complete.items() if one in live}
 
     # --- one by one
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_core.errors import NoQuorumError, RequirementError, StaleIncarnationError, StorageError
-from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StreamState
+from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import REAL, Environment
@@ -29,23 +29,18 @@ class Merging:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._nothing_due: dict[bytes, Table] = {}  # by incarnation: manifests in which nothing was due
+        self._due = DueStreams()  # in the others nothing was due
         self._resting: dict[bytes, int] = {}  # blocks that could not be read: since when
 
     def merge(self, turn: Turn) -> bool:
         """Merge one run if one is due; return whether one was. Raises what a turn raises."""
-        for stream in turn.state.streams.values():
-            if self._nothing_due.get(stream.incarnation) is stream.blocks:
-                continue
+        for stream in self._due.among(turn.state.streams):
             run = next(merging.due(stream, IN_A_TURN, self._env.now_ns(), self._barred()), None)
             if run is None:
-                self._nothing_due[stream.incarnation] = stream.blocks
+                self._due.done(stream)
             elif _takes_copies(turn, stream):
                 self._merge(turn, stream, *run)
                 return True
-        if len(self._nothing_due) > 2 * len(turn.state.streams) + 16:
-            live = {one.incarnation for one in turn.state.streams.values()}
-            self._nothing_due = {one: known for one, known in self._nothing_due.items() if one in live}
         return False
 
     def _merge(self, turn: Turn, stream: StreamState, start: int, end: int) -> None:

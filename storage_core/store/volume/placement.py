@@ -139,12 +139,9 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
     if replica_count > len(voters):
         raise ValueError(f"num_replicas: {replica_count} replicas need as many volumes; the store has {len(voters)}")
     usable = {one.volume_id for one in volumes if is_recorded(state, one)}
-    kept = dict.fromkeys(voters, 0)
-    for stream in state.streams.values():
-        size = int(stream.blocks.rows["file_size"].sum())
-        for volume_id in stream.placement:
-            kept[volume_id] = kept.get(volume_id, 0) + size
-    best = sorted(voters, key=lambda one: (one not in usable, kept[one]))[:replica_count]  # stable: in order of voters
+    kept = state.streams.kept_sizes()
+    # Stable: in the order of the voters.
+    best = sorted(voters, key=lambda one: (one not in usable, kept.get(one, 0)))[:replica_count]
     if len(usable.intersection(best)) < majority(replica_count):
         raise NoQuorumError(
             f"num_replicas: of {replica_count} replicas {majority(replica_count)} must be on volumes that can be "
