@@ -13,7 +13,6 @@ from datasource.reader import open_store, select_streams
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, STREAMS, ReadSettings
 from datasource.values import parse_time_ns
 from storage_core import Store
-from storage_core.metadata.consumer_state import pending_within
 from storage_core.store.consumers.lag import consumer_report
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -133,7 +132,7 @@ def consumer_rows(store: Store, streams: Sequence[str] | None) -> list[dict[str,
         consumer = stream.consumers.get(info["name"].casefold()) if stream is not None else None
         if stream is None or consumer is None:
             continue  # made or deleted since we looked
-        rows.append(_consumer_row(info, pending_within(consumer.pending.rows, stream.shown())))
+        rows.append(_consumer_row(info, consumer.pending.within(stream.shown())))
     return rows
 
 

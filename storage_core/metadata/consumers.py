@@ -6,6 +6,7 @@ Part of the state machine (machine.py), and pure like it: times and deadlines co
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from storage_core.errors import AlreadyExistsError, FencedError, NotFoundError, RequirementError
 from storage_core.metadata.commands import (
@@ -20,15 +21,8 @@ from storage_core.metadata.commands import (
     TakeConsumer,
     TellConsumer,
 )
-from storage_core.metadata.consumer_state import (
-    CONSUMER_EVENTS_KEPT,
-    ConsumerState,
-    pending_joined,
-    pending_rows,
-    pending_set,
-    pending_within,
-    pending_without,
-)
+from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
+from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages, pending_rows, pending_set
 from storage_core.metadata.reconcile import Position, facts_of, position_at
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
@@ -39,6 +33,7 @@ ConsumerCommand = (
 )
 ACK, NAK, TERM = "ack", "nak", "term"
 ANY_GENERATION = -1  # of an advance that is said for whoever owns the consumer
+_NO_ROWS = np.empty(0, PENDING_DTYPE)
 Applied = tuple[StreamState, tuple[Event, ...], int]
 
 
@@ -112,9 +107,8 @@ def advanced(stream: StreamState, command: ConsumerAdvance) -> StreamState:
             f"{consumer.generation}, this is {command.generation}"
         )
     _check_place(stream, consumer.name, command.next_sequence)
-    rows = consumer.pending.rows
     done = SequenceSet.from_ranges([(1, command.next_sequence)])
-    consumer = replace(consumer, pending=pending_joined(pending_without(rows, done)))
+    consumer = replace(consumer, pending=consumer.pending.put(done, _NO_ROWS))
     if command.next_sequence > consumer.next_sequence:
         consumer = anchored(stream, consumer, command.next_sequence)
     return stream.with_consumer(consumer)
@@ -147,8 +141,7 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
         raise RequirementError(f"consumer {consumer.name!r}: a fetch does not move it back")
     _check_place(stream, consumer.name, command.next_sequence)
     given = SequenceSet.decode(command.sequences)
-    before = consumer.pending.rows
-    again = pending_within(before, given)
+    again = consumer.pending.within(given)
     new = given.difference(pending_set(again))
     if new != new.clip(consumer.next_sequence, command.next_sequence):
         raise RequirementError(f"consumer {consumer.name!r}: a fetch takes messages that were handed out before")
@@ -156,9 +149,9 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
         gone = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
         again["deadline_ns"], again["deliveries"] = command.deadline_ns, again["deliveries"] + 1
         first_time = pending_rows(new, command.deadline_ns, 1)
-        pending = pending_joined(pending_without(before, given.union(gone)), again, first_time)
-        waiting = int((pending.rows["end"] - pending.rows["first"]).sum())
-        if waiting > max(consumer.config.waiting_max, len(pending_set(before))):
+        pending = consumer.pending.put(given.union(gone), np.concatenate((again, first_time)))
+        waiting = pending.message_count
+        if waiting > max(consumer.config.waiting_max, consumer.pending.message_count):
             raise RequirementError(
                 f"consumer {consumer.name!r}: {waiting} messages would wait for their acknowledgement, "
                 f"max_ack_pending is {consumer.config.waiting_max}"
@@ -169,14 +162,11 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
 
 def _acknowledge(consumer: ConsumerState, command: Acknowledge) -> tuple[ConsumerState, int]:
     chosen = acknowledged(consumer, command.kind, SequenceSet.decode(command.sequences))
-    rows = consumer.pending.rows
-    meant = pending_within(rows, chosen)
-    left = pending_without(rows, chosen)
-    if command.kind == NAK:
-        meant = meant.copy()
-        meant["deadline_ns"] = command.deadline_ns
-        left = pending_joined(left, meant).rows
-    return replace(consumer, pending=pending_joined(left)), len(pending_set(meant))
+    meant = consumer.pending.within(chosen)
+    count = int((meant["end"] - meant["first"]).sum())
+    meant["deadline_ns"] = command.deadline_ns
+    pending = consumer.pending.put(chosen, meant if command.kind == NAK else _NO_ROWS)
+    return replace(consumer, pending=pending), count
 
 
 def acknowledged(consumer: ConsumerState, kind: str, sequences: SequenceSet) -> SequenceSet:
@@ -189,7 +179,7 @@ def acknowledged(consumer: ConsumerState, kind: str, sequences: SequenceSet) -> 
 def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -> ConsumerState:
     _check_place(stream, consumer.name, command.next_sequence)
     kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
-    pending = pending_joined(pending_within(consumer.pending.rows, kept))
+    pending = PendingMessages.of(consumer.pending.within(kept))
     consumer = replace(consumer, query_start=command.query_start or consumer.query_start)
     return replace(anchored(stream, consumer, command.next_sequence), pending=pending, told=stream.lost)
 

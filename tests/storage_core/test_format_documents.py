@@ -19,7 +19,7 @@ from harness.format_examples import (
 )
 
 from storage_core.files import OS_FILES
-from storage_core.metadata import commands, consumer_state, state
+from storage_core.metadata import commands, consumer_state, pending, state
 from storage_core.metadata.commands import Command, Envelope, Voter, decode_envelope
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE
@@ -173,7 +173,7 @@ def test_rows_of_the_manifest_are_where_the_table_says() -> None:
     assert described == [(name, field[1], field[0].itemsize) for name, field in fields.items()]
     assert f"{BLOCK_DTYPE.itemsize} bytes a block" in document("log.md")
     assert f"rows of {GRAVE_DTYPE.itemsize} bytes" in document("snapshot.md")
-    assert f"rows of {consumer_state.PENDING_DTYPE.itemsize} bytes" in document("snapshot.md")
+    assert f"{pending.PENDING_DTYPE.itemsize} bytes a row" in document("snapshot.md")
     assert f"rows of {state.TRANSACTION_DTYPE.itemsize} bytes" in document("snapshot.md")
 
 

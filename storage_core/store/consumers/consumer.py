@@ -30,8 +30,9 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
-from storage_core.metadata.consumer_state import ConsumerState, pending_set
+from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
+from storage_core.metadata.pending import pending_set
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -280,7 +281,7 @@ class Consumer:
 
         def job(turn: Turn) -> int:
             _, consumer = self._find(turn.state)
-            waiting = acknowledged(consumer, kind, meant).intersection(consumer.outstanding())
+            waiting = pending_set(consumer.pending.within(acknowledged(consumer, kind, meant)))
             if not waiting:
                 return 0
             deadline_ns = self._store.environment.now_ns() + delay_ns if kind == NAK else 0

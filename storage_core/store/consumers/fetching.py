@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.metadata.commands import Deliver, Event
-from storage_core.metadata.consumer_state import ConsumerState, pending_set
+from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import position_of
+from storage_core.metadata.pending import pending_set
 from storage_core.metadata.reconcile import FAIL, Decision, decide, facts_of
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
@@ -85,22 +86,21 @@ def work_out(
     stream: StreamState, consumer: ConsumerState, now_ns: int, count_max: int, wanted: Wanted | None = None
 ) -> Handout:
     """Return what a fetch of at most `count_max` messages hands out now."""
-    config, rows = consumer.config, consumer.pending.rows
+    config, pending = consumer.config, consumer.pending
     nothing = SequenceSet.empty()
     if consumer.paused_until_ns > now_ns:
         is_behind = consumer.is_clock_behind(now_ns)
         return Handout(nothing, nothing, consumer.next_sequence, nothing, nothing, is_behind)
-    waiting, shown = pending_set(rows), stream.shown()
-    due = rows["deadline_ns"] <= now_ns
-    spent = due & (rows["deliveries"] >= config.max_deliver) if config.max_deliver > 0 else np.zeros(len(rows), bool)
-    gone = waiting.difference(shown)
-    exhausted = pending_set(rows[spent]).difference(gone)
+    due = pending.due(now_ns)
+    spent = due["deliveries"] >= config.max_deliver if config.max_deliver > 0 else np.zeros(len(due), bool)
+    gone = pending_set(pending.within(_hidden(stream, pending.first_sequence, consumer.next_sequence)))
+    exhausted = pending_set(due[spent]).difference(gone)
     dropped = gone.union(exhausted)
-    again = pending_set(rows[due & ~spent]).difference(gone).head(count_max)
+    again = pending_set(due[~spent]).difference(gone).head(count_max)
     room = count_max - len(again)
     if config.ack_policy != "none":
-        room = min(room, config.waiting_max - len(waiting) + len(dropped))
-    ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
+        room = min(room, config.waiting_max - pending.message_count + len(dropped))
+    ahead = _shown_from(stream, consumer.next_sequence)
     end = stream.next_sequence
     if wanted is not None:
         ahead, end = ahead.intersection(wanted.sequences), wanted.end
@@ -111,6 +111,17 @@ def work_out(
     if not new and (wanted is None or left):
         next_sequence = consumer.next_sequence
     return Handout(again, new, next_sequence, dropped, exhausted, consumer.is_clock_behind(now_ns))
+
+
+def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
+    """Return the sequences in `[first, end)` that are not shown."""
+    return SequenceSet.from_ranges([(first, min(stream.floor, end))]).union(stream.removed.clip(first, end))
+
+
+def _shown_from(stream: StreamState, first: int) -> SequenceSet:
+    """Return the sequences at and above `first` that are shown."""
+    first, end = max(first, stream.floor), stream.next_sequence
+    return SequenceSet.from_ranges([(first, end)]).difference(stream.removed.clip(first, end))
 
 
 def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
@@ -217,7 +228,7 @@ def _stretches(sequences: SequenceSet) -> Iterator[tuple[int, int]]:
 
 def _deliveries(consumer: ConsumerState, sequences: np.ndarray) -> np.ndarray:
     """Return how often each of these was handed out."""
-    rows = consumer.pending.rows
+    rows = consumer.pending.within(SequenceSet.from_sequences(sequences))
     counts = np.ones(len(sequences), np.int64)
     if len(rows):
         at = np.maximum(np.searchsorted(rows["first"], sequences, side="right") - 1, 0)

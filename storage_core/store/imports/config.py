@@ -19,7 +19,8 @@ from storage_core.foreign.slices import ForeignStream
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import NAME_PATTERN, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
-from storage_core.metadata.consumer_state import PENDING_DTYPE, ConsumerState, pending_joined
+from storage_core.metadata.consumer_state import ConsumerState
+from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages
 from storage_core.metadata.reconcile import CONTINUE, Position, decide, facts_of
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
@@ -247,7 +248,7 @@ def _placed(
         what = "a message" if gone == 1 else f"{gone} messages"
         notes.append(f"{what} that it had not acknowledged {'is' if gone == 1 else 'are'} not in the stream any more")
     state = ConsumerState(
-        config, now_ns, stream.incarnation, made.next_sequence, (), pending_joined(rows), stream.lost, 0, events
+        config, now_ns, stream.incarnation, made.next_sequence, (), PendingMessages.of(rows), stream.lost, 0, events
     )
     return state, notes
 
