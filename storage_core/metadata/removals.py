@@ -7,6 +7,7 @@ import numpy as np
 
 from storage_core import errors
 from storage_core.metadata.commands import Bury, DeclareLost, Event, Remove
+from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.metadata.store_changes import with_events
@@ -64,14 +65,14 @@ def drop_below(
 
 
 def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
-    """Return the histories without the runs that end before the first message: no position asks for those.
+    """Return the histories without the runs that no position asks for or brings.
 
-    A reader at or behind the first message brings the run of the message before it. One that is further back goes to
-    the first message, whatever it has read (reconcile.py). The newest run always stays.
+    A reader at or behind the first message brings the run of the message before its place, and those before that one.
+    A reader that is further back goes to the first message, whatever it has read (reconcile.py).
     """
     runs = stream.histories
-    unneeded = bisect_left(runs, stream.first_sequence, lo=min(1, len(runs)), key=lambda run: run[1]) - 1
-    return runs[unneeded:] if unneeded > 0 else runs
+    before_first = bisect_left(runs, stream.first_sequence, key=lambda run: run[1])
+    return runs[max(0, before_first - HISTORY_RUNS_KEPT) :]
 
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:

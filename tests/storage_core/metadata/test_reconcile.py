@@ -289,7 +289,7 @@ def test_runs_before_the_first_message_are_not_missed(data: st.DataObject) -> No
     A stream is written in runs; readers take positions; the stream may be put back to an older copy and grow again;
     its head is removed, and runs go as `Remove` lets them go.
     """
-    count = data.draw(st.integers(1, 12))
+    count = data.draw(st.integers(1, 24))
     cuts = sorted(data.draw(st.sets(st.integers(2, 60), min_size=count - 1, max_size=count - 1)))
     line = tuple((b"old%05d" % n, first) for n, first in enumerate((1, *cuts)))
     end = data.draw(st.integers(line[-1][1] + 1, 70))
@@ -303,7 +303,9 @@ def test_runs_before_the_first_message_are_not_missed(data: st.DataObject) -> No
     first = data.draw(st.integers(1, end))
     stream = StreamState(CONFIG, OURS, 0, (), floor=first, next_sequence=end, histories=line)
     cut = runs_needed(stream)
-    assert len(cut) <= 1 + sum(run[1] >= first for run in line)
+    assert len(cut) <= HISTORY_RUNS_KEPT + sum(run[1] >= first for run in line)
+    for place in range(first, end + 1):
+        assert position_at(facts(end, cut, first), place) == position_at(facts(end, line, first), place)
     whole, short = (decide(position, facts(end, runs, first), NOTHING, CONTINUE) for runs in (line, cut))
     assert (short.next_sequence, short.is_news) == (whole.next_sequence, whole.is_news)
     if position.next_sequence >= first and whole.action is not Action.TO_END:
