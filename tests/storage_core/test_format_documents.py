@@ -96,7 +96,7 @@ def test_placements(tmp_path: Path) -> None:
     assert (one.index, one.incarnation, one.stream) == (5, b"INCARNATION-----", "ORDERS")
     (row,) = one.rows
     assert (bytes(row["block_id"]), int(row["first"]), int(row["span"])) == (b"BLOCK-ID--------", 1, 3)
-    assert placements._header(1) + placements._encode(one) == journal.path.read_bytes()
+    assert placements._header(1, 0, 32) + placements._encode(one) == journal.path.read_bytes()
 
 
 def test_index(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ from storage_core.errors import (
 )
 from storage_core.files import CLOSED, FULL
 from storage_core.metadata.commands import Event, Voter
-from storage_core.metadata.state import StoreState
+from storage_core.metadata.state import StoreState, Streams
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.quorum import majority
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Contended, Finding, Found, Lead, Pool, examine, newest
 from storage_core.store.ensemble.turn import Leadership, Relock, Standing, Turn
-from storage_core.store.ensemble.view import View, applied, replay
+from storage_core.store.ensemble.view import View, applied, first_state, replay
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
 from storage_core.store.volume.evidence import Evidence, Position
@@ -68,7 +68,7 @@ class Metadata:
         self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
-        self._replayed: tuple[rules.Tip, StoreState] | None = None
+        self._replayed: tuple[rules.Tip, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self.renew()
         locks.renew_in_children(self)
 
@@ -130,10 +130,18 @@ class Metadata:
 
     def state_of(self, lead: Lead) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""
+        return self._replay(lead)[1]
+
+    def snapshot_streams_of(self, lead: Lead) -> Streams:
+        """Return the streams as of the snapshot that a log begins with."""
+        return self._replay(lead)[2]
+
+    def _replay(self, lead: Lead) -> tuple[rules.Tip, StoreState, Streams]:
         known = self._replayed  # other threads put theirs in its place
         if known is None or known[0] != lead.tip:
-            known = self._replayed = (lead.tip, replay(lead))
-        return known[1]
+            begun = first_state(lead)
+            known = self._replayed = (lead.tip, replay(lead, begun), begun.streams)
+        return known
 
     def found(self, one: Volume, held: locks.Held | None = None, for_state: bool = False) -> Found:
         """Return a volume with all that its log says, as a turn that holds these locks finds it.
@@ -296,7 +304,10 @@ class Metadata:
             return None
         positions = {**known.positions, at.volume_id: tail.position if all_used else start}
         term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
-        return View(state, index, commit.term, chain, commit, positions, term_seen, known.snapshot_index, known.durable)
+        return replace(
+            known, state=state, index=index, term=commit.term, chain=chain, commit=commit, positions=positions,
+            term_seen=term_seen,
+        )  # fmt: skip
 
     def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
         """Return the state at a commit record, from all evidence; raises CorruptionError if nothing leads there.
@@ -344,6 +355,7 @@ class Metadata:
             term_seen=max(one.term for one in evidences.values()),
             snapshot_index=lead.base[0],
             durable=pool.statements,
+            snapshot_streams=self.snapshot_streams_of(lead),
         )
         tip = max(pool.tip_of(one)[0] for one in evidences.values())
         if first and not self._is_being_written(tip, max(index, commit.index)):

@@ -311,6 +311,7 @@ class Turn:
             term_seen=max(decision.term_seen, self._metadata.term_seen),
             snapshot_index=snapshot.index if snapshot is not None else 0,
             durable=durable,
+            snapshot_streams=self._metadata.snapshot_streams_of(decision.lead),
         )
         self._members, self._voting = members, set(decision.voting)
         self._findings = self._metadata.findings = decision.findings
@@ -671,7 +672,8 @@ class Turn:
             return on_one
 
         positions = self._on_members(write, "snapshot")
-        self.view = replace(view, positions=positions, snapshot_index=view.index)
+        streams = view.state.streams
+        self.view = replace(view, positions=positions, snapshot_index=view.index, snapshot_streams=streams)
         self._metadata.led_to = dict(positions)
         self._metadata.keep(self.view)
         for volume_id in positions:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from storage_core.metadata import machine
 from storage_core.metadata.commands import decode_envelope
-from storage_core.metadata.state import StoreState, decode_state
+from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.store.ensemble.decision import Lead
 from storage_core.store.volume.evidence import Position
@@ -24,6 +24,7 @@ class View:
     term_seen: int  # highest term that anything before the positions speaks of, votes included
     snapshot_index: int  # of the newest snapshot
     durable: Mapping[bytes, int]  # by volume: highest index known durable there
+    snapshot_streams: Streams  # as of the newest snapshot
 
 
 def applied(state: StoreState, entry: Entry) -> StoreState:
@@ -31,9 +32,14 @@ def applied(state: StoreState, entry: Entry) -> StoreState:
     return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
 
 
-def replay(lead: Lead) -> StoreState:
-    """Return the state at the end of a log."""
-    state = decode_state(lead.snapshot_body.state) if lead.snapshot_body is not None else StoreState()
+def first_state(lead: Lead) -> StoreState:
+    """Return the state that a log begins with: that of its snapshot."""
+    return decode_state(lead.snapshot_body.state) if lead.snapshot_body is not None else StoreState()
+
+
+def replay(lead: Lead, state: StoreState | None = None) -> StoreState:
+    """Return the state at the end of a log; `state`: that at its beginning."""
+    state = first_state(lead) if state is None else state
     for entry in lead.entries:
         state = applied(state, entry)
     return state

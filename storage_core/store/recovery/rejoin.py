@@ -40,7 +40,7 @@ from storage_core.store.volume.volumes import Volume
 logger = logging.getLogger(__name__)
 _OURS = (
     identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME,
-    placements.FILE_NAME, "lost+found", *probe.NAMES,
+    placements.FILE_NAME, placements.NEW_FILE_NAME, "lost+found", *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
-from storage_core.metadata.manifest import Table
+from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.mending import Mending
@@ -35,8 +35,8 @@ class Upkeep:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        # By volume, then by incarnation: the manifest as of which the journal of the volume has every block.
-        self._journaled: dict[Volume, dict[bytes, Table]] = {}
+        # By volume: the streams as of which its journal has every block.
+        self._journaled: dict[Volume, Streams] = {}
         self._mending = Mending(env)
         self._merging = Merging(env)
 
@@ -57,7 +57,7 @@ class Upkeep:
 
     def _snapshot(self, turn: Turn) -> None:
         if turn.snapshot_if_due():
-            self._sync_journals(turn)
+            self._begin_journals(turn)
 
     def mend(self, turn: Turn) -> bool:
         """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
@@ -80,28 +80,46 @@ class Upkeep:
                 self._failed(turn, one, error)
 
     def _write_one(self, turn: Turn, volume: Volume) -> None:
-        # What this process has not written itself may be torn anywhere: it goes by what it finds, once.
-        journal = PlacementJournal(self._env.files, volume.path)
-        journaled = self._journaled.get(volume)
-        found = _blocks(journal) if journaled is None else {}
+        journal, streams = PlacementJournal(self._env.files, volume.path), turn.state.streams
+        journaled, found = self._journaled.get(volume), dict[bytes, set[bytes]]()
+        if journaled is None:
+            # What others wrote after the snapshot may be torn anywhere: this process goes by what it finds, once.
+            beginning = journal.beginning()
+            if beginning is None or beginning.index < turn.view.snapshot_index:
+                self._begin(turn, volume)
+                return
+            journaled, found = turn.view.snapshot_streams, _blocks(journal, beginning.end)
         placements = []
-        for stream in turn.state.streams.values():
-            if volume.volume_id not in stream.placement:
+        for before, stream in streams.changes_since(journaled):
+            if stream is None or volume.volume_id not in stream.placement:
                 continue
             rows = stream.blocks.rows
-            if journaled is not None and stream.incarnation in journaled:
-                rows = _new_rows(rows, journaled[stream.incarnation].rows)
+            if before is not None and (before.incarnation, before.placement) == (stream.incarnation, stream.placement):
+                rows = _new_rows(rows, before.blocks.rows)
             if stream.incarnation in found:
                 rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements)
-        self._journaled[volume] = {one.incarnation: one.blocks for one in turn.state.streams.values()}
+        self._journaled[volume] = streams
 
-    def _sync_journals(self, turn: Turn) -> None:
+    def _begin(self, turn: Turn, volume: Volume) -> None:
+        """Write the journal of a volume anew, with the blocks that are live now."""
+        index, streams = turn.view.index, turn.state.streams
+        PlacementJournal(self._env.files, volume.path).write(
+            index,
+            (
+                Placement(index, one.incarnation, one.name, one.blocks.rows)
+                for one in streams.values()
+                if volume.volume_id in one.placement
+            ),
+        )
+        self._journaled[volume] = streams
+
+    def _begin_journals(self, turn: Turn) -> None:
         for one in turn.writable:
             try:
-                PlacementJournal(self._env.files, one.path).sync()
+                self._begin(turn, one)
             except OSError as error:
                 self._failed(turn, one, error)
 
@@ -168,10 +186,10 @@ class Upkeep:
             turn.propose(ForgetTransactions(before_ns))
 
 
-def _blocks(journal: PlacementJournal) -> dict[bytes, set[bytes]]:
-    """Return, by incarnation, which blocks the journal knows."""
+def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
+    """Return, by incarnation, which blocks the journal has from `start` on."""
     blocks: dict[bytes, set[bytes]] = {}
-    for one in journal.read():
+    for one in journal.read(start):
         blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
     return blocks
 

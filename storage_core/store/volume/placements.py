@@ -2,11 +2,13 @@
 
     VOLUME/placements.journal      docs/formats/placements.md
 
-Written after the ack, fsynced off the ack path; nothing but an explicit `repair --adopt` reads it for its content.
+Written after the ack, fsynced off the ack path; nothing but an explicit `repair --adopt` reads it for its content. It
+begins with all blocks that were live at a snapshot of the metadata, and is written anew with each; so it is as large as
+what is live, and a process that has not written it yet looks at what came after the snapshot alone.
 Records stand on 8-byte boundaries, each with a magic, so that a torn or damaged one costs itself only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -25,7 +27,8 @@ FORMAT_VERSION = 1
 RECORD_MAGIC = b"PLCE"
 ROWS_PER_RECORD_MAX = 4096
 RECORD_SIZE_MAX = ROWS_PER_RECORD_MAX * BLOCK_DTYPE.itemsize + 4096  # bytes of payload
-_HEADER = Struct("<8sII")  # magic, version, CRC32C of the twelve bytes before
+NEW_FILE_NAME = FILE_NAME + ".new"  # of a journal that is about to take the place of the one there
+_HEADER = Struct("<8sIIQQ")  # magic, version, CRC32C of the rest, log index and end of the live blocks it begins with
 _RECORD = Struct("<4sIIIQ")  # magic, CRC32C of what follows, payload size, 0, log index
 
 
@@ -39,14 +42,64 @@ class Placement:
     rows: np.ndarray  # BLOCK_DTYPE
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first part of a journal: the blocks that were live after an entry, whole and durable."""
+
+    index: int
+    end: int  # offset in bytes
+
+
 class PlacementJournal:
     """The journal of one volume; written under its lock."""
 
     def __init__(self, files: Files, volume: Path) -> None:
         self._files, self.path = files, volume / FILE_NAME
 
+    def write(self, index: int, placements: Iterable[Placement]) -> None:
+        """Put a journal of all live blocks as of an entry in the place of what is there, durably."""
+        new = self.path.with_name(NEW_FILE_NAME)
+        try:
+            file = self._files.create(new)
+        except FileExistsError:  # of somebody who was killed
+            self._files.unlink(new)
+            file = self._files.create(new)
+        try:
+            end, buffer = _HEADER.size, bytearray()
+            for placement in placements:
+                for record in _records(placement):
+                    buffer += record
+                    if len(buffer) >= RECORD_SIZE_MAX:
+                        file.write_at(end, buffer)
+                        end, buffer = end + len(buffer), bytearray()
+            file.write_at(end, buffer)
+            end += len(buffer)
+            file.write_at(0, _header(FORMAT_VERSION, index, end))
+            file.sync()
+        finally:
+            file.close()
+        self._files.replace(new, self.path)
+        self._files.sync_directory(self.path.parent)
+
+    def beginning(self) -> Beginning | None:
+        """Return what the journal begins with; None if that cannot be told. Raises UnsupportedVersionError."""
+        try:
+            file = self._files.open(self.path)
+        except FileNotFoundError:
+            return None
+        try:
+            header = file.read_at(0, _HEADER.size)
+            _check_version(header, self.path)
+            if len(header) < _HEADER.size:
+                return None
+            _, version, _, index, end = _HEADER.unpack(header)
+            is_whole = header == _header(version, index, end) and _HEADER.size <= end <= file.size()
+            return Beginning(index, end) if is_whole else None
+        finally:
+            file.close()
+
     def append(self, placements: list[Placement]) -> None:
-        """Write records at the end; a missing journal is begun. Raises UnsupportedVersionError."""
+        """Write records at the end; a missing journal is begun, with no blocks. Raises UnsupportedVersionError."""
         if not placements:
             return
         file = self._open()
@@ -56,29 +109,21 @@ class PlacementJournal:
         finally:
             file.close()
 
-    def sync(self) -> None:
-        """Make the journal durable, its name included."""
-        file = self._open()
-        try:
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(self.path.parent)
+    def read(self, start: int = 0) -> Iterator[Placement]:
+        """Yield every whole record from `start` on, in the order in which they were written.
 
-    def read(self) -> Iterator[Placement]:
-        """Yield every whole record, in the order in which they were written, also behind a damaged header.
-
-        Raises UnsupportedVersionError.
+        A damaged header is passed over. Raises UnsupportedVersionError.
         """
         try:
             file = self._files.open(self.path)
         except FileNotFoundError:
             return
         try:
-            data = file.read_at(0, file.size())
+            header = file.read_at(0, _HEADER.size)
+            data = file.read_at(start, max(0, file.size() - start))
         finally:
             file.close()
-        _check_version(data[: _HEADER.size], self.path)
+        _check_version(header, self.path)
         yield from _scan(data, 0)
 
     def _open(self) -> File:
@@ -90,35 +135,37 @@ class PlacementJournal:
             header = file.read_at(0, _HEADER.size)
             _check_version(header, self.path)
             if len(header) < _HEADER.size:
-                file.write_at(0, _header(FORMAT_VERSION))
+                file.write_at(0, _header(FORMAT_VERSION, 0, _HEADER.size))
         except BaseException:
             file.close()
             raise
         return file
 
 
-def _header(version: int) -> bytes:
-    fields = _HEADER.pack(MAGIC, version, 0)[:-4]
-    return fields + crc32c(fields).to_bytes(4, "little")
+def _header(version: int, index: int, end: int) -> bytes:
+    crc = crc32c(_HEADER.pack(MAGIC, version, 0, index, end))
+    return _HEADER.pack(MAGIC, version, crc, index, end)
 
 
 def _check_version(header: bytes, path: Path) -> None:
     """Raise UnsupportedVersionError for a whole header of another version; a damaged one says nothing."""
     if len(header) < _HEADER.size:
         return
-    magic, version, crc = _HEADER.unpack(header)
-    if magic == MAGIC and crc == crc32c(header[:-4]) and version != FORMAT_VERSION:
+    magic, version, _, index, end = _HEADER.unpack(header)
+    if magic == MAGIC and header == _header(version, index, end) and version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
 
 
 def _encode(placement: Placement) -> bytes:
-    encoded = b""
+    return b"".join(_records(placement))
+
+
+def _records(placement: Placement) -> Iterator[bytes]:
     for start in range(0, len(placement.rows), ROWS_PER_RECORD_MAX):
         rows = placement.rows[start : start + ROWS_PER_RECORD_MAX]
         payload = pack([placement.incarnation, placement.stream, rows.tobytes()])
         body = _RECORD.pack(RECORD_MAGIC, 0, len(payload), 0, placement.index)[8:] + payload
-        encoded += RECORD_MAGIC + crc32c(body).to_bytes(4, "little") + body + bytes(-len(body) % 8)
-    return encoded
+        yield RECORD_MAGIC + crc32c(body).to_bytes(4, "little") + body + bytes(-len(body) % 8)
 
 
 def _scan(data: bytes, start: int) -> Iterator[Placement]:

@@ -82,7 +82,7 @@ def test_a_journal_cut_at_any_length_keeps_what_stands_before_and_takes_more(jou
 
 def test_a_journal_of_a_newer_version_is_left_alone(journal: PlacementJournal) -> None:
     journal.append([placement(1)])
-    newer = placements._header(2) + journal.path.read_bytes()[16:]
+    newer = placements._header(2, 0, 32) + journal.path.read_bytes()[32:]
     journal.path.write_bytes(newer)
     with pytest.raises(UnsupportedVersionError, match="version 2"):
         list(journal.read())
