@@ -70,9 +70,9 @@ class PlacementJournal:
                 for record in _records(placement):
                     buffer += record
                     if len(buffer) >= RECORD_SIZE_MAX:
-                        file.write_at(end, buffer)
+                        file.write_at(end, bytes(buffer))
                         end, buffer = end + len(buffer), bytearray()
-            file.write_at(end, buffer)
+            file.write_at(end, bytes(buffer))
             end += len(buffer)
             file.write_at(0, _header(FORMAT_VERSION, index, end))
             file.sync()
