@@ -6,14 +6,17 @@ said and tried again at the next turn: an append that was acked stays acked.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.metadata.manifest import equals_any
 from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -104,16 +107,15 @@ class Upkeep:
         self._journaled[volume] = streams
 
     def _begin(self, turn: Turn, volume: Volume) -> None:
-        """Write the journal of a volume anew, with the blocks that are live now."""
+        """Write the journal of a volume anew: what it said of blocks that wait to be unlinked, and the live ones."""
         index, streams = turn.view.index, turn.state.streams
-        PlacementJournal(self._env.files, volume.path).write(
-            index,
-            (
-                Placement(index, one.incarnation, one.name, one.blocks.rows)
-                for one in streams.values()
-                if volume.volume_id in one.placement
-            ),
+        journal = PlacementJournal(self._env.files, volume.path)
+        live = (
+            Placement(index, one.incarnation, one.name, one.blocks.rows)
+            for one in streams.values()
+            if volume.volume_id in one.placement
         )
+        journal.write(index, chain(_buried(journal, turn.state.graves), live))
         self._journaled[volume] = streams
 
     def _begin_journals(self, turn: Turn) -> None:
@@ -192,6 +194,22 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
     for one in journal.read(start):
         blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
     return blocks
+
+
+def _buried(journal: PlacementJournal, graves: np.ndarray) -> Iterator[Placement]:
+    """Yield what a journal says of blocks in their graves, each once: the metadata has forgotten where they were."""
+    wanted = np.unique(_keys(graves["block_id"][~equals_any(graves["block_id"], (_NO_BLOCK,))]))
+    for one in journal.read() if len(wanted) else ():
+        keys = _keys(one.rows["block_id"])
+        rows = one.rows[np.isin(keys, wanted)]
+        if len(rows):
+            wanted = np.setdiff1d(wanted, keys)
+            yield replace(one, rows=rows)
+
+
+def _keys(block_ids: np.ndarray) -> np.ndarray:
+    """Return a column of ids, which are random, as numbers: numpy compares whole ids one by one."""
+    return block_ids.copy().view("<u8")[::2]
 
 
 def _new_rows(rows: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -3,8 +3,9 @@
     VOLUME/placements.journal      docs/formats/placements.md
 
 Written after the ack, fsynced off the ack path; nothing but an explicit `repair --adopt` reads it for its content. It
-begins with all blocks that were live at a snapshot of the metadata, and is written anew with each; so it is as large as
-what is live, and a process that has not written it yet looks at what came after the snapshot alone.
+begins with all blocks that were live at a snapshot of the metadata, or waited to be unlinked, and is written anew with
+each; so it is as large as what is on disk, and a process that has not written it yet looks at what came after the
+snapshot alone.
 Records stand on 8-byte boundaries, each with a magic, so that a torn or damaged one costs itself only.
 """
 
@@ -28,7 +29,7 @@ RECORD_MAGIC = b"PLCE"
 ROWS_PER_RECORD_MAX = 4096
 RECORD_SIZE_MAX = ROWS_PER_RECORD_MAX * BLOCK_DTYPE.itemsize + 4096  # bytes of payload
 NEW_FILE_NAME = FILE_NAME + ".new"  # of a journal that is about to take the place of the one there
-_HEADER = Struct("<8sIIQQ")  # magic, version, CRC32C of the rest, log index and end of the live blocks it begins with
+_HEADER = Struct("<8sIIQQ")  # magic, version, CRC32C of the rest, log index and end of the blocks it begins with
 _RECORD = Struct("<4sIIIQ")  # magic, CRC32C of what follows, payload size, 0, log index
 
 
@@ -44,7 +45,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The first part of a journal: the blocks that were live after an entry, whole and durable."""
+    """The first part of a journal: all blocks that were live after an entry, durable."""
 
     index: int
     end: int  # offset in bytes

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from storage_core.files import OS_FILES
+from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.store.store import Store
 from storage_core.store.volume.placements import PlacementJournal
 
@@ -29,6 +30,51 @@ def test_processes_in_turn_write_each_block_once(volume: Path) -> None:
     for _ in range(4):
         publish(volume, b"x")
     assert journaled(volume) == [1, 2, 3, 4]
+
+
+def test_a_journal_is_as_large_as_what_is_on_disk(volume: Path) -> None:
+    """Every block is removed soon, and unlinked soon after that: what the journal says of it goes as well."""
+    store = Store.create(volume, snapshot_every=8, graveyard_keep="1ns")
+    stream = store.add_stream({"name": "S"})
+    largest = 0
+    for _ in range(200):
+        stream.publish("S", b"x")
+        stream.purge(keep=3)
+        largest = max(largest, (volume / "placements.journal").stat().st_size)
+    assert len(stream.state().blocks) == 3
+    assert largest < 40 * (BLOCK_DTYPE.itemsize + 100)
+    assert {1, 2, 3} & set(journaled(volume)) == set()
+    live = {int(first) for first in stream.state().blocks.rows["first"]}
+    assert live <= set(journaled(volume))
+
+
+def test_blocks_that_wait_to_be_unlinked_stay_in_the_journal(volume: Path) -> None:
+    """Their files are there still, and an adoption may need them in the place of a lost one that was made of them."""
+    store = Store.create(volume, snapshot_every=4)
+    stream = store.add_stream({"name": "S"})
+    for _ in range(6):
+        stream.publish("S", b"x")
+    stream.purge(up_to=4)
+    store.compact()
+    for _ in range(8):
+        stream.publish("S", b"x")
+    assert set(range(1, 15)) <= set(journaled(volume))
+
+
+def test_a_process_that_begins_reads_no_more_than_what_came_since_the_snapshot(volume: Path) -> None:
+    store = Store.create(volume, snapshot_every=16)
+    stream = store.add_stream({"name": "S"})
+    for _ in range(100):
+        stream.publish("S", b"x")
+    journal = PlacementJournal(OS_FILES, volume)
+    beginning = journal.beginning()
+    assert beginning is not None
+    assert store.index() - beginning.index <= 2 * 16
+    assert sum(len(one.rows) for one in journal.read(beginning.end)) <= 2 * 16
+    size = journal.path.stat().st_size
+    publish(volume, b"x")
+    assert journal.path.stat().st_size - size <= 2 * BLOCK_DTYPE.itemsize
+    assert {int(first) for first in store.stream("S").state().blocks.rows["first"]} <= set(journaled(volume))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
