@@ -170,7 +170,9 @@ class Metadata:
     def _complete(self, voters: Sequence[Voter]) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
         before = {one.volume_id for one in self._volumes}
-        known = [one for one in self._volumes if one.identity is not None]
+        files = self.env.files  # looked at anew: another volume may lie by now where one was found before
+        looked = [volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes]
+        known = [one for one in looked if one.identity is not None]
         if not known:
             raise self._nothing_left(self._volumes)
         self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))

@@ -163,6 +163,23 @@ def test_one_volume_at_two_paths_is_refused_naming_both(store: Store, paths: lis
     assert listing(*paths, copy) == before
 
 
+def test_a_process_that_took_a_copy_for_a_volume_goes_on_after_the_repair(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in "abcde"]
+    store = Store.create(places)
+    store.add_stream({"name": "S"}).publish("S", b"first")
+    shutil.rmtree(places[1])
+    shutil.copytree(places[2], places[1])
+    (places[2] / "jstream.volume").unlink()
+    seen = Store.open(places[:2])
+    assert messages(seen) == [b"first"]
+    shutil.rmtree(places[1])
+    places[1].mkdir()
+    assert Store.open(places[0]).repair()["ok"]
+    seen.stream("S").publish("S", b"second")
+    assert messages(seen) == [b"first", b"second"]
+    assert [one["state"] for one in seen.cluster_info()["volumes"]] == ["current"] * 5
+
+
 def test_volumes_that_were_swapped_are_found_when_they_are_given(store: Store, paths: list[Path]) -> None:
     paths[0].rename(paths[0].with_name("x"))
     paths[1].rename(paths[0])
