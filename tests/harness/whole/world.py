@@ -63,6 +63,7 @@ class World:
         self._started = 0
         self.step_count = self.call_count = 0
         self.merged_count = 0  # runs of blocks
+        self.is_undecided = False  # power was lost, and nobody has led since
 
     def note(self, text: str) -> None:
         if self._trace is not None:
@@ -133,6 +134,7 @@ class World:
         finally:
             self._running = outer
         self.expectation.acked(operation, result)
+        self.is_undecided = self.is_undecided and nested
         return True
 
     def _ended(self, process: Process, operation: Operation, error: BaseException, nested: bool) -> None:
@@ -184,6 +186,7 @@ class World:
         self._replace(process)
 
     def lose_power(self) -> None:
+        self.is_undecided = True
         self.machine.disk.lose_power(Fate.draw(self.random))
         self.volumes.lose_power()
         for process in list(self.processes):
