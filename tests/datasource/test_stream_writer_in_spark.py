@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 
 from pyspark_jstream import DefaultSource, register
 from storage_core import Store
+from storage_core.store.environment import REAL
 from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.staging import Stager
 
@@ -187,6 +189,25 @@ def test_run_that_another_driver_superseded_stops_with_the_reason(pipeline: Pipe
     assert pipeline.numbers() == list(range(15))
     pipeline.run()
     assert pipeline.numbers() == list(range(20))
+
+
+def test_a_query_on_another_host_writes_if_it_takes_the_store_over(pipeline: Pipeline) -> None:
+    elsewhere = replace(REAL, lock_domain=lambda: "another machine")
+
+    def messages() -> int:
+        return pipeline.store.stream("ORDERS").state().message_count
+
+    pipeline.put(0, 5)
+    pipeline.run()
+    Store.open(pipeline.store.paths, env=elsewhere, take_over=True)
+    pipeline.put(5, 10)
+    pipeline.put(10, 15)
+    with pytest.raises(StreamingQueryException, match="OtherHostError.*takeOver"):
+        pipeline.run()
+    assert messages() == 5
+    pipeline.run(takeOver="true")
+    assert messages() == 15
+    assert [event["kind"] for event in pipeline.store.events()].count("took_over") == 2
 
 
 def test_complete_mode_keeps_the_newest_result_alone(pipeline: Pipeline) -> None:
