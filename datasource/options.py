@@ -158,7 +158,8 @@ OPTIONS = (
         "flag",
         "`true`",
         "`true`: lost or damaged messages, and offsets beyond the end of a stream, fail the read, with their "
-        "sequences; `false`: the read goes on without them, and logs it.",
+        "sequences; `false`: the read goes on without them, and logs it. Messages of a volume that is away are not "
+        "lost: a streaming query waits for them with `false`, every other read fails.",
     ),
     Option("verify", READS, "`crc`, `none`", "`crc`", "`none` leaves out the checksums of message data."),
     Option(

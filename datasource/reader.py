@@ -145,7 +145,7 @@ def _on_damage(damage: ReadDamage, settings: Settings) -> None:
         return
     with seen_from_here(settings):
         open_store(settings).close()
-    if not settings.fail_on_data_loss:
+    if not settings.fail_on_data_loss and not damage.is_away:
         log.warning("failOnDataLoss=false, the read goes on: %s", damage)
 
 

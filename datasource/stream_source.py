@@ -30,6 +30,7 @@ from storage_core.errors import (
     OutcomeUnknownError,
     StaleIncarnationError,
     StoreBusyError,
+    UnavailableError,
     VolumeFailedError,
 )
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
@@ -74,6 +75,7 @@ class StreamSource:
         self._returned_s: float | None = None  # when the last call found nothing new; None: it found something
         self._seen: StoreState | None = None  # what the last call went by
         self._reported: tuple[StoreState, Json] | None = None
+        self._unreadable: dict[str, int] = {}  # by stream: before which sequence the query waits
         self._says_none = True  # until it was said once
 
     def close(self) -> None:
@@ -194,14 +196,36 @@ class StreamSource:
             end = self._end_of(stream)
             if end > one.sequence and self._reader.is_paused(name):
                 has_to_wait = True
-            elif end > one.sequence:
-                pending[name] = Pending(stream, one.sequence, end)
+                continue
+            until = self._readable(name, one.sequence, end)
+            has_to_wait |= until < end
+            if until > one.sequence:
+                pending[name] = Pending(stream, one.sequence, until)
         limits = self._settings.limits.under(limit)
         if pending and self._targets is None:
             count = sum(one.message_count for one in pending.values())
             if not self._patience.is_over(count, limits.message_count_min, self._clock()):
                 return {}, True
         return admit(pending, limits), has_to_wait
+
+    def _readable(self, name: str, first: int, end: int) -> int:
+        """Return up to where the stream can be read now: a volume that is away is waited for, and nothing is skipped.
+
+        Raises UnavailableError where nothing comes before it, with failOnDataLoss, and under AvailableNow, which waits
+        for nothing.
+        """
+        if end <= first:
+            return end
+        until, reason = self._reader.readable(name, first, end)
+        if not reason:
+            self._unreadable.pop(name, None)
+            return end
+        if until <= first and (self._policy == FAIL or self._targets is not None):
+            raise UnavailableError(reason)
+        if self._unreadable.get(name) != until:
+            self._unreadable[name] = until
+            log.warning("stream %s: the query waits before sequence %d: %s", name, until, reason)
+        return until
 
     def _end_of(self, stream: StreamState) -> int:
         if self._targets is None:

@@ -5,6 +5,8 @@ what was expected, what was found). Every argument goes to `super().__init__` un
 the boundary between Spark's processes as it is. Bad options and bad configuration are `ValueError`.
 """
 
+import os
+
 
 class StorageError(Exception):
     """Whatever jstream's storage refuses or cannot do."""
@@ -62,6 +64,10 @@ class InvalidMessageError(StorageError):
 
 class DataLossError(StorageError):
     """Messages that should be there are lost or damaged; the text names stream, sequences, file and offset."""
+
+
+class UnavailableError(StorageError):
+    """Messages cannot be read now: what they lie on is away. That is no loss; the same call works when it is back."""
 
 
 class StalePlanError(StorageError):
@@ -124,6 +130,18 @@ class UnsuitableFileSystemError(StorageError):
 
 class DiskFullError(StorageError):
     """No space or quota left: nothing was stored, and the volume is as good as before."""
+
+
+class ProcessError(StorageError):
+    """This process has run into a limit, or lacks a right: nothing is wrong with the store, and nothing was changed."""
+
+    def __init__(self, file: str, errno: int, advice: str) -> None:
+        super().__init__(file, errno, advice)
+        self.file, self.errno, self.advice = file, errno, advice
+
+    def __str__(self) -> str:
+        where = f"{self.file}: " if self.file else ""
+        return f"{where}{os.strerror(self.errno)}: this process cannot go on: {self.advice}"
 
 
 class ReadOnlyError(StorageError):

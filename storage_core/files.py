@@ -5,7 +5,7 @@ power loss that drops what was not synced), so production code has no switches f
 
 Rules that hold everywhere: files inside a volume are regular files opened with O_NOFOLLOW; nothing is made visible by
 renaming, but a repaired copy takes the name of the bad one; `sync_directory` follows the creation or removal of a name
-that must survive. Errors of the operating system come out as OSError: the caller knows what they mean.
+that must survive. Errors of the operating system come out as OSError: os_errors.py says what they mean.
 
 Files and directories are made for their owner alone, 0600 and 0700; in a directory that is shared with its group (its
 mode has 02770) for that group, too, 0660 and 02770, whatever the umask. So the mode of a volume's directory says it for
@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Protocol
 
 FILE_MODE = 0o600
-FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors of one that may not be written
 PAGE_SIZE = 4096  # bytes; of the page cache
 DIRECTORY_MODE = 0o700
 GROUP_FILE, GROUP_DIRECTORY = 0o660, 0o2770  # setgid: what is made in it gets its group, whoever makes it

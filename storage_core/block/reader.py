@@ -143,6 +143,8 @@ class BlockReader:
             batch = decode_payload(buffer, fields)
             if not (verify and self._opened.vouched):
                 batch.validate(full=True)
+        except MemoryError:  # Arrow's own is an ArrowException as well
+            raise
         except (ValueError, OSError, pa.ArrowException) as error:  # nothing here reads the file
             raise self._corrupt(position, "Arrow record batch", "a valid one", str(error)) from error
         return batch

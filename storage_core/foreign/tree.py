@@ -6,6 +6,7 @@ from pathlib import Path
 
 from storage_core.errors import NotAStoreError
 from storage_core.files import Files
+from storage_core.os_errors import raise_if_of_process
 
 DEPTH_MAX = 7  # below the given path: enough for a folder of nodes with their store directories
 DIRECTORY_COUNT_MAX = 200_000  # visited below one path; more means that it is not a store
@@ -35,6 +36,7 @@ def directories(
         try:
             names = files.list_directory(place.resolve())
         except OSError as error:
+            raise_if_of_process(error)
             raise NotAStoreError(f"{place} cannot be listed: {error.strerror}") from error
         yield place, names
         if depth == depth_max or not enters(place, names):

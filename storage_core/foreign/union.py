@@ -19,6 +19,7 @@ from storage_core.foreign.arrays import BATCH_SIZE
 from storage_core.foreign.digests import Digests, join
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
 from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
 RANGE_SIZE_MAX = 32 << 20  # bytes of one copy's block files that a range takes in, beside one block at each end
@@ -198,6 +199,7 @@ def _look(part: UnionSlice, each: ForeignSlice, digest_slice: DigestSlice, files
     try:
         return Look(clipped, join(list(digest_slice(clipped, damage.append, files))), tuple(damage))
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         whole = note_damage(each.layout, each.account, each.stream, each.path, str(error))
         whole = replace(whole, end_bytes=each.file_size, first=clipped.first, end=clipped.end)
         return Look(clipped, join([]), (whole,))
@@ -211,7 +213,8 @@ def _with_suspects(part: UnionSlice, look: Look, wanted: SequenceSet, digest_sli
     source = replace(look.source, no_crc=True)
     try:
         found = join(list(digest_slice(source, damage.append, files)))
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return look
     chosen = np.flatnonzero(wanted.mask(found.sequences))
     if not len(chosen):

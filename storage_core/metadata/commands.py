@@ -242,6 +242,7 @@ class Deliver(msgspec.Struct, frozen=True, tag="deliver"):
     sequences: bytes  # encoded SequenceSet
     deadline_ns: int  # they are handed out again then
     dropped: bytes = b""  # encoded SequenceSet: not waited for any more, removed or handed out too often
+    withheld: bytes = b""  # encoded SequenceSet: new ones that no copy could be asked about: they wait
     events: tuple[Event, ...] = ()
 
 
@@ -250,7 +251,7 @@ class Acknowledge(msgspec.Struct, frozen=True, tag="acknowledge"):
 
     incarnation: bytes
     name: str
-    kind: str  # ack, nak, term
+    kind: str  # ack, nak, term; withhold: they were not handed out after all, no copy can be read
     sequences: bytes  # encoded SequenceSet
     deadline_ns: int = 0  # nak: they are handed out again then
     events: tuple[Event, ...] = ()

@@ -31,7 +31,7 @@ from storage_core.sequences import SequenceSet
 ConsumerCommand = (
     AddConsumer | DeleteConsumer | PauseConsumer | Deliver | Acknowledge | MoveConsumer | TellConsumer | TakeConsumer
 )
-ACK, NAK, TERM = "ack", "nak", "term"
+ACK, NAK, TERM, WITHHOLD = "ack", "nak", "term", "withhold"
 ANY_GENERATION = -1  # of an advance that is said for whoever owns the consumer
 _NO_ROWS = np.empty(0, PENDING_DTYPE)
 Applied = tuple[StreamState, tuple[Event, ...], int]
@@ -142,21 +142,23 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
     _check_place(stream, consumer.name, command.next_sequence)
     given = SequenceSet.decode(command.sequences)
     again = consumer.pending.within(given)
+    withheld = SequenceSet.decode(command.withheld) if command.withheld else SequenceSet.empty()
     new = given.difference(pending_set(again))
-    if new != new.clip(consumer.next_sequence, command.next_sequence):
+    first_seen = new.union(withheld)
+    if first_seen != first_seen.clip(consumer.next_sequence, command.next_sequence):
         raise RequirementError(f"consumer {consumer.name!r}: a fetch takes messages that were handed out before")
+    gone = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
+    rows = [pending_rows(withheld, 0, 0)]
     if consumer.config.ack_policy != "none":
-        gone = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
         again["deadline_ns"], again["deliveries"] = command.deadline_ns, again["deliveries"] + 1
-        first_time = pending_rows(new, command.deadline_ns, 1)
-        pending = consumer.pending.put(given.union(gone), np.concatenate((again, first_time)))
-        waiting = pending.message_count
-        if waiting > max(consumer.config.waiting_max, consumer.pending.message_count):
-            raise RequirementError(
-                f"consumer {consumer.name!r}: {waiting} messages would wait for their acknowledgement, "
-                f"max_ack_pending is {consumer.config.waiting_max}"
-            )
-        consumer = replace(consumer, pending=pending)
+        rows += [again, pending_rows(new, command.deadline_ns, 1)]
+    pending = consumer.pending.put(given.union(gone).union(withheld), np.concatenate(rows))
+    if pending.handed_out_count > max(consumer.config.waiting_max, consumer.pending.handed_out_count):
+        raise RequirementError(
+            f"consumer {consumer.name!r}: {pending.handed_out_count} messages would wait for their acknowledgement, "
+            f"max_ack_pending is {consumer.config.waiting_max}"
+        )
+    consumer = replace(consumer, pending=pending)
     return anchored(stream, consumer, command.next_sequence), len(given)
 
 
@@ -164,15 +166,28 @@ def _acknowledge(consumer: ConsumerState, command: Acknowledge) -> tuple[Consume
     chosen = acknowledged(consumer, command.kind, SequenceSet.decode(command.sequences))
     meant = consumer.pending.within(chosen)
     count = int((meant["end"] - meant["first"]).sum())
-    meant["deadline_ns"] = command.deadline_ns
-    pending = consumer.pending.put(chosen, meant if command.kind == NAK else _NO_ROWS)
-    return replace(consumer, pending=pending), count
+    rows = _NO_ROWS
+    if command.kind == NAK:
+        meant["deadline_ns"] = command.deadline_ns
+        rows = meant
+    elif command.kind == WITHHOLD:
+        meant["deadline_ns"], meant["deliveries"] = 0, np.maximum(meant["deliveries"] - 1, 0)
+        more = SequenceSet.empty()
+        if consumer.config.ack_policy == "none":  # of what was handed out nothing waits
+            more = chosen.clip(1, consumer.next_sequence).difference(pending_set(meant))
+        rows = np.concatenate((meant, pending_rows(more, 0, 0)))
+    return replace(consumer, pending=consumer.pending.put(chosen, rows)), count
 
 
 def acknowledged(consumer: ConsumerState, kind: str, sequences: SequenceSet) -> SequenceSet:
-    """Return which sequences an acknowledgement of these is about: with ack_policy=all, all below as well."""
+    """Return which sequences an acknowledgement of these is about: with ack_policy=all, all below as well.
+
+    What was withheld can be given up, and not be acknowledged.
+    """
     if kind == ACK and consumer.config.ack_policy == "all" and sequences:
-        return SequenceSet.from_ranges([(1, int(sequences.ends[-1]))])
+        sequences = SequenceSet.from_ranges([(1, int(sequences.ends[-1]))])
+    if kind in (ACK, NAK) and consumer.pending.withheld_count:
+        sequences = sequences.difference(consumer.pending.withheld())
     return sequences
 
 

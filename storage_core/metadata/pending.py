@@ -1,5 +1,8 @@
 """Pending messages of a consumer: handed out, and not acknowledged yet.
 
+Withheld ones are among them, with no deliveries: a fetch has come to them and no copy of them can be read now. Nobody
+has declared them lost, so they wait until one can be read, and the consumer goes on behind them.
+
 One row for neighbouring sequences that were handed out equally often and are due at the same time; rows are sorted and
 disjoint, and neighbours that say the same are one row. Half a million messages may wait in as many rows, so the rows
 lie in chunks that successors share: an acknowledgement replaces the chunks that it touches and their neighbours, and
@@ -25,7 +28,7 @@ PENDING_DTYPE = np.dtype(
         ("first", "<i8"),
         ("end", "<i8"),
         ("deadline_ns", "<i8"),  # from then on they are handed out again
-        ("deliveries", "<i4"),  # times that they were handed out
+        ("deliveries", "<i4"),  # times that they were handed out; 0: withheld
     ]
 )
 CHUNK_ROWS_MAX = 512
@@ -41,26 +44,33 @@ class _Chunk:
     first: int
     end: int
     message_count: int
+    withheld_count: int  # of these
     deadline_ns: int  # the first of them
 
     @classmethod
     def of(cls, rows: np.ndarray) -> "_Chunk":
         rows.flags.writeable = False
         first, end = rows["first"], rows["end"]
-        return cls(rows, int(first[0]), int(end[-1]), int((end - first).sum()), int(rows["deadline_ns"].min()))
+        lengths = end - first
+        withheld_count = int(lengths[rows["deliveries"] == 0].sum())
+        return cls(
+            rows, int(first[0]), int(end[-1]), int(lengths.sum()), withheld_count, int(rows["deadline_ns"].min())
+        )
 
 
 class PendingMessages:
     """Messages that wait for their acknowledgement. A value: a change makes another one."""
 
-    __slots__ = ("_chunks", "_ends", "_firsts", "message_count")
+    __slots__ = ("_chunks", "_ends", "_firsts", "message_count", "withheld_count")
     message_count: int
+    withheld_count: int  # of these
 
     def __init__(self, chunks: Sequence[_Chunk] = ()) -> None:
         self._chunks = tuple(chunks)
         self._firsts = np.array([one.first for one in chunks], np.int64)
         self._ends = np.array([one.end for one in chunks], np.int64)
         self.message_count = sum(one.message_count for one in chunks)
+        self.withheld_count = sum(one.withheld_count for one in chunks)
 
     @classmethod
     def of(cls, *tables: np.ndarray) -> "PendingMessages":
@@ -88,6 +98,15 @@ class PendingMessages:
         """Return the parts of the rows whose sequences are in the set."""
         touched = [self._chunks[at].rows for at in self._touched(sequences)]
         return _within(np.concatenate([np.empty(0, PENDING_DTYPE), *touched]), sequences)
+
+    @property
+    def handed_out_count(self) -> int:
+        return self.message_count - self.withheld_count
+
+    def withheld(self) -> SequenceSet:
+        """Return the messages that are withheld."""
+        chunks = [one.rows[one.rows["deliveries"] == 0] for one in self._chunks if one.withheld_count]
+        return pending_set(np.concatenate([np.empty(0, PENDING_DTYPE), *chunks]))
 
     def due(self, now_ns: int) -> np.ndarray:
         """Return the rows whose deadline has come."""

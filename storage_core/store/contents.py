@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
-from storage_core.errors import DataLossError, StaleIncarnationError
+from storage_core.errors import DataLossError, StaleIncarnationError, UnavailableError
 from storage_core.metadata.state import StreamState
 from storage_core.store import describe
 from storage_core.store.reading.plan import ReadRequest, whole_blocks
@@ -105,7 +105,10 @@ def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]
 def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | None:
     try:
         counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
-    except DataLossError:  # perhaps it was merged a moment ago: reading it follows, or says what is lost
+    except (
+        DataLossError,
+        UnavailableError,
+    ):  # perhaps it was merged just now: reading it follows, or says what is wrong
         return None
     return None if counted is None else list(counted.items())
 

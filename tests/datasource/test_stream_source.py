@@ -25,7 +25,7 @@ from datasource.settings import StreamReadSettings
 from datasource.stream_reader import MessageStreamReader
 from datasource.stream_source import StreamSource
 from storage_core import Store
-from storage_core.errors import DataLossError, FencedError, NotFoundError, StoreBusyError
+from storage_core.errors import DataLossError, FencedError, NotFoundError, StoreBusyError, UnavailableError
 from storage_core.schema import READ_SCHEMA
 
 Make = Callable[..., pa.Table]
@@ -509,6 +509,81 @@ def test_query_reads_on_while_the_consumer_cannot_be_told(tmp_path: Path, orders
         one.with_suffix(".away").rename(one)
     assert made.run() == []
     assert store.stream("ORDERS").consumer("etl").info()["num_pending"] == 0
+
+
+class Away:
+    """A store of three volumes with one replica of its stream, in two blocks of 5; and the volume that has it."""
+
+    def __init__(self, directory: Path, orders: Make) -> None:
+        self.paths = [directory / name for name in "abc"]
+        self.store = Store.create(self.paths)
+        stream = self.store.add_stream({"name": "ORDERS", "subjects": ["orders.>"], "num_replicas": 1})
+        for _ in range(2):
+            stream.append(orders(5))
+        self.home = next(path for path in self.paths if any(path.rglob("*.blk")))
+
+    def unmount(self) -> None:
+        self.home.rename(self.home.with_suffix(".unmounted"))
+
+    def mount(self) -> None:
+        self.home.with_suffix(".unmounted").rename(self.home)
+
+    def query(self, **options: Any) -> Query:
+        return Query(",".join(map(str, self.paths)), {"stream": "ORDERS", "startingOffsets": "earliest", **options})
+
+
+@pytest.fixture
+def away(tmp_path: Path, orders: Make) -> Away:
+    return Away(tmp_path, orders)
+
+
+@pytest.mark.parametrize("consumer", [None, "etl"])
+def test_query_that_goes_on_past_losses_waits_for_a_volume_that_is_away(
+    consumer: str | None, away: Away, caplog: Any
+) -> None:
+    options = {"failOnDataLoss": "false", "maxFilesPerTrigger": 1, **({"consumer": consumer} if consumer else {})}
+    made = away.query(**options)
+    assert sequences(made.run(available_now=False, batch_count_max=1)) == [1, 2, 3, 4, 5]
+    away.unmount()
+    with caplog.at_level(logging.WARNING, "jstream"):
+        assert made.run(available_now=False) == []
+    assert any("waits before sequence 6" in one.message for one in caplog.records)
+    kinds = [one["kind"] for one in away.store.events() if one["stream"] == "ORDERS"]
+    assert kinds == ["consumer_unreadable" if consumer else "query_unreadable"]
+    away.mount()
+    assert sequences(made.run(available_now=False)) == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("fails", "available_now"), [("true", False), ("true", True), ("false", True)])
+def test_query_that_may_not_wait_fails_while_a_volume_is_away(fails: str, available_now: bool, away: Away) -> None:
+    made = away.query(failOnDataLoss=fails)
+    away.unmount()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=str(away.home)):
+            made.run(available_now)
+    away.mount()
+    assert sequences(made.run(available_now)) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_batch_that_was_planned_before_its_volume_went_away_is_repeated(fails: str, away: Away) -> None:
+    made = away.query(failOnDataLoss=fails)
+    with pytest.raises(Killed):
+        made.run(kill_in=0)
+    away.unmount()
+    with pytest.raises(UnavailableError):
+        made.run()
+    away.mount()
+    assert sequences(made.run()) == list(range(1, 11))
+
+
+def test_query_beyond_what_is_away_reads_on(away: Away, orders: Make) -> None:
+    made = away.query(failOnDataLoss="true")
+    made.run()
+    first = next(path for path in away.home.rglob("*.blk"))
+    first.unlink()
+    away.store.stream("ORDERS").append(orders(3))
+    assert sequences(made.run()) == [11, 12, 13]
 
 
 def test_two_live_queries_on_one_consumer_are_one_too_many(query: Any, put: Any) -> None:

@@ -35,6 +35,7 @@ from storage_core.foreign.nats.meta import (
     decode_config,
 )
 from storage_core.foreign.slices import ForeignDamage, note_damage
+from storage_core.os_errors import raise_if_of_process
 
 CONSUMERS_DIRECTORY, STATE_FILE = "obs", "o.dat"
 STATE_SIZE_MAX = 256 << 20  # bytes
@@ -73,6 +74,7 @@ def read_consumers(
     try:
         names = list_consumers(top, files)
     except OSError as error:
+        raise_if_of_process(error)
         told(top, f"which consumers there are is unknown: {_reason(error)}")
         return []
     for name in names:
@@ -83,6 +85,7 @@ def read_consumers(
         try:
             found.append(_read_consumer(stream, place, last, tell, files))
         except OSError as error:
+            raise_if_of_process(error)
             told(place, f"consumer {name!r}: {_reason(error)}")
     return sorted(found, key=lambda one: one.name)
 
@@ -164,10 +167,12 @@ def _read_consumer(
         seed = _seed(stream, place, names, files)
         config = _config(stream, place, seed, files)
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         told(str(place / META_FILE), _reason(error))
     try:
         state: ConsumerState | None = _state(path, seed, names, files)
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         state = None
         told(path, _reason(error))
     if state is not None and last is not None and state.delivered[1] > last:

@@ -27,6 +27,7 @@ from storage_core.foreign.tree import (
     GLANCE_DEPTH_MAX,
     directories,
 )
+from storage_core.os_errors import raise_if_limit, raise_if_of_process
 
 SERVER_DIRECTORY, STREAMS_DIRECTORY = "jetstream", "streams"
 MESSAGES_DIRECTORY, PURGED_DIRECTORY = "msgs", "__new_msgs__"
@@ -79,7 +80,8 @@ def holds_streams(path: str | os.PathLike[str], files: Files = OS_FILES) -> bool
     root = Path(os.path.realpath(path))
     try:
         return files.is_directory(root) and any(_stream_paths(root, files, GLANCE_DEPTH_MAX, GLANCE_COUNT_MAX))
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_limit(error)
         return False
 
 
@@ -137,6 +139,7 @@ def _load(place: Path, encryption_key: str | None, files: Files) -> StreamDirect
 
         meta = load_meta(place, names, key, blocks, files)
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         problem = error if isinstance(error, StorageError) else CorruptionError(f"{place}: {error}")
         return StreamDirectory(str(place), account, place.name, problem=problem, encrypted=META_KEY_FILE in names)
     return StreamDirectory(
@@ -184,5 +187,6 @@ def _size(path: Path, files: Files) -> int:
     """Return the size of a block; 0 for what cannot be read as one, which is told when its messages are read."""
     try:
         return files.file_size(Path(os.path.realpath(path)))
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return 0

@@ -21,6 +21,7 @@ from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, Seed, derive
 from storage_core.foreign.nats.index import INDEX_SIZE_MAX, highwayhash_of, index_checksum_holds
 from storage_core.foreign.nats.record import block_key
 from storage_core.foreign.nats.scan import scan_block
+from storage_core.os_errors import raise_if_of_process
 
 META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
 INDEX_FILE = "index.db"
@@ -105,6 +106,7 @@ def _read(place: Path, file: str, size_max: int, names: Sequence[str], files: Fi
     try:
         return read_file(place / file, size_max, files)
     except (OSError, StorageError) as error:
+        raise_if_of_process(error)
         raise CorruptionError(f"{place / file} cannot be read: {error}") from error
 
 
@@ -136,13 +138,15 @@ def _is_proven(name: str, blocks: Sequence[BlockFile], is_open: bool, files: Fil
 def _holds_index(path: Path, name: str, files: Files) -> bool:
     try:
         return index_checksum_holds(read_file(path, INDEX_SIZE_MAX, files), name)
-    except (OSError, StorageError):
+    except (OSError, StorageError) as error:
+        raise_if_of_process(error)
         return False
 
 
 def _holds_record(block: BlockFile, name: str, files: Files) -> bool:
     try:
         data = read_block(block.path, files, block.key).data
-    except (OSError, StorageError):
+    except (OSError, StorageError) as error:
+        raise_if_of_process(error)
         return False
     return len(scan_block(data.slice(0, min(data.size, PROOF_SIZE)), block_key(name, block.block_index)).records) > 0

@@ -21,6 +21,7 @@ from storage_core.foreign.nats.index import SEQUENCE_END
 from storage_core.foreign.nats.record import Records, block_key, content_digests
 from storage_core.foreign.nats.scan import BlockScan, RecordDamage, scan_block
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
+from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
 from storage_core.subjects import match_mask
@@ -67,6 +68,7 @@ def _shown(
         _tell([replace(_whole_block(part, removed, "the file is gone"), gone=True)], on_damage)
         return
     except OSError as error:
+        raise_if_of_process(error)
         _tell([_whole_block(part, removed, f"the file cannot be read: {error.strerror or error}")], on_damage)
         return
     except (CorruptionError, UnsupportedVersionError) as error:

@@ -35,6 +35,7 @@ from storage_core.foreign.nats.meta import INDEX_FILE
 from storage_core.foreign.nats.record import HASH_SIZE, Records, block_key
 from storage_core.foreign.nats.scan import scan_block
 from storage_core.foreign.nats.ttl import parse_ttls
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
 OLD_INDEX_SUFFIX = ".idx"
@@ -94,6 +95,7 @@ def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> Stre
     except FileNotFoundError:
         return None  # it is a cache: the blocks tell as well
     except (OSError, CorruptionError, UnsupportedVersionError) as error:
+        raise_if_of_process(error)
         notes.append(_not_believed(path, error))
         return None
 
@@ -143,7 +145,8 @@ def _ends_with(block: BlockFile, last_hash: bytes, files: Files) -> bool:
         return not any(last_hash)
     try:
         return last_bytes(block, files) == last_hash
-    except (OSError, StorageError):
+    except (OSError, StorageError) as error:
+        raise_if_of_process(error)
         return False
 
 
@@ -174,6 +177,7 @@ def _load_old_index(block: BlockFile, notes: list[str], files: Files) -> OldBloc
     except FileNotFoundError:
         return None
     except (OSError, CorruptionError) as error:
+        raise_if_of_process(error)
         notes.append(_not_believed(path, error))
         return None
 
@@ -268,7 +272,8 @@ def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_las
         # The server makes an empty file when it begins a block. It goes on to the next one when that is full.
         data, damaged = content.data, bool(content.damage) or (not content.data.size and not is_last)
         scan = scan_block(data, block_key(stream.name, file.block_index))
-    except (OSError, StorageError):  # told when the block is read for its messages
+    except (OSError, StorageError) as error:  # told when the block is read for its messages
+        raise_if_of_process(error)
         data, damaged = pa.py_buffer(b""), True
         scan = scan_block(data, block_key(stream.name, file.block_index))
     messages = scan.records.take(scan.messages)

@@ -19,6 +19,7 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
 from storage_core.foreign.tree import GLANCE_COUNT_MAX, GLANCE_DEPTH_MAX, directories
+from storage_core.os_errors import raise_if_limit, raise_if_of_process
 
 SERVER_FILE, CLIENTS_FILE, SUBSCRIPTIONS_FILE = "server.dat", "clients.dat", "subs.dat"
 SERVER_SIZE_MAX = 64 << 10  # bytes
@@ -111,7 +112,8 @@ def holds_channels(path: str | os.PathLike[str], files: Files = OS_FILES) -> boo
             return False
         glance = directories(top, files, _is_above_channels, depth_max=GLANCE_DEPTH_MAX, count_max=GLANCE_COUNT_MAX)
         return any(_is_channel(names) for _, names in glance)
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_limit(error)
         return False
 
 
@@ -124,6 +126,7 @@ def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
     try:
         file = files.open(Path(os.path.realpath(path)))
     except OSError as error:
+        raise_if_of_process(error)
         raise NotAStoreError(f"{path} cannot be read: {error.strerror}") from error
     try:
         size, data = file.size(), file.read_at(0, SERVER_SIZE_MAX)
@@ -165,5 +168,6 @@ def _size(path: Path, files: Files) -> int:
     """Return the size of a slice; 0 for what cannot be read as one, which counts as missing."""
     try:
         return files.file_size(Path(os.path.realpath(path)))
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return 0

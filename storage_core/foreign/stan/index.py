@@ -20,6 +20,7 @@ from struct import Struct
 
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, SEQUENCE_MAX, checksum_name
+from storage_core.os_errors import raise_if_of_process
 
 ENTRY = Struct("<QQqII")
 ENTRY_COUNT_MAX = 2048  # entries that are looked at from either end
@@ -38,14 +39,16 @@ def first_and_last(path: str | Path, files: Files = OS_FILES) -> tuple[IndexEntr
     """Return the first and the last whole entry; None if there is no file, or none near either end of it."""
     try:
         file = files.open(Path(os.path.realpath(path)))
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return None  # the data file tells as well
     try:
         count = max(0, file.size() - FILE_HEADER_SIZE) // ENTRY.size
         window = min(count, ENTRY_COUNT_MAX) * ENTRY.size
         head = file.read_at(FILE_HEADER_SIZE, window)
         tail = file.read_at(FILE_HEADER_SIZE + count * ENTRY.size - window, window)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return None
     finally:
         file.close()

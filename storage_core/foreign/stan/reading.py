@@ -28,6 +28,7 @@ from storage_core.foreign.stan.messages import (
 from storage_core.foreign.stan.record import MESSAGES, Records
 from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, join, scan_file
+from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.subjects import match_mask
 
@@ -81,6 +82,7 @@ def _windows(part: ForeignSlice, account: "_Account", files: Files) -> Iterator[
         try:
             window = next(windows, None)
         except OSError as error:
+            raise_if_of_process(error)
             gone = isinstance(error, FileNotFoundError)
             account.unreadable("the file is gone" if gone else f"the file cannot be read: {error.strerror}")
             return

@@ -34,6 +34,7 @@ from storage_core.foreign.stan.record import (
     checksum_name,
 )
 from storage_core.foreign.stan.scan import Cause, scan_file
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 
 SAMPLE_SIZE = 64 << 10  # bytes from the beginning of a slice that are looked at for encryption
@@ -110,7 +111,8 @@ def _refuse_encrypted(channel: ChannelDirectory, file: SliceFile, files: Files) 
     try:
         for window in scan_file(file.path, MESSAGES, channel.name, SAMPLE_SIZE, files):
             refuse_encrypted(channel.name, file.path, window)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return  # told when the slice is read for its messages
 
 
@@ -176,7 +178,8 @@ class _Look:
         """Return the sequence of the record that begins there, 0 if none does whose checksum holds."""
         try:
             file = self._files.open(Path(os.path.realpath(self.file.path)))
-        except OSError:
+        except OSError as error:
+            raise_if_of_process(error)
             return 0
         try:
             head = file.read_at(offset_bytes, HEADER_SIZE)
@@ -187,7 +190,8 @@ class _Look:
             if not PAYLOAD_SIZE_MIN <= size <= min(MESSAGES.payload_size_max, left):
                 return 0
             payload = file.read_at(offset_bytes + HEADER_SIZE, size)
-        except OSError:
+        except OSError as error:
+            raise_if_of_process(error)
             return 0
         finally:
             file.close()
@@ -215,7 +219,8 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
                 tail = placed[-1] + 1 < len(sequences) or any(at >= end for at in places)
             else:
                 tail = tail or bool(len(sequences)) or bool(places)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         tail = True
     return _Summary(first, last, count, bool(front), bool(tail))
 

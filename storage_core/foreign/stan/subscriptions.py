@@ -20,6 +20,7 @@ from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import CLIENTS, SUBSCRIPTIONS, Kind, Records
 from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, scan_file
+from storage_core.os_errors import raise_if_of_process
 
 _NEW, _REPLACED, _REMOVED, _ACKED, _SENT = 1, 2, 3, 4, 5
 _CLIENT_NEW, _CLIENT_REMOVED = 1, 2
@@ -191,6 +192,7 @@ def _replayed(
     except FileNotFoundError:
         return
     except OSError as error:
+        raise_if_of_process(error)
         lost = Stretch(0, 0, Cause.MISSING, f"the file cannot be read: {error.strerror}", b"")
         _tell(_damage(path, stream, kind, lost, options), on_damage)
 

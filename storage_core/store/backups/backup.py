@@ -32,6 +32,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata.manifest import GRAVE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup_format import Backup, Manifest, NumberedBlock
 from storage_core.store.describe import rfc3339
@@ -312,7 +313,8 @@ def _block_id(path: Path, env: Environment) -> bytes | None:
     """Return which block a file says that it is."""
     try:
         return decode_header(_read(path, BLOCK_HEADER_SIZE, env)[:BLOCK_HEADER_SIZE], str(path)).identity.block_id
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return None
 
 

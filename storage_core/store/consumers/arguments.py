@@ -13,8 +13,11 @@ MESSAGE_COUNT_MAX = 1_000_000  # of one fetch
 Sequences = int | Iterable[Any] | SequenceSet  # a column of a fetched table, an array and a range as well
 
 
-def check_fetch(max_messages: object, timeout_s: object) -> None:
+def check_fetch(max_messages: object, timeout_s: object, max_bytes: object = None) -> None:
     """Raise ValueError for what no fetch can be asked for."""
+    is_size = isinstance(max_bytes, (int, np.integer)) and not isinstance(max_bytes, bool) and max_bytes >= 1
+    if max_bytes is not None and not is_size:
+        raise ValueError(f"max_bytes: {max_bytes!r} is not a number of bytes, 1 or more")
     if isinstance(max_messages, bool) or not isinstance(max_messages, (int, np.integer)):
         raise ValueError(f"max_messages: {max_messages!r} is not a whole number")
     if not 1 <= max_messages <= MESSAGE_COUNT_MAX:

@@ -3,7 +3,8 @@
 import difflib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -15,7 +16,9 @@ from storage_core.errors import (
     NotFoundError,
     ReadOnlyError,
     StaleIncarnationError,
+    StorageError,
     StoreBusyError,
+    UnavailableError,
     VolumeFailedError,
 )
 from storage_core.metadata import machine
@@ -31,9 +34,9 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.config import check_name
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.consumers import ACK, NAK, TERM, acknowledged
+from storage_core.metadata.consumers import ACK, NAK, TERM, WITHHOLD, acknowledged
 from storage_core.metadata.pending import pending_set
-from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, Decision, says_the_same
+from storage_core.metadata.reconcile import CONTINUE, FAIL, RANGES_SHOWN, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
@@ -41,14 +44,21 @@ from storage_core.store.consumers import fetching
 from storage_core.store.consumers.arguments import Sequences, check_fetch, nanoseconds, sequence_set
 from storage_core.store.consumers.fetching import (
     FETCH_SCHEMA,
+    FETCH_SIZE_MAX,
+    Handout,
+    Probe,
     Rows,
     Wanted,
     command_of,
     decision_of,
+    due_again,
+    look_again,
     look_for,
     read_rows,
+    size_bound,
     unreadable_reason,
     with_counts,
+    withheld_event,
     work_out,
 )
 from storage_core.store.ensemble.turn import Turn
@@ -59,6 +69,8 @@ if TYPE_CHECKING:
 
 _NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
+LOOKS_MIN = 2  # of a fetch without time: the first may meet what cannot be read, with other messages behind it
+UNREADABLE_LOOKS_MAX = 64  # reads of one look that bring nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +82,42 @@ class _Handed:
     sequences: SequenceSet
     look_again: bool = False  # it stands elsewhere than was looked for
     failure: str = ""
+    capped: str = ""  # what keeps more of them back
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadAhead:
-    """What a consumer that fails on loss has read before it is handed out."""
+class _Look:
+    """What a fetch knows before its turn."""
 
-    sequences: SequenceSet
-    rows: Rows
+    count_max: int
+    size_max: int
+    wanted: Wanted | None = None  # with a filter
+    probe: Probe | None = None  # of what is due again
+    ahead: Rows | None = None  # what is to be handed out, where that is read first
+    has_nothing: bool = False  # there is nothing to do
+
+    @property
+    def damage(self) -> tuple[ReadDamage, ...]:
+        """Return why messages cannot be read."""
+        return (*(self.wanted.damage if self.wanted is not None else ()), *(self.ahead.damage if self.ahead else ()))
+
+    def work_out(self, stream: StreamState, consumer: ConsumerState, now_ns: int) -> Handout:
+        unread = self.ahead.unreadable if self.ahead is not None else SequenceSet.empty()
+        return work_out(stream, consumer, now_ns, self.count_max, self.wanted, self.probe, unread)
+
+    def having_read(self, rows: Rows) -> "_Look":
+        """Return this with rows that are to be handed out, these and no others."""
+        probe = self.probe
+        if probe is not None:
+            probe = replace(probe, readable=probe.readable.difference(rows.unreadable))
+        return replace(self, count_max=rows.table.num_rows, probe=probe, ahead=rows)
+
+
+def _reads_ahead(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, size_max: int) -> bool:
+    """Return whether these messages are read before they are handed out (fetching.py says why)."""
+    config = consumer.config
+    is_careful = config.on_data_loss == FAIL or config.ack_policy == "none" or consumer.pending.withheld_count > 0
+    return is_careful or (bool(sequences) and size_bound(stream, sequences) > size_max)
 
 
 class Consumer:
@@ -89,6 +129,7 @@ class Consumer:
 
     def __init__(self, store: "Store", incarnation: bytes, stream_name: str, name: str) -> None:
         self._store, self._incarnation, self.stream_name, self.name = store, incarnation, stream_name, name
+        self._probed_to = 1  # where the last look at messages that are due again ended
 
     @classmethod
     def add(cls, store: "Store", stream: StreamState, config: ConsumerConfig) -> "Consumer":
@@ -165,100 +206,153 @@ class Consumer:
 
     # --- messages
 
-    def fetch(self, max_messages: int = 1, timeout_s: float = 5.0) -> pa.Table:
+    def fetch(self, max_messages: int = 1, timeout_s: float = 5.0, max_bytes: int | None = None) -> pa.Table:
         """Return at most `max_messages`: those that are due again, then new ones, in the order of their sequences.
 
         The columns are those of a read, and `delivery_count`, 1 the first time. Waits up to `timeout_s` for the first
-        one; then the table is empty. Raises DataLossError if messages are lost and on_data_loss is "fail".
+        one; then the table is empty. What one look takes, and waiting for the store's lock, come on top of that.
+
+        `max_bytes` bounds the bytes of subjects, headers and data (default FETCH_SIZE_MAX); one message is returned
+        whatever its size. If that or max_ack_pending kept messages back, `fetching.capped_by(table)` says which.
+
+        Messages that cannot be read now, and that nobody has declared lost, are waited for: with on_data_loss
+        "continue" the others are handed out meanwhile; with "fail" DataLossError is raised, as it is for declared
+        losses, or UnavailableError where a volume is away. Raises ProcessError, and nothing is handed out.
         """
-        check_fetch(max_messages, timeout_s)
+        check_fetch(max_messages, timeout_s, max_bytes)
+        size_max = FETCH_SIZE_MAX if max_bytes is None else max_bytes
         pause, slept, until = PAUSE_FIRST_S, 0.0, time.monotonic() + timeout_s
+        looks = 0
         while True:
-            table = self._fetch_now(max_messages)
+            table = self._fetch_now(max_messages, size_max)
             if table is not None and table.num_rows:
                 return table
-            if table is None:  # something has moved; look again at once
+            looks += 1
+            is_over = slept >= timeout_s or time.monotonic() >= until
+            if table is None and (not is_over or looks < LOOKS_MIN):  # something has moved; look again at once
                 continue
-            if slept >= timeout_s or time.monotonic() >= until:
-                return table
+            if is_over:
+                return FETCH_SCHEMA.empty_table()
             pause = min(pause, max(0.0, timeout_s - slept), PAUSE_MAX_S)
             self._store.environment.sleep(pause)
             slept, pause = slept + pause, pause * 2
 
-    def _fetch_now(self, count_max: int) -> pa.Table | None:
+    def _fetch_now(self, count_max: int, size_max: int) -> pa.Table | None:
         """Return what there is now; None if that has to be asked again."""
-        store = self._store
+        store, look = self._store, _Look(count_max, size_max)
         stream, consumer = self._find(store.state())
-        wanted = ahead = None
         if not decision_of(stream, consumer).is_news:
-            now_ns = store.environment.now_ns()
-            is_open = consumer.next_sequence < stream.next_sequence and consumer.paused_until_ns <= now_ns
-            if consumer.config.filter_subjects and is_open:
-                wanted = look_for(store, stream, consumer, count_max)
-            handout = work_out(stream, consumer, now_ns, count_max, wanted)
-            if consumer.config.on_data_loss == FAIL:
-                ahead = _ReadAhead(handout.sequences, read_rows(store, stream, consumer, handout.sequences))
-                if ahead.rows.unreadable:
-                    whole = len(handout.sequences.clip(1, int(ahead.rows.unreadable.starts[0])))
-                    return (
-                        self._fetch_now(whole)
-                        if whole
-                        else self._stop(int(ahead.rows.unreadable.starts[0]), ahead.rows.damage)
-                    )
-                if wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
-                    self._stop(wanted.end, wanted.damage)
-            if handout.is_nothing(consumer):
+            look = self._look_ahead(stream, consumer, look)
+            if look.has_nothing:
                 return FETCH_SCHEMA.empty_table()
-        handed = store.together(lambda turn: self._hand_out(turn, count_max, wanted, ahead))
+        handed = store.together(lambda turn: self._hand_out(turn, look))
         if handed.failure:
             raise DataLossError(f"consumer {self.name!r}: {handed.failure}")
         if handed.look_again:
             return None
         if not handed.sequences:
             return FETCH_SCHEMA.empty_table()
-        rows = ahead.rows if ahead is not None else read_rows(store, handed.stream, handed.consumer, handed.sequences)
+        if look.ahead is not None:
+            return with_counts(look.ahead.table, handed.consumer, "max_bytes" if look.ahead.is_cut else handed.capped)
+        try:
+            rows = read_rows(store, handed.stream, handed.consumer, handed.sequences)
+        except BaseException:
+            with suppress(StorageError, OSError):  # else they come again after ack_wait
+                self._withhold(handed.sequences, ())
+            raise
         if rows.unreadable:
-            self._give_up(rows.unreadable, "; ".join(str(one) for one in rows.damage[:5]))
+            self._withhold(rows.unreadable, rows.damage)
             if not rows.table.num_rows:
                 return None
-        return with_counts(rows.table, handed.consumer)
+        return with_counts(rows.table, handed.consumer, handed.capped)
+
+    def _look_ahead(self, stream: StreamState, consumer: ConsumerState, look: _Look) -> _Look:
+        """Return what has to be known before the turn, which takes reading.
+
+        Raises DataLossError or UnavailableError if the consumer fails on loss and what comes next cannot be read.
+        """
+        store, now_ns = self._store, self._store.environment.now_ns()
+        fails = consumer.config.on_data_loss == FAIL
+        if (
+            consumer.config.filter_subjects
+            and consumer.next_sequence < stream.next_sequence
+            and consumer.paused_until_ns <= now_ns
+        ):
+            look = replace(look, wanted=look_for(store, stream, consumer, look.count_max))
+        due = due_again(stream, consumer, now_ns)
+        if due and fails:
+            look = replace(look, probe=Probe(due))  # they are read before they are handed out
+        elif due:
+            probe, self._probed_to = look_again(store, stream, consumer, due, look.count_max, self._probed_to)
+            look = replace(look, probe=probe)
+        handout = look.work_out(stream, consumer, now_ns)
+        wanted = look.wanted
+        if fails and wanted is not None and wanted.damage and not wanted.sequences and not handout.sequences:
+            self._stop(wanted.end, wanted.damage)
+        if _reads_ahead(stream, consumer, handout.sequences, look.size_max):
+            rows = read_rows(store, stream, consumer, handout.sequences, look.size_max)
+            if rows.unreadable and fails:
+                first = int(rows.unreadable.starts[0])
+                rows = rows.before(first)
+                if not rows.table.num_rows:
+                    self._stop(first, rows.damage)
+            for _ in range(UNREADABLE_LOOKS_MAX):
+                if rows.table.num_rows or not rows.unreadable:
+                    break
+                handout = replace(look, ahead=rows).work_out(stream, consumer, now_ns)
+                if not handout.new:
+                    break
+                rows = rows.followed_by(read_rows(store, stream, consumer, handout.new, look.size_max))
+            look = look.having_read(rows)
+            handout = look.work_out(stream, consumer, now_ns)
+        return replace(look, has_nothing=handout.is_nothing(consumer))
 
     def _stop(self, sequence: int, damage: Sequence[ReadDamage]) -> NoReturn:
-        """Hand nothing out since no copy has this sequence, which comes next; raises DataLossError."""
+        """Hand nothing out since what comes next cannot be read; raises DataLossError, UnavailableError."""
 
         def job(turn: Turn) -> str:
             reason = unreadable_reason(*self._find(turn.state), sequence)
             self._tell_failure(turn, reason)
             return reason
 
-        raise DataLossError(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
+        error = UnavailableError if damage[0].is_away else DataLossError
+        raise error(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
 
-    def _hand_out(self, turn: Turn, count_max: int, wanted: Wanted | None, ahead: _ReadAhead | None) -> _Handed:
+    def _hand_out(self, turn: Turn, look: _Look) -> _Handed:
         nothing = SequenceSet.empty()
         made = self._reconcile(turn)
         stream, consumer = self._find(turn.state)
         if made.action is Action.FAIL:
             return _Handed(stream, consumer, nothing, failure=made.reason)
+        wanted = look.wanted
         if consumer.config.filter_subjects and (wanted is None or wanted.start != consumer.next_sequence):
             is_open = consumer.next_sequence < stream.next_sequence
             if is_open and (made.is_news or wanted is not None):
                 return _Handed(stream, consumer, nothing, look_again=True)
-            wanted = Wanted(consumer.next_sequence, consumer.next_sequence, nothing)
+            look = replace(look, wanted=Wanted(consumer.next_sequence, consumer.next_sequence, nothing))
         now_ns = self._store.environment.now_ns()
-        handout = work_out(stream, consumer, now_ns, count_max, wanted)
+        handout = look.work_out(stream, consumer, now_ns)
         if handout.is_nothing(consumer):
             return _Handed(stream, consumer, nothing)
-        if consumer.config.on_data_loss == FAIL and (ahead is None or ahead.sequences != handout.sequences):
-            return _Handed(stream, consumer, nothing, look_again=True)
-        self._store.propose(turn, command_of(stream, consumer, handout, now_ns, wanted))
-        return _Handed(*self._find(turn.state), handout.sequences)
+        if look.ahead is not None or _reads_ahead(stream, consumer, handout.sequences, look.size_max):
+            if look.ahead is None or look.ahead.sequences != handout.sequences:
+                return _Handed(stream, consumer, nothing, look_again=True)
+        self._store.propose(turn, command_of(stream, consumer, handout, now_ns, look.damage))
+        is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
+        capped = "max_ack_pending" if handout.is_capped else ""
+        return _Handed(*self._find(turn.state), handout.sequences, not is_over, capped=capped)
 
-    def _give_up(self, unreadable: SequenceSet, reason: str) -> None:
-        """Wait no more for messages that no copy has, and say so."""
-        before = fetching.described(unreadable)
-        event = Event("consumer_unreadable", self.stream_name, self.name, before=before, reason=reason)
-        command = Acknowledge(self._incarnation, self.name, TERM, unreadable.encode(), events=(event,))
-        self._store.together(lambda turn: self._store.propose(turn, command))
+    def _withhold(self, sequences: SequenceSet, damage: Sequence[ReadDamage]) -> None:
+        """Say that these messages were not handed out after all: no copy of them can be read now."""
+
+        def job(turn: Turn) -> None:
+            stream, consumer = self._find(turn.state)
+            is_news = bool(damage) and not consumer.pending.withheld_count
+            events = (withheld_event(stream.name, consumer.name, sequences, damage),) if is_news else ()
+            command = Acknowledge(self._incarnation, self.name, WITHHOLD, sequences.encode(), events=events)
+            self._store.propose(turn, command)
+
+        self._store.together(job)
 
     def ack(self, sequences: Sequences) -> int:
         """Say that these messages are done, durably; return how many of them were waited for.
@@ -297,10 +391,11 @@ class Consumer:
     def info(self) -> dict[str, Any]:
         """Return configuration, state and events with the keys of the NATS JetStream API."""
         stream, consumer = self._find(self._store.state())
-        waiting = consumer.outstanding().intersection(stream.shown())
+        shown = stream.shown()
+        waiting, withheld = (one.intersection(shown) for one in (consumer.outstanding(), consumer.pending.withheld()))
         delivered = consumer.next_sequence - 1
         rows = consumer.pending.rows
-        again = pending_set(rows[rows["deliveries"] > 1]).intersection(stream.shown())
+        again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
         now_ns = self._store.environment.now_ns()
         paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
         found = {
@@ -310,9 +405,11 @@ class Consumer:
             "config": consumer.config.to_json(),
             "delivered": {"stream_seq": delivered},
             "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
-            "num_ack_pending": len(waiting),
+            "num_ack_pending": len(waiting) - len(withheld),
             "num_redelivered": len(again),
-            "num_pending": fetching.count_wanted(self._store, stream, consumer),
+            "num_pending": fetching.count_wanted(self._store, stream, consumer) + len(withheld),
+            "num_unreadable": len(withheld),
+            "unreadable_ranges": [list(one) for one in withheld.ranges_head(RANGES_SHOWN)],
             "paused": paused_ns > 0,
             "pause_remaining": max(0, paused_ns),
             "incarnation": consumer.incarnation.hex(),

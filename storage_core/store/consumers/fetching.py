@@ -5,20 +5,27 @@ stream, messages that are due again come first, then new ones, as many as may wa
 is one entry or two in one round of fsyncs, and only after that the messages are read, outside the locks: what was
 handed out is known before anybody sees it, so two processes never hand out the same message within ack_wait.
 
-A consumer that fails on loss reads them before the turn as well: what no copy has is not handed out, so it stops right
-before that, and stays there. The turn then checks that it hands out what was read.
+What no copy can give now is lost only if that was declared; until then nothing passes over it. A consumer that goes on
+past losses withholds such messages: they count as never handed out, wait in its state, and each fetch looks whether
+they can be read; what comes behind them is handed out. A consumer that fails on loss reads before the turn, hands out
+what lies before the first of them, and stays there.
+
+Read before the turn are also fetches that could be larger than `max_bytes`, those of consumers with ack_policy "none",
+for which nothing is handed out twice, and those of consumers from which something is withheld. The turn then checks
+that it hands out what was read. An error of the process is raised, and nothing is handed out.
 
 With `filter_subjects` the metadata cannot say which messages are wanted. They are looked for before the turn, which
 then checks that the consumer still stands where it stood.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from storage_core.block.sizing import message_sizes
 from storage_core.metadata.commands import Deliver, Event
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import position_of
@@ -26,15 +33,21 @@ from storage_core.metadata.pending import pending_set
 from storage_core.metadata.reconcile import FAIL, Decision, decide, facts_of
 from storage_core.metadata.state import StreamState
 from storage_core.schema import READ_SCHEMA
-from storage_core.sequences import SequenceSet
+from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
+from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
+from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
 FETCH_SCHEMA = READ_SCHEMA.append(pa.field("delivery_count", pa.int64(), nullable=False))
+CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more messages back
+NOTHING = SequenceSet.empty()
+PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
+EVENT_REASONS_MAX = 5
+FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
 
 
@@ -59,7 +72,16 @@ class Wanted:
     start: int  # the consumer's next_sequence then
     end: int  # up to which it was looked
     sequences: SequenceSet
-    damage: tuple[ReadDamage, ...] = ()  # what could not be looked at
+    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # may be wanted, cannot be looked at
+    damage: tuple[ReadDamage, ...] = ()  # why
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was found of messages that wait and are due again, before the turn."""
+
+    readable: SequenceSet = field(default_factory=SequenceSet.empty)
+    unwanted: SequenceSet = field(default_factory=SequenceSet.empty)  # by the filter: they had been withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +93,9 @@ class Handout:
     next_sequence: int
     dropped: SequenceSet  # not waited for any more
     exhausted: SequenceSet  # those of them that were handed out max_deliver times
+    withheld: SequenceSet = field(default_factory=SequenceSet.empty)  # new ones that cannot be looked at
     is_clock_behind: bool = False  # deadlines have to be set by it
+    is_capped: bool = False  # there are more, and max_ack_pending keeps them back
 
     @property
     def sequences(self) -> SequenceSet:
@@ -82,35 +106,110 @@ class Handout:
         return is_there and not self.again and not self.dropped
 
 
+def due_again(stream: StreamState, consumer: ConsumerState, now_ns: int) -> SequenceSet:
+    """Return the messages that wait and are to be handed out again; those that were withheld always are."""
+    if consumer.paused_until_ns > now_ns or not consumer.pending:
+        return NOTHING
+    due = consumer.pending.due(now_ns)
+    return pending_set(due[~_spent(due, consumer)]).difference(_gone(stream, consumer))
+
+
+def _spent(due: np.ndarray, consumer: ConsumerState) -> np.ndarray:
+    """Return which of these rows were handed out as often as they may be."""
+    count_max = consumer.config.max_deliver
+    spent: np.ndarray = due["deliveries"] >= count_max if count_max > 0 else np.zeros(len(due), bool)
+    return spent
+
+
+def _gone(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
+    """Return the messages that wait and are not shown any more."""
+    pending = consumer.pending
+    return pending_set(pending.within(_hidden(stream, pending.first_sequence, consumer.next_sequence)))
+
+
 def work_out(
-    stream: StreamState, consumer: ConsumerState, now_ns: int, count_max: int, wanted: Wanted | None = None
+    stream: StreamState,
+    consumer: ConsumerState,
+    now_ns: int,
+    count_max: int,
+    wanted: Wanted | None = None,
+    probe: Probe | None = None,
+    unread: SequenceSet = NOTHING,
 ) -> Handout:
-    """Return what a fetch of at most `count_max` messages hands out now."""
-    config, pending = consumer.config, consumer.pending
-    nothing = SequenceSet.empty()
+    """Return what a fetch of at most `count_max` messages hands out now.
+
+    `probe`: which of those that are due again can be read, as it was found before; None: none is handed out again.
+    `unread`: new ones that cannot be read, as far as that was tried.
+    """
+    config, pending, probe = consumer.config, consumer.pending, probe or Probe()
+    is_behind = consumer.is_clock_behind(now_ns)
     if consumer.paused_until_ns > now_ns:
-        is_behind = consumer.is_clock_behind(now_ns)
-        return Handout(nothing, nothing, consumer.next_sequence, nothing, nothing, is_behind)
-    due = pending.due(now_ns)
-    spent = due["deliveries"] >= config.max_deliver if config.max_deliver > 0 else np.zeros(len(due), bool)
-    gone = pending_set(pending.within(_hidden(stream, pending.first_sequence, consumer.next_sequence)))
+        return Handout(NOTHING, NOTHING, consumer.next_sequence, NOTHING, NOTHING, is_clock_behind=is_behind)
+    due, withheld = pending.due(now_ns), pending.withheld()
+    spent, gone = _spent(due, consumer), _gone(stream, consumer)
     exhausted = pending_set(due[spent]).difference(gone)
-    dropped = gone.union(exhausted)
-    again = pending_set(due[~spent]).difference(gone).head(count_max)
-    room = count_max - len(again)
+    dropped = gone.union(exhausted).union(probe.unwanted.intersection(withheld))
+    again = pending_set(due[~spent]).difference(gone).intersection(probe.readable)
+    room_max = MESSAGE_COUNT_MAX
     if config.ack_policy != "none":
-        room = min(room, config.waiting_max - pending.message_count + len(dropped))
-    ahead = _shown_from(stream, consumer.next_sequence)
+        waiting = pending.handed_out_count - len(dropped.difference(withheld))
+        room_max = max(0, config.waiting_max - waiting)
+        first_time = again.intersection(withheld)
+        again = again.difference(first_time).union(first_time.head(room_max)).head(count_max)
+        room_max -= len(again.intersection(withheld))
+    again = again.head(count_max)
+    room = min(count_max - len(again), room_max)
+    ahead = shown = _shown_from(stream, consumer.next_sequence)
     end = stream.next_sequence
     if wanted is not None:
-        ahead, end = ahead.intersection(wanted.sequences), wanted.end
+        ahead, end, unread = ahead.intersection(wanted.sequences), wanted.end, unread.union(wanted.withheld)
+    ahead = ahead.difference(unread)
     new = ahead.head(room)
     left = ahead.difference(new)
     # Past holes as well: what was never shown is not missed when the head of the stream is removed.
     next_sequence = int(left.starts[0]) if left else end
-    if not new and (wanted is None or left):
+    unread = unread.clip(consumer.next_sequence, next_sequence).intersection(shown)
+    if not new and not unread and (wanted is None or left):
         next_sequence = consumer.next_sequence
-    return Handout(again, new, next_sequence, dropped, exhausted, consumer.is_clock_behind(now_ns))
+    is_capped = bool(left) and room_max < count_max - len(again)
+    return Handout(again, new, next_sequence, dropped, exhausted, unread, is_behind, is_capped)
+
+
+def look_again(
+    store: "Store", stream: StreamState, consumer: ConsumerState, due: SequenceSet, count_max: int, start: int
+) -> tuple[Probe, int]:
+    """Return which of the messages that are due again can be read, until there are `count_max`, and where that ended.
+
+    It begins at `start` and comes round. The blocks that it looks at are bounded in number: where many of them cannot
+    be read, the next look goes on where this one ended.
+    """
+    parts, readable = [np.empty(0, np.int64)], 0
+    damage: list[ReadDamage] = []
+    looked: list[tuple[int, int]] = []
+    for first, end in (*_stretches(due.clip(start, SEQUENCE_MAX)), *_stretches(due.clip(1, start))):
+        for one in contents.slices(store, stream, ReadRequest((stream.name,), {stream.name: (first, end)})):
+            options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss=REPORT)
+            for batch in read_slices([one], options, damage.append, store.environment):
+                found = batch.column("sequence").to_numpy()
+                parts.append(found[due.mask(found)])
+                readable += len(parts[-1])
+            looked.append((one.first, one.end))
+            if readable >= count_max or len(looked) >= PROBED_SLICES_MAX:
+                return _probed(due, looked, parts, damage), one.end
+    return _probed(due, looked, parts, damage), 1
+
+
+def _probed(
+    due: SequenceSet, looked: list[tuple[int, int]], parts: list[np.ndarray], damage: list[ReadDamage]
+) -> Probe:
+    readable = SequenceSet.from_sequences(np.concatenate(parts))
+    seen = SequenceSet.from_ranges(looked).intersection(due)
+    return Probe(readable, seen.difference(readable).difference(_missed(damage)))
+
+
+def _missed(damage: Sequence[ReadDamage]) -> SequenceSet:
+    """Return what no copy gave."""
+    return SequenceSet.from_ranges((one.first, one.end) for one in damage if not one.served)
 
 
 def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
@@ -144,7 +243,8 @@ def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count
     if damage and consumer.config.on_data_loss == FAIL:
         end = min(end, max(start, min(one.first for one in damage)))
         sequences = sequences[sequences < end]
-    return Wanted(start, end, SequenceSet.from_sequences(sequences), tuple(damage))
+    missed = _missed(damage).clip(start, end).intersection(stream.shown())
+    return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
 
 
 def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -> int:
@@ -153,7 +253,7 @@ def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
     if not consumer.config.filter_subjects:
         return max(0, end - start) - stream.removed.count_in(start, end)
     request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=consumer.config.filter_subjects)
-    options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss="skip")
+    options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss=REPORT)
     batches = read_slices(contents.slices(store, stream, request), options, env=store.environment)
     return sum(batch.num_rows for batch in batches)
 
@@ -169,7 +269,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=filters)
-    options = ReadOptions(columns, filters, on_loss="skip")
+    options = ReadOptions(columns, filters, on_loss=REPORT)
 
     def hear(one: ReadDamage) -> None:
         if not one.served:
@@ -185,26 +285,80 @@ class Rows:
     table: pa.Table  # of READ_SCHEMA
     unreadable: SequenceSet  # those of them that no copy has
     damage: list[ReadDamage] = field(default_factory=list)
+    is_cut: bool = False  # there are more, and their bytes keep them back
+
+    @property
+    def sequences(self) -> SequenceSet:
+        return SequenceSet.from_sequences(self.table.column("sequence").to_numpy())
+
+    def followed_by(self, more: "Rows") -> "Rows":
+        """Return what was read behind these, which cannot be read; empty if nothing was left to be read."""
+        unreadable = self.unreadable.union(more.unreadable)
+        return Rows(more.table, unreadable, [*self.damage, *more.damage], more.is_cut)
+
+    def before(self, end: int) -> "Rows":
+        """Return those before this sequence, with all that was found of damage."""
+        count = int(np.searchsorted(self.table.column("sequence").to_numpy(), end))
+        return Rows(self.table.slice(0, count), NOTHING, self.damage)
 
 
-def read_rows(store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet) -> Rows:
-    """Return these messages, and which of them cannot be read."""
+def read_rows(
+    store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, size_max: int | None = None
+) -> Rows:
+    """Return these messages, and which of them cannot be read.
+
+    `size_max`: message bytes beyond which nothing is taken; one message is, whatever its size.
+    """
     damage: list[ReadDamage] = []
-    batches = []
+    batches: list[pa.RecordBatch] = []
+    left, is_cut = size_max, False
+    for batch in _batches(store, stream, consumer, sequences, damage):
+        if left is None:
+            batches.append(batch)
+            continue
+        sizes = np.cumsum(message_sizes(batch))
+        fit = int(np.searchsorted(sizes, left, side="right"))
+        is_cut, left = fit < batch.num_rows, left - int(sizes[-1])
+        batches.append(batch.slice(0, fit if fit or batches else 1))
+        if is_cut:
+            break
+    table = pa.Table.from_batches(batches, READ_SCHEMA)
+    rows = Rows(table, NOTHING, damage, is_cut)
+    return replace(rows, unreadable=sequences.difference(rows.sequences).intersection(_missed(damage)))
+
+
+def _batches(
+    store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, damage: list[ReadDamage]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these messages as they are read, no batch empty."""
     for first, end in _stretches(sequences):
         for batch in _read(store, stream, consumer, first, end, tuple(READ_SCHEMA.names), damage):
             mask = sequences.mask(batch.column("sequence").to_numpy())
-            batches.append(batch if mask.all() else batch.filter(pa.array(mask)))
-    table = pa.Table.from_batches(batches, READ_SCHEMA)
-    lost = SequenceSet.from_ranges([(one.first, one.end) for one in damage])
-    have = SequenceSet.from_sequences(table.column("sequence").to_numpy())
-    return Rows(table, sequences.difference(have).intersection(lost), damage)
+            if mask.any():
+                yield batch if mask.all() else batch.filter(pa.array(mask))
 
 
-def with_counts(table: pa.Table, consumer: ConsumerState) -> pa.Table:
-    """Return messages that were handed out with delivery_count; `consumer` is as it is after that."""
+def size_bound(stream: StreamState, sequences: SequenceSet) -> int:
+    """Return how many message bytes these can have at most: those of all blocks that they lie in."""
+    rows = stream.blocks.rows
+    low = np.searchsorted(sequences.ends, rows["first"], side="right")
+    high = np.searchsorted(sequences.starts, rows["first"] + rows["span"], side="left")
+    return int(rows["data_size"][high > low].sum())
+
+
+def with_counts(table: pa.Table, consumer: ConsumerState, capped: str = "") -> pa.Table:
+    """Return messages that were handed out with delivery_count; `consumer` is as it is after that.
+
+    `capped`: what keeps more of them back.
+    """
     counts = pa.array(_deliveries(consumer, table.column("sequence").to_numpy()), pa.int64())
-    return table.append_column(FETCH_SCHEMA.field("delivery_count"), counts)
+    made = table.append_column(FETCH_SCHEMA.field("delivery_count"), counts)
+    return made.replace_schema_metadata({CAPPED: capped.encode()}) if capped else made
+
+
+def capped_by(table: pa.Table) -> str:
+    """Return what kept further messages out of a fetched table: `max_bytes`, `max_ack_pending`; empty: nothing did."""
+    return (table.schema.metadata or {}).get(CAPPED, b"").decode()  # type: ignore[no-any-return]
 
 
 def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequence: int) -> str:
@@ -238,17 +392,16 @@ def _deliveries(consumer: ConsumerState, sequences: np.ndarray) -> np.ndarray:
 
 
 def command_of(
-    stream: StreamState, consumer: ConsumerState, made: Handout, now_ns: int, wanted: Wanted | None
+    stream: StreamState, consumer: ConsumerState, made: Handout, now_ns: int, damage: Sequence[ReadDamage]
 ) -> Deliver:
-    """Return the command that hands this out."""
+    """Return the command that hands this out. `damage`: why some of it is withheld."""
     events = []
     names = stream.name, consumer.name
     if made.exhausted:
         reason = f"handed out {consumer.config.max_deliver} times and never acknowledged: not handed out any more"
         events.append(Event("consumer_exhausted", *names, before=described(made.exhausted), reason=reason))
-    passed = [one for one in wanted.damage if one.first < made.next_sequence] if wanted is not None else []
-    for one in passed:  # what lies beyond is met again
-        events.append(Event("consumer_unreadable", *names, before=f"{one.first} to {one.end - 1}", reason=str(one)))
+    if made.withheld and not consumer.pending.withheld_count:
+        events.append(withheld_event(*names, made.withheld, damage))
     return Deliver(
         stream.incarnation,
         consumer.name,
@@ -257,8 +410,16 @@ def command_of(
         made.sequences.encode(),
         now_ns + consumer.config.ack_wait,
         made.dropped.encode() if made.dropped else b"",
+        made.withheld.encode() if made.withheld else b"",
         tuple(events),
     )
+
+
+def withheld_event(stream: str, consumer: str, withheld: SequenceSet, damage: Sequence[ReadDamage]) -> Event:
+    """Return what is told when a consumer begins to wait for messages that cannot be read."""
+    why = "; ".join(str(one) for one in damage[:EVENT_REASONS_MAX])
+    reason = f"they wait until a copy can be read, or until `jstream repair` declares them lost: {why}"
+    return Event("consumer_unreadable", stream, consumer, before=described(withheld), reason=reason)
 
 
 def described(sequences: SequenceSet) -> str:

@@ -17,7 +17,7 @@ from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.consumers.fetching import decision_of
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.reading.reading import ReadOptions, read_slices
+from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -87,7 +87,7 @@ def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: 
     """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
-    options = ReadOptions(("sequence",), filters, on_loss="skip")
+    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
     for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
         yield batch.column("sequence").to_numpy()
 
@@ -105,7 +105,7 @@ def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:
     if bounds[0] == bounds[1]:
         return bounds[0]
     request = ReadRequest((stream.name,), {stream.name: (sequence, sequence + 1)})
-    options = ReadOptions(("timestamp_ns",), on_loss="skip")
+    options = ReadOptions(("timestamp_ns",), on_loss=REPORT)
     try:
         for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
             if batch.num_rows:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError
+from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError, StorageError
 from storage_core.metadata.commands import (
     AddConsumer,
     AdvanceConsumers,
@@ -58,6 +58,7 @@ from storage_core.store.consumers.query_position import (
     waiting_of,
 )
 from storage_core.store.ensemble.turn import Turn
+from storage_core.store.reading.availability import first_away
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -304,6 +305,37 @@ class QueryReader:
             logger.warning("%s: %s%s", one.made.action.value, one.made.reason, doubt)
             self._outcomes[name] = at[name], one.settled
         return state
+
+    def readable(self, name: str, first: int, end: int) -> tuple[int, str]:
+        """Return up to where [first, end) of a stream can be read now, and why no further; that is told once.
+
+        What cannot be read, and was not declared lost, is never gone on past: a volume is away. Raises ProcessError.
+        """
+        store = self._store
+        state = store.state()
+        stream = store.stream_state(name, state)
+        found = first_away(state, stream, store.volumes(), first, end, store.environment)
+        if found is None:
+            return end, ""
+        sequence, reason = found
+        kind = "query_unreadable" if self._ownership is None else "consumer_unreadable"
+        event = Event(kind, name, self._consumer or "", before=f"from {sequence} on", reason=f"it waits: {reason}")
+        if not _is_told(state, event) and not store.read_only:
+            try:
+                store.together(lambda turn: self._write_once(turn, stream, event))
+            except StorageError as error:
+                logger.info("stream %s: what is waited for cannot be written down: %s", name, error)
+        return sequence, reason
+
+    def _write_once(self, turn: Turn, stream: StreamState, event: Event) -> None:
+        if _is_told(turn.state, event):
+            return
+        there = turn.state.by_incarnation(stream.incarnation)
+        found = self._found(there) if there is not None and self._ownership is not None else None
+        if found is None:
+            self._store.propose(turn, RecordEvents((event,)))
+        else:
+            self._store.propose(turn, TellConsumer(stream.incarnation, found.name, (event,)))
 
     def _event(self, name: str, one: _Verdict) -> Event:
         who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)

@@ -24,9 +24,9 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeFailedError,
 )
-from storage_core.files import CLOSED, FULL
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.state import StoreState, Streams
+from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit, raise_if_of_process
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.quorum import majority
 from storage_core.store.ensemble import decision as rules
@@ -161,10 +161,15 @@ class Metadata:
             return replace(there, evidence=self.log_of(one).read(for_state))
         except UnsupportedVersionError:
             raise
-        except StorageError as caught:
-            error = caught
-        except OSError as caught:
-            error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
+        except (StorageError, OSError) as caught:
+            raise_if_limit(caught, one.path)
+            if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
+                ours = of_process(caught, one.path)
+                return replace(there, state=rules.MISSING, reason=str(ours), error=ours)
+            if isinstance(caught, StorageError):
+                error = caught
+            else:
+                error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
         return replace(there, state=rules.DAMAGED, reason=str(error), error=error)
 
     def _complete(self, voters: Sequence[Voter]) -> bool:
@@ -204,6 +209,7 @@ class Metadata:
                 except (UnsupportedVersionError, NotAStoreError):
                     raise
                 except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
+                    raise_if_limit(caught, self.label)
                     error = caught
                     continue
                 if view is not None:
@@ -216,6 +222,8 @@ class Metadata:
                 if self._undecided is None:
                     raise
         if self._undecided is None:
+            if error is not None:
+                raise_if_of_process(error, self.label)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
@@ -279,6 +287,7 @@ class Metadata:
             try:
                 commit, clean = self.log_of(one).read_commit_record()
             except (StorageError, OSError) as error:
+                raise_if_limit(error, one.path)
                 errors.append(error)
                 continue
             clean_count += clean and one.volume_id not in learners
@@ -382,7 +391,8 @@ class Metadata:
                     evidence = self.log_of(one).read_entries(after)
                 except UnsupportedVersionError:
                     raise
-                except (StorageError, OSError):  # what it held, if anything, is for a turn to find out
+                except (StorageError, OSError) as error:  # what it held, if anything, is for a turn to find out
+                    raise_if_limit(error, one.path)
                     continue
                 found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, evidence))
         return found
@@ -527,4 +537,5 @@ def translated(label: object) -> Iterator[None]:
         if error.errno in CLOSED:
             told = access.in_words(error, writing=True)
             raise ReadOnlyError(f"{label} cannot be written: {told} ({error.filename})") from error
+        raise_if_of_process(error, label)
         raise VolumeFailedError(f"{label}: {error}") from error

@@ -13,7 +13,6 @@ What a turn finds, and what it does (docs/locks-and-stability.md has the table w
 - too little is left to be sure: nothing is written.
 """
 
-import errno
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,6 @@ from storage_core.errors import (
     StorageError,
     VolumeFailedError,
 )
-from storage_core.files import CLOSED, FULL
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     ChangeVolumes,
@@ -47,6 +45,7 @@ from storage_core.metadata.commands import (
     encode_envelope,
 )
 from storage_core.metadata.state import StoreState, encode_state
+from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.quorum import majority
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
-OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EFBIG)  # of the process, no volume's
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,8 @@ class Turn:
             try:
                 commit, clean = log.read_commit_record()
                 tail = log.read_tail(known.positions[volume_id])
-            except (StorageError, OSError):
+            except (StorageError, OSError) as error:
+                raise_if_limit(error)
                 return False
             if commit is None or not clean or tail is None or not tail.is_clean:
                 return False
@@ -585,6 +584,9 @@ class Turn:
         closed = next((error for error in failures if error.errno in CLOSED), None)
         if closed is not None:
             return closed
+        ours = next((error for error in failures if is_of_process(error)), None)
+        if ours is not None:
+            return of_process(ours, label)
         if voters == 1:
             return VolumeFailedError(f"{label}: writing a log {what} failed with {told}; nothing was stored")
         return NoQuorumError(
@@ -743,10 +745,12 @@ def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
 
 
 def _is_failure(error: OSError | StorageError) -> bool:
-    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, or that
-    this process has too many files open.
+    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, nor what
+    is of this process.
     """
-    return isinstance(error, SyncError) or (isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *OURS))
+    if isinstance(error, SyncError):
+        return True
+    return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED) and not is_of_process(error)
 
 
 def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:

@@ -24,6 +24,7 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import BatchResult, StreamState, WriterState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -189,6 +190,7 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders],
             finally:
                 file.close()
         except (StorageError, OSError) as error:
+            raise_if_of_process(error)
             logger.warning("%s: %s", volume.path, error)
         else:
             found.append(at)

@@ -42,6 +42,7 @@ from storage_core.foreign.stan.guard import StoreUse, check_use
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups.backup_format import STATE_SIZE_MAX
 from storage_core.store.backups.restored_streams import PREPARED_NS
 from storage_core.store.ensemble.ensemble import translated
@@ -250,6 +251,7 @@ class _Import:
         try:
             return self._env.files.list_directory(directory)
         except OSError as error:
+            raise_if_of_process(error)
             logger.info("%s: %s", directory, error)
             return []
 

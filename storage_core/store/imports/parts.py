@@ -38,6 +38,7 @@ from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import translated
@@ -152,6 +153,7 @@ def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
     except FileNotFoundError:
         return None
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         logger.info("%s: %s", path, error)
         return None
 
@@ -251,6 +253,7 @@ class _Reading:
                 self.read_count += batch.num_rows
                 yield batch
         except OSError as error:
+            raise_if_of_process(error)
             if error.filename is not None and not str(error.filename).startswith(str(part.path)):
                 raise
             raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error

@@ -122,7 +122,7 @@ def _copies(
         first = [one for one in places if one.expected and one.volume_id in counted]
         rest = [one for one in places if one not in first]
         at = key % count % len(first) if first else 0
-        last = [CopyPlace(*one, True) for one in missing if one[0] in held]
+        last = [CopyPlace(*one, one[0] in held) for one in missing if one[0] in stream.placement]
         made.append((*first[at:], *first[:at], *rest, *last))
     return tuple(made), which
 

@@ -6,6 +6,10 @@ and the rows of a damaged frame, come from the next copy, in their place: copies
 frames. Whatever was found bad is told with stream, sequences, file and offset, and left as a report on another volume,
 so that it is repaired. Only rows that no copy has are lost; if the block is gone from every volume, the store is asked
 where its messages are now (it was merged), or whether they were removed too long ago (the plan is stale).
+
+What cannot be read is not always lost. A volume that is away may come back with what it has, and an error of the
+process (os_errors.py) says nothing about any copy. Where another copy serves, neither matters; where none does, the
+read fails, also one that goes on past losses: it would pass over messages that are there.
 """
 
 import logging
@@ -22,13 +26,14 @@ from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.block.sizing import message_sizes
-from storage_core.errors import DataLossError, StorageError, UnsupportedVersionError
+from storage_core.errors import DataLossError, StorageError, UnavailableError, UnsupportedVersionError
 from storage_core.files import File
+from storage_core.os_errors import is_away, is_of_process, of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.successors import Successors
-from storage_core.store.volume import reports
+from storage_core.store.volume import reports, volumes
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,6 +43,11 @@ REMEDY = (
     "to read the rest, say on_loss='skip' (in Spark failOnDataLoss=false, in a shell --skip-damage); "
     "`jstream verify` lists all damage"
 )
+COME_BACK = (
+    "that is no loss yet: mount what is away and read again; `jstream repair` looks on every volume, and declares lost "
+    "what none has"
+)
+RAISE, SKIP, REPORT = "raise", "skip", "report"  # what a read does about rows that no copy has
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ class ReadDamage:
     end: int
     reason: str
     served: bool = False  # another copy had all of them: nothing is lost
+    is_away: bool = False  # what may have them could not be asked: nobody knows whether they are lost
 
     def __str__(self) -> str:
         what = "were read from another copy" if self.served else "cannot be read"
@@ -69,7 +80,9 @@ class ReadOptions:
     time_first_ns: int | None = None
     time_end_ns: int | None = None
     verify: bool = True  # check frame checksums
-    on_loss: str = "raise"  # or "skip": report, and go on with what is whole
+    # RAISE; SKIP: report losses, and go on with what is whole; REPORT: the same of all that cannot be read, for callers
+    # who pass over nothing by that.
+    on_loss: str = RAISE
 
 
 def read_slices(
@@ -81,8 +94,9 @@ def read_slices(
     """Yield the rows of the slices in order, as batches of `schema.read_schema(options.columns)`.
 
     `report` hears of every bad copy that was met: with `served` after its rows came from another one, without for rows
-    that no copy has. Raises DataLossError at the first of those (unless on_loss is "skip"), StalePlanError if the plan
-    is older than the store keeps what it names.
+    that no copy has. Raises DataLossError at the first of those (unless on_loss is SKIP), UnavailableError if nobody
+    can say yet whether they are lost, ProcessError, and StalePlanError if the plan is older than the store keeps what
+    it names.
     """
     successors = Successors(env)
     for one in slices:
@@ -102,7 +116,8 @@ class _Finding:
     offset_bytes: int
     reason: str
     error: Exception | None
-    is_bad: bool  # False: the copy is not there, and nobody said that it would be
+    is_bad: bool  # False: the copy is not there, and nobody said that it would be; or nothing is known of it
+    is_away: bool = False  # its volume is: nothing is known of the copy
 
     def __str__(self) -> str:
         return f"{self.reason} ({self.path}, offset_bytes {self.offset_bytes})"
@@ -127,6 +142,7 @@ class _Reading:
         self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
         self._left_reports: set[bytes] = set()  # volumes
         self._why_missing = ""  # what the store says of a copy that is gone
+        self._is_unsure = False  # it could not say
 
     def close(self) -> None:
         for copy in self._opened:
@@ -173,6 +189,8 @@ class _Reading:
                         reading.close()
                 return whole
             self._why_missing = found
+            is_somewhere = any(one.error is not None and not isinstance(one.error, FileNotFoundError) for one in before)
+            self._is_unsure = not self._successors.was_asked and not is_somewhere
         self._lose(first, end, before)
         return False
 
@@ -237,22 +255,25 @@ class _Reading:
             self._report(self._damage(finding, first, end, served=True))
 
     def _lose(self, first: int, end: int, findings: tuple[_Finding, ...]) -> None:
-        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped."""
-        newer = next((one.error for one in findings if isinstance(one.error, UnsupportedVersionError)), None)
-        if newer is not None:
-            raise newer
-        bad = [one for one in findings if one.is_bad] or [*findings, _nowhere(self._one)]
+        """Say that no copy has these rows. Raises DataLossError unless that is to be skipped, UnavailableError."""
+        _raise_what_says_nothing(findings)
+        away = [one for one in findings if one.is_away]
+        bad = [*away, *(one for one in findings if one.is_bad)] or [*findings, _nowhere(self._one)]
         damage = self._damage(bad[0], first, end, served=False)
+        if bad[0].is_away or self._is_unsure:
+            damage = replace(damage, is_away=True)
         if isinstance(bad[0].error, FileNotFoundError):
             damage = replace(damage, reason=damage.reason + self._why_missing)
         for finding in bad:
             self._leave_report(finding, first, end)
-        others = [str(one) for one in bad[1:] if one.is_bad]
-        if others and bad[0].is_bad:
+        others = [str(one) for one in bad[1:] if one.is_bad or one.is_away]
+        if others:
             damage = replace(damage, reason=f"{damage.reason}; nor from other copies: {'; '.join(others)}")
         if self._report is not None:
             self._report(damage)
-        if self._options.on_loss != "skip":
+        if damage.is_away and self._options.on_loss != REPORT:
+            raise UnavailableError(f"{damage}; {COME_BACK}") from bad[0].error
+        if self._options.on_loss == RAISE:
             raise DataLossError(f"{damage}; {REMEDY}") from bad[0].error
 
     def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
@@ -274,7 +295,7 @@ class _Copy:
     def finding(self, damage: FrameDamage) -> _Finding:
         error, self.file.error = self.file.error, None
         reason = damage.reason if error is None else f"{damage.reason}; {error.strerror or error}"
-        return _Finding(self.copy, self.path, damage.offset_bytes, reason, error, True)
+        return _wrong(self.copy, self.path, damage.offset_bytes, reason, error)
 
 
 class _Readable:
@@ -300,18 +321,45 @@ def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Findin
     try:
         file = env.files.open(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        return _Finding(copy, path, 0, reports.FILE_IS_MISSING, FileNotFoundError(*error.args), copy.expected)
+        return _missing(one, copy, path, FileNotFoundError(*error.args), env)
     except OSError as error:
-        return _Finding(copy, path, 0, f"the file cannot be opened: {error.strerror}", error, True)
+        return _wrong(copy, path, 0, f"the file cannot be opened: {error.strerror}", error)
     readable = _Readable(file)
     try:
         return _Copy(copy, path, readable, BlockReader.open(readable, expectation(one)))
     except (StorageError, OSError) as error:
         file.close()
-        return _Finding(copy, path, *place_and_reason(error), error, True)
+        return _wrong(copy, path, *place_and_reason(error), error)
     except BaseException:
         file.close()
         raise
+
+
+def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: Exception | None) -> _Finding:
+    """Return what an error says of a copy: that it is bad, unless the error is about something else."""
+    says_nothing = error is not None and (is_of_process(error) or is_away(error))
+    return _Finding(copy, path, offset_bytes, reason, error, not says_nothing, is_away(error))
+
+
+def _missing(one: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundError, env: Environment) -> _Finding:
+    """Return what it says of a copy that there is no such file: nothing if the volume itself is not there."""
+    try:
+        volume = volumes.look(env.files, Path(copy.volume), copy.volume_id, one.store_id)
+    except StorageError as why:
+        return _wrong(copy, path, 0, str(why), why)
+    if volume.identity is None:
+        return _Finding(copy, path, 0, f"the volume is away: {volume.reason}", None, False, is_away=True)
+    return _Finding(copy, path, 0, reports.FILE_IS_MISSING, error, copy.expected)
+
+
+def _raise_what_says_nothing(findings: Sequence[_Finding]) -> None:
+    """Raise the error of a copy of which nothing is known by it, and nothing shall be made of that."""
+    for one in findings:
+        if isinstance(one.error, UnsupportedVersionError):
+            raise one.error
+    for one in findings:
+        if one.error is not None and is_of_process(one.error):
+            raise of_process(one.error, one.path) from one.error
 
 
 def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
@@ -328,13 +376,13 @@ def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env:
 def _nowhere(one: BlockSlice) -> _Finding:
     """Return what is wrong where no volume of the stream could be seen when the read was planned."""
     nobody = CopyPlace(b"", "", False)
-    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, False)
+    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, False, is_away=True)
 
 
 def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:
     """Return what `question` makes of the slice's block, from the first copy on which it can be answered.
 
-    Raises DataLossError if there is none.
+    Raises DataLossError if there is none, UnavailableError, ProcessError.
     """
     findings: list[_Finding] = []
     for copy in one.copies:
@@ -345,7 +393,7 @@ def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Enviro
         try:
             answer = question(opened.reader)
         except (StorageError, OSError) as error:
-            findings.append(_Finding(copy, opened.path, *place_and_reason(error), error, True))
+            findings.append(_wrong(copy, opened.path, *place_and_reason(error), error))
             continue
         finally:
             opened.file.close()
@@ -353,9 +401,13 @@ def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Enviro
             if finding.is_bad:
                 _leave_report(one, finding, one.first, one.end, env)
         return answer
-    first, *others = [one for one in findings if one.is_bad] or [*findings, _nowhere(one)]
-    also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad)
+    _raise_what_says_nothing(findings)
+    away = [finding for finding in findings if finding.is_away]
+    first, *others = [*away, *(finding for finding in findings if finding.is_bad)] or [*findings, _nowhere(one)]
+    also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad or other.is_away)
     damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
+    if first.is_away:
+        raise UnavailableError(f"{damage}; {COME_BACK}") from first.error
     raise DataLossError(str(damage)) from first.error
 
 

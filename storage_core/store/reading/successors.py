@@ -12,6 +12,7 @@ import numpy as np
 
 from storage_core.errors import StalePlanError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
@@ -25,6 +26,7 @@ class Successors:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
+        self.was_asked = True  # or could not be
         self._known: tuple[StoreState, tuple[Volume, ...]] | None = None
 
     def of(self, one: BlockSlice) -> list[BlockSlice] | str:
@@ -64,8 +66,10 @@ class Successors:
         try:
             paths = [Path(volume) for volume in dict.fromkeys(copy.volume for copy in one.copies)]
             metadata = Metadata.at(self._env, paths, read_only=True)
-            self._known = metadata.view(lock_timeout_s=0.0).state, metadata.volumes()
+            self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:
+            raise_if_of_process(error, one.stream)
+            self.was_asked = False
             return f", and the store cannot be asked why: {error}"
         return ""
 

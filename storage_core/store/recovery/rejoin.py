@@ -25,6 +25,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import ChangeVolumes, Event, Voter
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
+from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
@@ -99,6 +100,7 @@ def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> No
         env.files.share_directory(path, settings.is_shared)
         env.files.sync_directory(path.parent)
     except OSError as error:
+        raise_if_of_process(error)
         raise VolumeFailedError(f"{path} cannot be made: {error}") from error
 
 
@@ -120,6 +122,7 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
     try:
         position = prepare(turn, made, env, set_aside=is_stray)
     except OSError as error:
+        raise_if_of_process(error)
         raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
     voter = turn.state.voter(volume.volume_id)
     events: tuple[Event, ...] = ()
@@ -146,6 +149,7 @@ def _check(turn: Turn, one: Absent, env: Environment) -> None:
     try:
         names = set(env.files.list_directory(path))
     except OSError as error:
+        raise_if_of_process(error)
         raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
     strange = sorted(name for name in names.difference(_OURS) if not name.startswith(SET_ASIDE_PREFIX))
     if volume.identity is None and strange:

@@ -16,6 +16,7 @@ from typing import Any
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import NoOp
 from storage_core.metadata.state import StreamState
+from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata, translated
@@ -310,5 +311,6 @@ def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, 
             for path in reports.unreadable(env, one.path):
                 reports.remove(env, path)
         except OSError as error:
+            raise_if_limit(error)
             logger.warning("%s: damage reports: %s", one.path, error)
     return count

@@ -15,6 +15,7 @@ from storage_core.block.format import HEADER_SIZE, BlockExpectation, decode_head
 from storage_core.block.reader import BlockReader
 from storage_core.errors import NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.metadata.state import StoreState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
 from storage_core.store.ensemble.decision import Found, newest
 from storage_core.store.ensemble.view import replay
@@ -123,6 +124,7 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
     except UnsupportedVersionError:
         raise
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         logger.warning("%s: the metadata log cannot be read: %s", directory, error)
         evidence = log.read_snapshot()
     if evidence is None or (evidence.snapshot is None and not evidence.everything):
@@ -134,7 +136,8 @@ def set_aside(one: Remains, env: Environment) -> list[Path]:
     """Return the directories of metadata files that were set aside on a volume, oldest first."""
     try:
         names = env.files.list_directory(one.path)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return []
     aside = [name for name in names if name.startswith(SET_ASIDE_PREFIX)]
     return [one.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
@@ -145,7 +148,8 @@ def _identity_in_log(one: Remains, store_id: bytes, env: Environment) -> VolumeI
     log = VolumeLog(env.files, one.path, VolumeIdentity(store_id, bytes(16), bytes(16), 0))
     try:
         numbers = log.segments()
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return None
     for number in reversed(numbers):
         try:
@@ -154,7 +158,8 @@ def _identity_in_log(one: Remains, store_id: bytes, env: Environment) -> VolumeI
                 header = decode_segment_header(file.read_at(0, PAGE_SIZE))
             finally:
                 file.close()
-        except (StorageError, OSError):
+        except (StorageError, OSError) as error:
+            raise_if_of_process(error)
             continue
         if header.store_id == store_id:
             return VolumeIdentity(header.store_id, header.volume_id, header.instance_id, 0)
@@ -205,7 +210,8 @@ def _header(path: Path, env: Environment) -> tuple[bytes, bytes] | None:
             identity = decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity
         finally:
             file.close()
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return None
     return identity.store_id, identity.incarnation
 
@@ -229,6 +235,7 @@ def read_claims(remains: Sequence[Remains], env: Environment) -> dict[bytes, Cla
                     for row in record.rows:
                         known.add(row, str(journal.path))
             except (StorageError, OSError) as error:
+                raise_if_of_process(error)
                 logger.warning("%s: the journal of placements cannot be read: %s", journal.path, error)
     return claims
 
@@ -255,7 +262,8 @@ def find_copies(
             path = block_path(str(one.path / STREAMS / incarnation.hex()), block_id)
             try:
                 file = env.files.open(path)
-            except OSError:
+            except OSError as error:
+                raise_if_of_process(error)
                 continue
             try:
                 reader = BlockReader.open(file, expected)
@@ -265,7 +273,8 @@ def find_copies(
                 holders.append(at)
             except UnsupportedVersionError:
                 raise
-            except (StorageError, OSError):
+            except (StorageError, OSError) as error:
+                raise_if_of_process(error)
                 continue
             finally:
                 file.close()

@@ -40,6 +40,7 @@ from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.reading import place_and_reason
@@ -136,6 +137,7 @@ def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, 
     except (FileNotFoundError, NotADirectoryError):
         return [Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)]
     except OSError as error:
+        raise_if_of_process(error)
         return [Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)]
     try:
         found = [
@@ -144,6 +146,7 @@ def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, 
         ]
         return [one for one in found if not one.is_settled(stream)]
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         offset_bytes, reason = place_and_reason(error)
         disk = error if isinstance(error, OSError) else None
         return [Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)]
@@ -219,6 +222,7 @@ def _open(block: LiveBlock, sources: Sequence[Path], env: Environment) -> tuple[
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
+            raise_if_of_process(error)
             unread.append(f"{block.path_on(volume)}: {error.strerror or error}")
     return opened, unread
 
@@ -228,6 +232,7 @@ def _read(file: File, offset_bytes: int, size: int, unread: list[str]) -> bytes:
     try:
         return file.read_at(offset_bytes, size)
     except OSError as error:
+        raise_if_of_process(error)
         unread.append(f"{file.path}: offset_bytes {offset_bytes}: {error.strerror or error}")
         return b""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
@@ -74,8 +75,9 @@ def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume, env: Environm
     for one in blocks:
         try:
             sizes.append(env.files.file_size(one.path_on(volume.path)))
-        except OSError:
-            sizes.append(-1)
+        except OSError as error:
+            raise_if_limit(error)
+            sizes.append(one.file_size if is_of_process(error) else -1)  # what may not be looked at is no drift
     return sizes
 
 
@@ -84,7 +86,10 @@ def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume, env: Environment
     for directory in {one.path_on(volume.path).parent for one in blocks}:
         try:
             there[directory] = env.files.file_sizes(directory)
-        except OSError:
+        except OSError as error:
+            raise_if_limit(error)
+            if is_of_process(error):
+                return [one.file_size for one in blocks]
             there[directory] = {}
     paths = [one.path_on(volume.path) for one in blocks]
     return [there[path.parent].get(path.name, -1) for path in paths]

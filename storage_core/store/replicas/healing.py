@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from storage_core.errors import StorageError
-from storage_core.files import FULL
 from storage_core.metadata.commands import Command, DeclareLost, Event, RecordEvents, RecordHolders
 from storage_core.metadata.manifest import ids
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_limit
 from storage_core.raft.quorum import majority
 from storage_core.store.ensemble.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
 from storage_core.store.ensemble.turn import Standing
@@ -112,7 +113,8 @@ class Survey:
         for one in self.volumes:
             try:
                 left = reports.read_all(store.environment, one.path) if _readable(one) else []
-            except OSError:
+            except OSError as error:
+                raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state
             for _, report in left:
                 if report.reason == reports.FILE_IS_MISSING:

@@ -12,6 +12,7 @@ from storage_core.block.reader import BlockReader
 from storage_core.comparison import CopyDrift, Drift, RunsBuilder, State, labels_of
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import STRUCTURE, LiveBlock, Wrong
@@ -103,11 +104,13 @@ def _is_whole(path: Path, env: Environment) -> bool:
     """Return whether the file is a block in itself, if not the one that it should be."""
     try:
         file = env.files.open(path)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return False
     try:
         return not list(BlockReader.open(file).verify())
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return False
     finally:
         file.close()

@@ -10,6 +10,7 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
@@ -281,6 +282,7 @@ def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[st
         found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
         found.extend(_damaged_snapshots(log, {where for where, _ in found}))
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return [*found, (str(log.directory), str(error))]
     if journaled > evidence.tip[0]:
         ends = f"it ends at entry {evidence.tip[0]}, and the journal of placements has blocks of entry {journaled}"
@@ -296,6 +298,7 @@ def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:
     try:
         return max((one.index for one in journal.read()), default=0), []
     except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return 0, [(str(journal.path), str(error))]
 
 

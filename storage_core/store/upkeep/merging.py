@@ -29,12 +29,19 @@ from storage_core.block.format import BlockIdentity
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.block.writer import BlockWriter
-from storage_core.errors import DataLossError, RequirementError, StaleIncarnationError, StorageError
+from storage_core.errors import (
+    DataLossError,
+    RequirementError,
+    StaleIncarnationError,
+    StorageError,
+    UnavailableError,
+)
 from storage_core.metadata.commands import MergeBlocks
 from storage_core.metadata.machine import Refused
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.merging import apply_to
 from storage_core.metadata.state import COMMITTED, StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.quorum import majority
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -240,6 +247,7 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
                 remove(path, env)
             raise decisive(list(failed.values()))
     except OSError as error:
+        raise_if_of_process(error)
         raise RequirementError(f"stream {task.stream!r}: its blocks were not merged: {error}") from error
     failures = tuple(
         WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in {**file.failures, **failed}.items()
@@ -295,7 +303,7 @@ def _read(one: BlockSlice, task: MergeTask, env: Environment) -> _Part:
 
     try:
         return ask_block(one, ask, env)
-    except DataLossError as error:
+    except (DataLossError, UnavailableError) as error:
         raise UnreadableBlockError(str(error), one.block_id) from error
 
 

@@ -13,9 +13,9 @@ from struct import Struct
 
 from crc32c import crc32c
 
-from storage_core import access
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
 from storage_core.files import Files
+from storage_core.os_errors import raise_if_of_process
 
 FILE_NAME = "jstream.volume"
 RESTORING = "jstream.restoring"  # beside no identity: a backup is being restored here, or that was interrupted
@@ -58,7 +58,7 @@ def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
 def read_identity(files: Files, directory: Path) -> VolumeIdentity:
     """Return the identity of the volume in `directory`.
 
-    Raises NotAStoreError if there is none, CorruptionError, UnsupportedVersionError, VolumeFailedError.
+    Raises NotAStoreError if there is none, CorruptionError, UnsupportedVersionError, VolumeFailedError, ProcessError.
     """
     path = directory / FILE_NAME
     try:
@@ -82,15 +82,15 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
                     f"but {STREAMS}/ of one: name another volume; with none left, `jstream repair --adopt` rebuilds it"
                 )
         raise NotAStoreError(f"{directory} holds no jstream store: there is no {FILE_NAME} in it ({remedy})") from None
-    except PermissionError as error:
-        raise NotAStoreError(f"{path} may not be read: {access.in_words(error)}") from error
     except OSError as error:
+        raise_if_of_process(error, path)
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # a link, a directory, a FIFO
             raise NotAStoreError(f"{path} is not a file of a volume: {error.strerror}") from error
         raise VolumeFailedError(f"{path} cannot be opened: {error}") from error
     try:
         return decode_identity(file.read_at(0, PAGE_SIZE + 1), path)
     except OSError as error:
+        raise_if_of_process(error, path)
         raise VolumeFailedError(f"{path} cannot be read: {error}") from error
     finally:
         file.close()

@@ -16,6 +16,7 @@ from crc32c import crc32c
 from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
 from storage_core.files import Files
+from storage_core.os_errors import raise_if_limit, raise_if_of_process
 from storage_core.store.volume.placement import BLOCK_SUFFIX, block_id_of
 
 FILE_NAME = "index.db"
@@ -78,7 +79,8 @@ class VolumeIndex:
     def _sizes(self, incarnation: bytes) -> dict[str, int]:
         try:
             return self._files.file_sizes(self._volume / "streams" / incarnation.hex())
-        except OSError:  # missing, or the disk does not give it back: no block that could be counted on
+        except OSError as error:  # missing, or the disk does not give it back: no block that could be counted on
+            raise_if_of_process(error)
             return {}
 
     def verified(self, incarnation: bytes, block_id: bytes, size: int, time_ns: int, is_whole: bool) -> None:
@@ -111,11 +113,13 @@ class VolumeIndex:
     def _load(self) -> dict[bytes, StreamIndex]:
         try:
             file = self._files.open(self.path)
-        except OSError:
+        except OSError as error:
+            raise_if_limit(error)
             return {}
         try:
             encoded = file.read_at(0, min(file.size(), SIZE_MAX))
-        except OSError:
+        except OSError as error:
+            raise_if_limit(error)
             return {}
         finally:
             file.close()

@@ -19,7 +19,8 @@ from typing import Protocol
 from weakref import WeakSet
 
 from storage_core.errors import NoQuorumError, StoreBusyError
-from storage_core.files import CLOSED, FULL, Files, Lock
+from storage_core.files import Files, Lock
+from storage_core.os_errors import CLOSED, FULL, raise_if_limit
 
 FILE_NAME = "lock"
 BACKOFF_FIRST_S = 0.001
@@ -157,6 +158,8 @@ def _acquire(
         if not busy and (len(volumes) == 1 or errors[0].errno in (*CLOSED, *FULL)):
             raise errors[0]
         if not busy:
+            for error in errors:
+                raise_if_limit(error)
             told = "; ".join(str(error) for error in errors)
             raise NoQuorumError(f"{got} volumes can be locked, {needed} are needed: {told}")
         left_s = deadline - time.monotonic()

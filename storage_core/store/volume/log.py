@@ -20,6 +20,7 @@ from storage_core.errors import (
     UnsupportedVersionError,
 )
 from storage_core.files import File, Files
+from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CommitRecord, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
@@ -121,7 +122,8 @@ class VolumeLog:
         evidence = Evidence()
         try:
             self._read_snapshots(evidence)
-        except (StorageError, OSError):
+        except (StorageError, OSError) as error:
+            raise_if_of_process(error)
             return None
         return evidence if evidence.snapshot is not None else None
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage_core.errors import UnsuitableFileSystemError
-from storage_core.files import FULL, Files
+from storage_core.files import Files
+from storage_core.os_errors import FULL, raise_if_of_process
 from storage_core.store.volume.lock_domain import LOCAL
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class _Steps:
         except OSError as error:
             if error.errno in FULL:
                 raise
+            raise_if_of_process(error)
             raise self.refusal(what, str(error.strerror or error)) from error
 
     def refusal(self, what: str, outcome: str) -> UnsuitableFileSystemError:

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import FILE_NAME as IDENTITY_NAME
 
@@ -150,6 +151,7 @@ def _read(env: Environment, path: Path) -> Report | None:
         finally:
             file.close()
     except (OSError, CorruptionError) as error:
+        raise_if_of_process(error)
         logger.info("%s is left aside: %s", path, error)
         return None
 

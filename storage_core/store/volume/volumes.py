@@ -12,6 +12,7 @@ from pathlib import Path
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
+from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
@@ -49,7 +50,9 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     except CorruptionError as error:
         return Volume(volume_id, path, None, DAMAGED, str(error))
     except (StorageError, OSError) as error:
-        return Volume(volume_id, path, None, UNREADABLE, str(error))
+        raise_if_limit(error, path)
+        problem = MISSING if is_of_process(error) else UNREADABLE  # for want of rights: as good as away, not damaged
+        return Volume(volume_id, path, None, problem, str(error))
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
         return Volume(volume_id, path, None, FOREIGN, reason)
@@ -73,6 +76,7 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
         except UnsupportedVersionError:
             raise
         except StorageError as error:
+            raise_if_limit(error, path)
             first_error = first_error or error
             continue
         for other in found:
@@ -163,7 +167,8 @@ def _same_place(one: Path, other: Path) -> bool:
 def _has_identity(files: Files, path: Path) -> bool:
     try:
         return FILE_NAME in files.list_directory(path)
-    except OSError:
+    except OSError as error:
+        raise_if_limit(error, path)
         return True  # nobody can tell
 
 

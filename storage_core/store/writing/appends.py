@@ -26,6 +26,7 @@ from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.quorum import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
@@ -325,7 +326,7 @@ def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], 
     ]
     looks = [partial(_look, turn.state.store_id, one, blocks, env.files) for one in usable]
     held: list[list[Volume]] = [[] for _ in blocks]
-    wrong: list[list[str]] = [[] for _ in blocks]
+    wrong: list[list[Exception | str]] = [[] for _ in blocks]
     for volume, found in zip(usable, env.parallel(looks), strict=True):
         if isinstance(found, BaseException):
             raise found
@@ -333,12 +334,15 @@ def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], 
             if not reason:
                 held[at].append(volume)
                 continue
-            wrong[at].append(str(reason))
+            wrong[at].append(reason)
             if isinstance(reason, OSError) and says_broken(reason):
                 turn.failed(volume.volume_id, reason)
     for at, block in enumerate(blocks):
         if len(held[at]) < placement.quorum(stream):
-            reasons = "; ".join(wrong[at]) or "the volumes that took it are retired, or were made anew since"
+            for reason in wrong[at]:
+                if isinstance(reason, Exception):
+                    raise_if_of_process(reason)
+            reasons = "; ".join(map(str, wrong[at])) or "the volumes that took it are retired, or were made anew since"
             raise RequirementError(
                 f"stream {stream.name!r}: staged block {block.summary.block_id.hex()} is on {len(held[at])} of "
                 f"{len(stream.placement)} volumes, {placement.quorum(stream)} are needed; nothing was committed: "

@@ -26,6 +26,7 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, equals_any
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
@@ -60,7 +61,8 @@ class MsgIdWindow:
     ) -> np.ndarray:
         """Return, for each of (n, 2) uint64 hashes, whether a msg_id that counts now has it.
 
-        Raises DataLossError if no copy of a live block of the window can be read: then duplicates cannot be told.
+        Raises DataLossError or UnavailableError if no copy of a live block of the window can be read, ProcessError:
+        then duplicates cannot be told.
         """
         if state.streams.names is not self._names:
             self._names = state.streams.names
@@ -93,12 +95,19 @@ class _StreamWindow:
         rows = rows[[bytes(one) not in self._known for one in rows["block_id"]]]
         for block in whole_blocks(state, stream, rows, volumes):
             self._add(block.block_id, *ask_block(block, _begun_and_hashes, env))
+        is_complete = True
         graves = state.graveyard.appended_since(self._graveyard) if is_later else None
         graves = _recent(state.graveyard.rows if graves is None else graves, stream, since_ns)
         for incarnation, block_id in zip(graves["incarnation"].tolist(), graves["block_id"].tolist(), strict=True):
             if block_id not in self._known:
-                self._add(block_id, *_ask_grave(state, stream, incarnation, block_id, volumes, env))
-        self._manifest, self._graveyard, self._since_ns = stream.blocks, state.graveyard, since_ns
+                found = _ask_grave(state, stream, incarnation, block_id, volumes, env)
+                if found is None:  # it is asked again
+                    is_complete = False
+                    continue
+                self._add(block_id, *found)
+        self._manifest, self._since_ns = stream.blocks, since_ns
+        if is_complete:
+            self._graveyard = state.graveyard
         if self._runs.hash_count >= self._prune_at:
             self._prune(state, stream, since_ns)
 
@@ -210,12 +219,16 @@ def _ask_grave(
     block_id: bytes,
     volumes: Sequence[Volume],
     env: Environment,
-) -> tuple[int, np.ndarray]:
+) -> tuple[int, np.ndarray] | None:
     """Return what a removed block says, from the first copy that is whole; (0, nothing) if none is left.
+
+    None if some copy could not be asked, and may say something later. Raises ProcessError.
 
     The manifest has forgotten its digest: header and footer vouch for each other, and the header says whose it is.
     """
-    for _, root in placement.read_directories(state, stream, volumes):
+    directories = placement.read_directories(state, stream, volumes)
+    is_sure = len(directories) == len(volumes)
+    for _, root in directories:
         path = block_path(str(placement.block_directory(Path(root), incarnation)), block_id)
         try:
             file = env.files.open(path)
@@ -232,5 +245,7 @@ def _ask_grave(
         except FileNotFoundError:
             continue
         except (StorageError, OSError) as error:
+            raise_if_of_process(error, path)
             logger.warning("the msg_ids of a removed block cannot be read there: %s", error)
-    return 0, _NOTHING
+            is_sure = is_sure and isinstance(error, StorageError)
+    return (0, _NOTHING) if is_sure else None

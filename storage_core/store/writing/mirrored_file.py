@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from storage_core.files import CLOSED, FULL, PAGE_SIZE, File, OsFile
+from storage_core.files import PAGE_SIZE, File, OsFile
+from storage_core.os_errors import CLOSED, FULL, LIMITS
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -173,9 +174,9 @@ def decisive(failures: Sequence[OSError]) -> OSError:
     """Return the error to tell of several: first those that the user can do something about."""
 
     def rank(error: OSError) -> int:
-        for position, codes in enumerate((FULL, CLOSED)):
+        for position, codes in enumerate((FULL, CLOSED, LIMITS)):
             if error.errno in codes:
                 return position
-        return 3 if isinstance(error, FileNotFoundError) else 2
+        return 4 if isinstance(error, FileNotFoundError) else 3
 
     return min(failures, key=rank)

@@ -13,6 +13,7 @@ from storage_core.errors import StorageError
 from storage_core.files import Files
 from storage_core.metadata.commands import Abort
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.os_errors import raise_if_of_process
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.volume.placement import block_directory, block_id_of
@@ -85,11 +86,13 @@ def transaction_of(path: Path, files: Files) -> bytes | None:
     """Return the transaction that a block file's own header names, None if it has no whole one."""
     try:
         file = files.open(path)
-    except OSError:
+    except OSError as error:
+        raise_if_of_process(error)
         return None
     try:
         return decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity.transaction_id
-    except (StorageError, OSError):
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
         return None
     finally:
         file.close()

@@ -21,7 +21,7 @@ from storage_core import access
 from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
-from storage_core.files import CLOSED, FULL
+from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
 from storage_core.raft.quorum import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.placement import BlockDirectory, block_path
@@ -256,4 +256,6 @@ def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> Stor
             f"{where} does not exist on {socket.gethostname()}: the stream was deleted, or this executor does not "
             f"see the store's volume at the same path{also}"
         )
+    if is_of_process(error):
+        return of_process(error, where)
     return VolumeFailedError(f"{where}: {error}{also}")

@@ -164,7 +164,7 @@ with Store.create(paths, permissions="group") as store:
         assert {one.stat().st_uid for one in path.rglob("*")} >= {OWNER, MEMBER}
 
     kind, told = run(STRANGER, [STRANGER], paths, "Store.open(paths)")
-    assert kind == "NotAStoreError"
+    assert kind == "ProcessError"
     for part in ("jstream.volume", f"user {STRANGER}", "-rw-rw----", f"user {OWNER}", f"group {TEAM}", "be in group"):
         assert part in told, part
 
@@ -174,7 +174,7 @@ def test_a_private_store_tells_others_whose_it_is_and_what_to_do(place: Path) ->
     made = run(OWNER, [OWNER, TEAM], [place / "volume"], "Store.create(paths).add_stream({'name': 'S'})")
     assert made == "done"
     kind, told = run(MEMBER, [MEMBER, TEAM], [place / "volume"], "Store.open(paths)")
-    assert kind == "NotAStoreError"
+    assert kind == "ProcessError"
     for part in (f"user {MEMBER}", str(TEAM), f"enter {place}/volume", "drwx------", f"user {OWNER}", "--permissions"):
         assert part in told, part
 

@@ -394,7 +394,9 @@ def test_a_purge_ahead_of_the_consumer_is_told_and_passed_over(machine: Machine)
 
 
 @pytest.mark.parametrize("subjects", [[], ["orders.>"]])
-def test_messages_that_no_copy_has_are_told_and_passed_over_before_anybody_repairs(subjects: list[str]) -> None:
+def test_messages_that_no_copy_has_wait_and_hold_nothing_up_until_declared_lost(
+    subjects: list[str],
+) -> None:
     machine = Machine(7)
     stream = machine.create().add_stream({**ORDERS, "block_max_msgs": 5})
     put(stream, 15)
@@ -403,8 +405,17 @@ def test_messages_that_no_copy_has_are_told_and_passed_over_before_anybody_repai
     assert fetched(consumer, 100) == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
     events = consumer.info()["events"]
     assert events and {one["kind"] for one in events} == {"consumer_unreadable"}
-    assert "6 to 10" in events[0]["before"]
-    assert consumer.info()["num_ack_pending"] == 10
+    assert events[0]["before"] == "6 to 10"
+    consumer.ack([*range(1, 6), *range(11, 16)])
+    info = consumer.info()
+    assert (info["num_ack_pending"], info["num_pending"], info["ack_floor"]["stream_seq"]) == (0, 5, 5)
+    assert (info["num_unreadable"], info["unreadable_ranges"]) == (5, [[6, 11]])
+    assert fetched(consumer, 100) == []
+    assert len(consumer.info()["events"]) == 1
+    machine.open().repair()
+    put(machine.open().stream("orders"), 1)
+    assert fetched(reader(machine), 100) == [16]
+    assert reader(machine).info()["num_unreadable"] == 0
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
@@ -487,7 +498,7 @@ def test_the_shape_of_info(machine: Machine) -> None:
     info = consumer.info()
     assert list(info) == [
         "stream_name", "name", "created", "config", "delivered", "ack_floor", "num_ack_pending", "num_redelivered",
-        "num_pending", "paused", "pause_remaining", "incarnation", "events",
+        "num_pending", "num_unreadable", "unreadable_ranges", "paused", "pause_remaining", "incarnation", "events",
     ]  # fmt: skip
     assert (info["stream_name"], info["name"], info["num_pending"]) == ("orders", "reader", 10)
     assert info["incarnation"] == machine.open().stream("orders").incarnation.hex()

@@ -327,7 +327,7 @@ def test_a_store_that_cannot_be_written_is_judged_by_what_can_be_read(
     at = read_on(machine, QueryReader(machine.open()).at("orders", 1), 11)
     lose_all(machine)
     reader = QueryReader(machine.open(read_only=True))
-    with pytest.raises(DataLossError, match="judged by what can be read: the store cannot be written here"):
+    with pytest.raises(DataLossError, match="judged by what can be read: the store is not written from here"):
         reader.settle({"orders": at}, FAIL, REMEDY)
     settled = reader.settle({"orders": at}, CONTINUE, REMEDY)
     assert settled["orders"].told.ranges_head(2) == [(1, 11)]

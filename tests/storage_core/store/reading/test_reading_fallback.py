@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.block.reader import BlockReader
-from storage_core.errors import DataLossError, StalePlanError, UnsupportedVersionError
+from storage_core.errors import DataLossError, StalePlanError, UnavailableError, UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.schema import READ_SCHEMA, read_schema
 from storage_core.sequences import SequenceSet
@@ -451,13 +451,14 @@ def test_an_old_plan_is_stale_and_any_volume_that_is_left_says_so(store: Store, 
     assert all(reports.read_all(REAL, path) == [] for path in left), "nothing is damaged"
 
 
-def test_messages_whose_only_volume_is_away_are_lost_there_and_back_with_it(store: Store) -> None:
+def test_messages_whose_only_volume_is_away_are_no_loss_and_back_with_it(store: Store) -> None:
     stream = store.add_stream({"name": "T", "num_replicas": 1})
     stream.append(pa.record_batch({"data": [b"x"] * 5}))
     home = next(one.path for one in store.volumes() if one.volume_id in stream.state().placement)
     home.rename(home.with_name("away"))
-    with pytest.raises(DataLossError, match=f"sequences 1 to 5 cannot be read: the file is missing .{home}/"):
-        stream.read().read_all()
+    for on_loss in ("raise", "skip"):
+        with pytest.raises(UnavailableError, match=f"sequences 1 to 5 cannot be read: the volume is away: {home} "):
+            stream.read(on_loss=on_loss).read_all()
     home.with_name("away").rename(home)
     assert stream.read().read_all().num_rows == 5
 
