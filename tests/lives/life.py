@@ -500,6 +500,8 @@ class Life:
                 continue
             if not got[0]:
                 info = self.crew.asked(Call("consumer_info", where), process)
+                if info.get("num_skipped") and not stream.removals:
+                    raise Violation(f"consumer {reader.name} of {stream.name} skipped what nobody removed: {info}")
                 if info["num_pending"] or (info["num_ack_pending"] and not reader.maybe_acked):
                     raise Violation(f"consumer {reader.name} of {stream.name} gets nothing more, and has {info}")
                 return
