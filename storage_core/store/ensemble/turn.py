@@ -128,6 +128,7 @@ class Turn:
         self._staged: list[Entry] = []  # made, and not written yet
         self.view: View
         self._written: View  # before the first of them
+        self._counted: set[bytes] = set()  # those that counted before it
 
     # --- what there is
 
@@ -398,7 +399,9 @@ class Turn:
         try:
             yield
         except BaseException:
-            self._staged, self.view = [], before
+            if self._staged:
+                self._take_back()
+            self.view = before
             raise
         finally:
             self._grouping = False
@@ -425,7 +428,8 @@ class Turn:
             durable={**self.view.durable, volume_id: self.view.index},
         )
         result = self.propose(command)
-        if volume_id in self._members and volume_id in self._voting_ids():
+        is_in = not isinstance(result, machine.Refused)
+        if is_in and volume_id in self._members and volume_id in self._voting_ids():
             self._voting.add(volume_id)
         return result
 
@@ -472,7 +476,7 @@ class Turn:
             )
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         if not self._staged:
-            self._written = before
+            self._written, self._counted = before, set(self._voting)
         self._staged.append(entry)
         self.view = replace(before, state=change.state, index=entry.index, term=entry.term, chain=entry.chain)
         if change.state.voters is not before.state.voters:
@@ -488,7 +492,7 @@ class Turn:
         try:
             positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], entries), "entry")
         except BaseException:
-            self.view = before
+            self._take_back()
             raise
         generation = before.commit.generation + 1 if before.commit is not None else 1
         commit = CommitRecord(generation, last.term, last.index, last.chain)
@@ -508,6 +512,11 @@ class Turn:
             self._logs[volume_id].write_commit_record(self.view.positions[volume_id].segment, commit)
         except OSError as error:
             logger.warning("%s: the commit record could not be written: %s", self._name(volume_id), error)
+    def _take_back(self) -> None:
+        """Forget entries that were not written: who counts is decided by the voters before them."""
+        self._staged, self.view = [], self._written
+        self._voting = self._counted.intersection(self._members)
+
             self._leave_out(volume_id, error)
             return False
         return True

@@ -7,17 +7,19 @@ import signal
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from harness.faults import Call, FaultyFiles, end_at
 from harness.simulated_disk import ProcessEnded
 
-from storage_core.errors import RequirementError
+from storage_core.errors import RequirementError, StorageError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, Event, NoOp, RecordEvents, encode_envelope
 from storage_core.raft.entry import make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
+from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 from storage_core.store.writing.staging import Stager
@@ -177,3 +179,24 @@ def test_a_change_too_large_for_an_entry_is_refused_and_the_store_goes_on(tmp_pa
         turn.propose(huge)
     assert store.stream("S").publish("S", b"1").sequence == 1
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def test_a_learner_whose_promotion_failed_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry that makes voters of learners fails on the only voter: the turn does not go on with the learners."""
+    files, turns = FaultyFiles(OS_FILES), []
+    store = Store.create([tmp_path / "a"], env=Environment(files=files, parallel=one_after_another))
+    stage = Turn._stage
+
+    def staged(turn: Turn, change: Any) -> None:
+        stage(turn, change)
+        if any(not one.learner for one in change.state.voters[1:]):
+            turns.append(turn)
+
+    monkeypatch.setattr(Turn, "_stage", staged)  # to know when, and whose turn it is
+    files.judge = lambda call: errno.EIO if turns and call.operation == "sync" and "/a/" in str(call.path) else 0
+    with pytest.raises(StorageError):
+        store.add_volumes([tmp_path / "b", tmp_path / "c"])
+    files.judge = lambda call: 0
+    assert [one.learner for one in turns[0].state.voters] == [False, True, True]
+    with pytest.raises(StorageError):
+        turns[0].propose(NoOp())
