@@ -17,12 +17,13 @@ import msgspec
 from crc32c import crc32c
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
-from storage_core.raft.entry import Vote
+from storage_core.raft.entry import CHAIN_SIZE, Vote
 from storage_core.raft.log_format import PAGE_SIZE
 
 FORMAT_VERSION = 1
 MAGIC = b"JSTRMSNP"
 PAYLOAD_SIZE_MAX = 4 * 1024 * 1024 * 1024  # bytes; ten million blocks are about one GiB
+TRAIL_COUNT_MAX = 4096  # a log that ends no further below than this is told from one of another copy of the store
 _HEADER = Struct("<8sHHI16s16s16sQQ16s8sQ16s")
 _CRC = Struct("<I")
 
@@ -47,10 +48,22 @@ class SnapshotBody(msgspec.Struct, frozen=True):
     vote_term: int  # the volume's last vote
     candidate: bytes
     durable: dict[bytes, int]  # volume id: highest index known durable there
+    trail: bytes = b""  # chains of the newest entries up to the one at `index`, which is the last
 
     @property
     def vote(self) -> Vote:
         return Vote(self.vote_term, self.candidate)
+
+
+def longer_trail(trail: bytes, chain: bytes) -> bytes:
+    """Return the chains with that of the next entry."""
+    return trail[max(0, len(trail) - (TRAIL_COUNT_MAX - 1) * CHAIN_SIZE) :] + chain
+
+
+def trail_chain(trail: bytes, last: int, index: int) -> bytes | None:
+    """Return the chain of the entry at `index`, None if it is not in `trail`, which ends with the entry at `last`."""
+    at = len(trail) - (last - index + 1) * CHAIN_SIZE
+    return trail[at : at + CHAIN_SIZE] if index <= last and at >= 0 else None
 
 
 _BODY_DECODER = msgspec.msgpack.Decoder(SnapshotBody)

@@ -49,7 +49,8 @@ def snapshot() -> bytes:
     now = StoreState()
     for entry, envelope in zip(entries(), (FIRST_ENVELOPE, SECOND_ENVELOPE), strict=True):
         now, _ = machine.apply(now, machine.Place(entry.index, entry.history), envelope)
-    body = SnapshotBody(msgspec.Raw(state.encode_state(now)), VOTES[1].term, VOTES[1].candidate, {VOLUME: 2})
+    trail = b"".join(entry.chain for entry in entries())
+    body = SnapshotBody(msgspec.Raw(state.encode_state(now)), VOTES[1].term, VOTES[1].candidate, {VOLUME: 2}, trail)
     payload = snapshot_format.encode_body(body)
     last = entries()[1]
     header = SnapshotHeader(

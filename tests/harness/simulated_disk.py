@@ -329,13 +329,15 @@ class SimulatedFiles:
         directory.put(path.name, None)
 
     def replace(self, old: Path, new: Path) -> None:
-        directory = self._directory(old.parent)
-        assert old.parent == new.parent, (old, new)
-        if isinstance(self.disk.node(old), SimulatedDirectory) or isinstance(
-            directory.names.get(new.name), SimulatedDirectory
-        ):
+        directory, target = self._directory(old.parent), self._directory(new.parent)
+        node = self.disk.node(old)
+        if isinstance(node, SimulatedDirectory) or isinstance(target.names.get(new.name), SimulatedDirectory):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(new))
-        directory.rename(old.name, new.name)
+        if directory is target:
+            directory.rename(old.name, new.name)
+        else:  # after a power loss it may be in either of the two, in both, or in none
+            target.put(new.name, node)
+            directory.put(old.name, None)
 
     def make_directory(self, path: Path) -> None:
         directory = self._directory(path.parent)

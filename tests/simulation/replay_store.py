@@ -23,8 +23,9 @@ def main() -> None:
     parser.add_argument("--mutant", help="with this mistake in the store: a name from tests/mutants/store")
     parser.add_argument("--merging", action="store_true", help="with blocks that are merged")
     parser.add_argument("--keep", metavar="NAME", help="keep the plan under this name, with what it finds")
+    parser.add_argument("--copies", action="store_true", help="with volumes of a copy of the store")
     arguments = parser.parse_args()
-    kept = chosen(arguments.seed, arguments.merging)
+    kept = chosen(arguments.seed, arguments.merging, arguments.copies)
     world = kept.world(None if arguments.quiet else print)
     try:
         run(world, arguments.mutant)
@@ -37,13 +38,14 @@ def main() -> None:
     print(f"{arguments.seed} holds after {world.step_count} steps and {world.call_count} calls")
 
 
-def chosen(name: str, merging: bool) -> Kept:
+def chosen(name: str, merging: bool, copies: bool) -> Kept:
     """Return what was kept under this name, or what the seed draws."""
     for one in KEPT:
         if one.name == name:
             return one
     plan = Plan.of(Random(int(name)))
-    return Kept(name, "", int(name), plan.with_merging() if merging else plan)
+    plan = plan.with_merging() if merging else plan.with_copies() if copies else plan
+    return Kept(name, "", int(name), plan)
 
 
 def run(world: World, mutant: str | None) -> None:

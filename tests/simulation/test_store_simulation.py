@@ -25,18 +25,25 @@ from storage_core.errors import StorageError
 SEED_COUNT = 200
 PARTS = 8
 MERGING_SEED_COUNT = 24  # on top of those, with processes that merge blocks
+COPIES_SEED_COUNT = 30  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
 
+WITH_COPIES = ("lets_the_best_log_outvote_the_majority", "reads_by_the_highest_commit_record_of_any_volume")
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
 
-def run(seed: int, merging: bool = False) -> World:
-    world = World(seed, plan=Plan.of(Random(seed)).with_merging() if merging else None)
+def planned(seed: int, kind: str = "") -> World:
+    plan = Plan.of(Random(seed))
+    return World(seed, plan={"merging": plan.with_merging, "copies": plan.with_copies}[kind]() if kind else None)
+
+
+def run(seed: int, kind: str = "") -> World:
+    world = planned(seed, kind)
     try:
         world.run()
     except Exception as error:
-        how = f"{seed}{' --merging' if merging else ''}"
+        how = f"{seed}{f' --{kind}' if kind else ''}"
         error.args = (f"python tests/simulation/replay_store.py {how}: {error}",)
         raise
     return world
@@ -62,16 +69,23 @@ def test_a_kept_plan_holds(kept: Kept) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_promises_hold_in_every_seed_in_which_blocks_are_merged(part: int) -> None:
-    worlds = [run(seed, merging=True) for seed in range(part, MERGING_SEED_COUNT, 2)]
+    worlds = [run(seed, "merging") for seed in range(part, MERGING_SEED_COUNT, 2)]
     report(f"whole store with merging, part {part}", worlds)
     assert sum(one.merged_count for one in worlds) >= len(worlds) // 3
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_promises_hold_in_every_seed_in_which_volumes_are_those_of_a_copy(part: int) -> None:
+    worlds = [run(seed, "copies") for seed in range(part, COPIES_SEED_COUNT, 2)]
+    report(f"whole store with copies of it, part {part}", worlds)
+    assert sum(one.volumes.exchange_count for one in worlds) >= len(worlds) // 4
 
 
 @pytest.mark.soak
 def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
     end, worlds = time.monotonic() + soak_seconds, list[World]()
     while time.monotonic() < end:
-        worlds.append(run(SOAK_FIRST + len(worlds), merging=len(worlds) % 3 == 2))
+        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging")[len(worlds) % 3]))
     report("whole store, soak", worlds)
     assert worlds
 
@@ -79,8 +93,9 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """Where it was found before, so that it is found soon; if not there, then in the first seeds."""
+    kind = "copies" if mistake in WITH_COPIES else ""
     kept = [partial(one.world, None) for one in KEPT if one.mutant == mistake]
-    for world in (*kept, *(partial(World, seed) for seed in MUTANT_SEEDS)):
+    for world in (*kept, *(partial(planned, seed, kind) for seed in MUTANT_SEEDS)):
         try:
             with made(mistake):
                 world().run()

@@ -10,9 +10,9 @@ budget can be tried.
               voted on) and fsynced; then the entry is written and fsynced; with a quorum of voters the append is
               acknowledged, and the commit record moves.
     Faults    kill; interrupt (the turn ends, the process lives); power loss of everything; and one faulty volume at a
-              time: its fsync fails, it cannot be reached, comes back blank or as it was before, or its last record is
-              damaged. Another one may be faulty after a completed repair: a turn that ended in the belief that all
-              three volumes are whole.
+              time: its fsync fails, it cannot be reached, comes back blank or as it was before, its last record is
+              damaged, or it is that of a copy of the store that was written on by itself. Another one may be faulty
+              after a completed repair: a turn that ended in the belief that all three volumes are whole.
 
 HISTORY        an entry that was acknowledged, or that a reader could see, is replaced
 LOST           a turn is about to lead with a log that lacks such an entry
@@ -31,7 +31,7 @@ the order of their ids within a round, and fsynced in any order.
 
 from collections.abc import Iterator
 
-from ensemble_faults import faults, still_holds, tasks_of
+from ensemble_faults import faults, made_anew, still_holds, tasks_of
 from ensemble_rules import NOT_WRITTEN, Decision, Evidence, Rules, decide
 from ensemble_state import (
     FAILED,
@@ -104,11 +104,11 @@ class Ensemble:
     def check(self, state: State) -> State:
         promised = state.promised
         for volume in state.volumes:
-            if not is_prefix(volume.commit if volume.commit > 0 else 0, promised):
+            if not volume.is_fork and not is_prefix(max(volume.commit, 0), promised):
                 if not is_prefix(promised, volume.commit):
                     raise Violation("HISTORY")
                 promised = volume.commit
-        there = [one for one in state.volumes if one.is_there]
+        there = [one for one in state.volumes if one.is_there and not one.is_fork]
         top = max((one.commit for one in there if one.commit > 0), key=INDEX.__getitem__, default=0)
         if len(down(state)) <= N - QUORUM:
             if not top:
@@ -128,7 +128,9 @@ class Ensemble:
 
     def _heal(self, state: State) -> None:
         """All faults heal, every process is gone: turns of a single new one make everything whole."""
-        volumes = tuple(one._replace(is_there=True, holder=-1) for one in state.volumes)
+        volumes = tuple(
+            made_anew(one) if one.is_fork else one._replace(is_there=True, holder=-1) for one in state.volumes
+        )
         left = Left(3, 0, 0, 0, 0, 0, 0)
         state = State(volumes, (at_rest(("x", "y", "z"), 1_000),), state.faulty, state.promised, left)
         alone = Ensemble(self.rules, Budget(("",)))
@@ -383,7 +385,7 @@ class Ensemble:
             stage == STORED and one.is_there and needed.issubset({block.name for block in one.blocks})
             for stage, one in zip(process.stages, volumes, strict=True)
         ):
-            if any(durable_log(one).entries != LOG[process.new] for one in volumes):
+            if any(one.is_fork or durable_log(one).entries != LOG[process.new] for one in volumes):
                 raise Violation("FALSE-CURRENT")
             state = state._replace(faulty=-1)
         return self._ended(state, number, process)

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 
 from ensemble_rules import Rules
 from ensemble_state import QUORUM, N, Process, State, at_rest, put, spend, with_process, with_volume
-from ensemble_volume import BAD, Block, Volume, fates
+from ensemble_volume import BAD, Block, Image, Record, Volume, durable_log, fates
+from entries import INDEX, LOG, TERM, entry_after, is_prefix
 
 
 def faults(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     """Every fault that the budget leaves."""
     for at, volume in enumerate(state.volumes):
+        if volume.is_fork and volume.holder < 0:
+            yield f"volume {at} is made anew", with_volume(state, at, made_anew(volume))
         if not volume.is_there:
             yield f"volume {at} is back", with_volume(state, at, volume._replace(is_there=True))
             continue
@@ -35,6 +38,9 @@ def _replaced(state: State, at: int, volume: Volume) -> Iterator[tuple[str, Stat
             damaged = volume._replace(records=(*volume.records[:-1], BAD))
             yield f"the last record of volume {at} is damaged", with_volume(state, at, damaged)
     for number, image in enumerate(volume.images):
+        fork = _forked(state, at, volume, image)
+        if fork is not None:
+            yield f"volume {at} is that of a copy from {len(volume.images) - number} ago", with_volume(state, at, fork)
         older = volume._replace(
             records=image.records,
             commit=image.commit,
@@ -43,6 +49,33 @@ def _replaced(state: State, at: int, volume: Volume) -> Iterator[tuple[str, Stat
             images=volume.images[:number],
         )
         yield f"volume {at} is rolled back by {len(volume.images) - number}", with_volume(state, at, older)
+
+
+def made_anew(volume: Volume) -> Volume:
+    """Return the volume as somebody who repairs it leaves it: to be filled by the next turn."""
+    return Volume(True, volume.instance + 1, "blank", -1, (), 0, 0, (), ())
+
+
+def _forked(state: State, at: int, volume: Volume, image: Image) -> Volume | None:
+    """Return the volume of a copy of the store that was made then and written on by itself; all was whole there.
+
+    None unless the others have gone on since: of a copy that only went further nobody can tell that it is one.
+    """
+    base = image.commit
+    others = [one for number, one in enumerate(state.volumes) if number != at]
+    held = LOG[state.promised][INDEX[base] :][:1]
+    if base <= 0 or not held or image.records[-1] == BAD or durable_log(volume._replace(records=image.records)).bad:
+        return None
+    if not all(one.is_there and held[0] in durable_log(one).entries for one in others):
+        return None
+    entries, term = [base], TERM[base] + 3  # a better log than ours, by Raft's order
+    for _ in range(2):
+        entries.append(entry_after(entries[-1], term, "copy", (INDEX[entries[-1]],) * N))
+    records = [one for one in image.records if one.kind != "E" or is_prefix(one.what, base)]
+    records += [Record("V", term, 8, "D"), *(Record("E", entry, 0, "D") for entry in entries[1:])]
+    return Volume(
+        True, volume.instance, volume.standing, -1, tuple(records), entries[-1], entries[-1], image.blocks, (), True
+    )
 
 
 def _power_losses(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
@@ -82,6 +115,7 @@ def still_holds(volume: Volume, instance: int, name: str) -> bool:
     """Return whether the block that a task wrote is where it said it is."""
     return (
         volume.is_there
+        and not volume.is_fork
         and volume.instance == instance
         and volume.standing != "retired"
         and any(one.name == name for one in volume.blocks)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ensemble_volume import Found
-from entries import INDEX, LOG, STATED, is_prefix, rank
+from entries import INDEX, LOG, STATED, TERM, is_prefix, rank
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Rules:
     forget: bool = True  # memory of own fsyncs is forgotten when anybody else has led since
     give_up: bool = True  # after an append without quorum the process gives its term up
     abort_first: bool = True  # blocks are swept only after a committed abort
+    majority: bool = True  # what contradicts an entry that a majority holds does not count, whatever its length
     whole_log: bool = True  # (writer, batch) is looked up in the whole adopted log, uncommitted entries included
 
 
@@ -63,11 +64,14 @@ class Task(NamedTuple):
 
 
 class Decision(NamedTuple):
-    tips: tuple[int, ...]  # logs to lead with: the best one; none: a commit record is above every readable log
+    tips: tuple[
+        int, ...
+    ]  # logs to lead with: the best one; none: a commit record is above every readable log, or split
     commit: int
     tasks: tuple[Task | None, ...]  # by volume; None: not locked
     term: int  # highest that anybody spoke of
     candidates: frozenset[int]
+    split: bool  # commit records contradict each other, and no branch has a majority
 
 
 NOT_WRITTEN = Task(False, False, False, 0)
@@ -79,8 +83,12 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     Too few votes for a quorum are the caller's to see: whether that is an error depends on what was not locked.
     """
     asked = dict(list(evidence.items())[: volume_count if rules.read_all else volume_count // 2 + 1])
+    foreign, wanted, split = set[int](), [0], False
+    if rules.majority:
+        foreign, wanted, split = _branches(asked, volume_count)
+    asked = {volume: one for volume, one in asked.items() if volume not in foreign}
+    whole = _whole(asked)
     readable = {entry for one in asked.values() for entry in one.found.entries if entry}
-    whole = {entry for entry in readable if readable.issuperset(LOG[entry])}
     commit = max((one.commit for one in asked.values()), key=INDEX.__getitem__, default=0)
     stated = [_stated(readable, volume) for volume in range(volume_count)]
     tasks = tuple(
@@ -91,12 +99,56 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     every = tuple(by_volume.get(volume) for volume in range(volume_count))
     term = max((one.found.term for one in asked.values()), default=0)
     return Decision(
-        tips=_best(rules, asked, every, whole, commit),
+        tips=() if split else _best(rules, asked, every, whole, commit, wanted),
         commit=commit,
         tasks=every,
         term=term,
         candidates=frozenset().union(*(one.found.candidates for one in asked.values() if one.found.term == term)),
+        split=split,
     )
+
+
+def _whole(asked: Mapping[int, Evidence]) -> set[int]:
+    """Return the entries that can be read with all before them."""
+    readable = {entry for one in asked.values() for entry in one.found.entries if entry}
+    return {entry for entry in readable if readable.issuperset(LOG[entry])}
+
+
+def _last(one: Evidence, whole: set[int]) -> int:
+    return max((entry for entry in one.found.entries if entry in whole), key=INDEX.__getitem__, default=0)
+
+
+def _are_on_one_chain(one: int, other: int) -> bool:
+    return is_prefix(one, other) or is_prefix(other, one)
+
+
+def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int], list[int], bool]:
+    """Return the volumes of another copy of the store, the entries that count for sure, and whether nobody can tell.
+
+    What a majority holds was never contradicted by anything committed: two majorities have a volume in common.
+    """
+    whole = _whole(asked)
+    logs = {volume: _last(one, whole) for volume, one in asked.items()}
+    holders = {entry: sum(entry in LOG[log] for log in logs.values()) for log in logs.values() for entry in LOG[log]}
+    held = max((one for one, count in holders.items() if count > volume_count // 2), key=INDEX.__getitem__, default=0)
+    foreign = set()
+    for volume, one in asked.items():
+        lost = one.commit not in whole
+        cut = lost and INDEX[one.commit] > INDEX[held]  # then its own log says where it belongs
+        if lost and INDEX[one.commit] <= INDEX[logs[volume]] and not is_prefix(one.commit, logs[volume]):
+            foreign.add(volume)
+        if not _are_on_one_chain(logs[volume] if cut else one.commit, held):
+            foreign.add(volume)
+    commits = [one.commit for volume, one in asked.items() if volume not in foreign]
+    highest = max((one for one in commits if one in whole), key=INDEX.__getitem__, default=0)
+    split = INDEX[highest] > INDEX[held] and any(
+        INDEX[one] <= INDEX[highest] and not is_prefix(one, highest) for one in commits
+    )
+    places: dict[tuple[int, int], int] = {}
+    for volume, log in logs.items():
+        if volume not in foreign and is_prefix(held, log) and is_prefix(highest, log):
+            split |= any(places.setdefault((INDEX[one], TERM[one]), one) != one for one in LOG[log])
+    return foreign, [held, highest], split
 
 
 def _stated(readable: set[int], volume: int) -> int:
@@ -147,15 +199,19 @@ def _is_torn_tail(rules: Rules, asked: Mapping[int, Evidence], volume_count: int
 
 
 def _best(
-    rules: Rules, asked: Mapping[int, Evidence], tasks: tuple[Task | None, ...], whole: set[int], commit: int
+    rules: Rules,
+    asked: Mapping[int, Evidence],
+    tasks: tuple[Task | None, ...],
+    whole: set[int],
+    commit: int,
+    wanted: list[int],
 ) -> tuple[int, ...]:
     """Return the best of the logs that are whole; several only where a weakened rule lets two lead in one term."""
     leading = []
     for volume, one in asked.items():
         task = tasks[volume]
         if rules.all_evidence or (task is not None and task.votes):
-            leading.append(
-                max((entry for entry in one.found.entries if entry in whole), key=INDEX.__getitem__, default=0)
-            )
+            leading.append(_last(one, whole))
+    leading = [one for one in leading if all(is_prefix(entry, one) for entry in wanted)] or leading
     best = max(map(rank, leading), default=(0, 0))
     return tuple(sorted({one for one in leading if rank(one) == best and (is_prefix(commit, one) or not rules.marks)}))

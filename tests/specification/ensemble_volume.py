@@ -37,6 +37,7 @@ class Volume(NamedTuple):
     commit_on_disk: int
     blocks: tuple[Block, ...]
     images: tuple["Image", ...]  # what it was after earlier fsyncs, oldest first, for the fault that puts one back
+    is_fork: bool = False  # it is of a copy of the store that was written on by itself; nobody is told
 
 
 class Image(NamedTuple):

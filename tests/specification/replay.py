@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from harness.simulated_disk import (
     ALL_KEPT,
@@ -34,6 +35,9 @@ from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE
 from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment, one_after_another
+from storage_core.store.volume import locks
+from storage_core.store.volume.identity import read_identity
+from storage_core.store.volume.log import VolumeLog
 
 PATHS = [Path("/disk/v0"), Path("/disk/v1"), Path("/disk/v2")]
 GATES = {
@@ -290,8 +294,7 @@ class Replay:
             self._lose_power(label.removeprefix("POWER LOSS ").split(" | "))
             return True
         if found := re.fullmatch(r"(?:the last record of )?volume (\d) (.*)", label):
-            self._fault(int(found[1]), found[2])
-            return True
+            return self._fault(int(found[1]), found[2])
         short = re.sub(
             r"(leads|locks together|proposes|acknowledges).*", r"\1", label.replace("locks [", "locks together")
         )
@@ -342,21 +345,53 @@ class Replay:
         self.disk.evict_clean_pages()
         self.processes = [Process(number, self) for number in (0, 1)]
 
-    def _fault(self, volume: int, how: str) -> None:
+    def _fault(self, volume: int, how: str) -> bool:
         path = PATHS[volume]
         if how in ("is out of sight", "cannot be reached"):
             self._away[volume] = self.disk.take_away(path)
         elif how == "is back":
             self.disk.put_back(path, self._away.pop(volume))
-        elif how == "comes back blank":
+        elif how in ("comes back blank", "is made anew"):
             self.disk.put_back(path, SimulatedDirectory())
         elif how.startswith("is rolled back"):
             images = self._images[volume][-int(how.split()[-1]) :]
             self.disk.put_back(path, images[0].copy_platter())
         elif how == "is damaged":
             self._damage_last_record(path)
+        elif how.startswith("is that of a copy"):
+            return self._exchange(volume, int(how.split()[-2]))
         else:
             raise AssertionError(how)
+        return True
+
+    def _exchange(self, volume: int, age: int) -> bool:
+        """Put a volume in the place of one that is of a copy of the store, made so many images ago and written on.
+
+        Only if the others have gone on since: of a copy that only went further nobody can tell that it is one.
+        """
+        images = {PATHS[volume]: self._images[volume][-age:][0]}
+        base = self._end_of(volume, images[PATHS[volume]])
+        for other, path in enumerate(PATHS):
+            if other != volume:
+                older = [one for one in self._images[other] if self._end_of(other, one) <= base]
+                if other in self._away or not older or self._end_of(other, self.disk.image_below(path)) <= base:
+                    return False
+                images[path] = older[-1]
+        copy = SimulatedDisk()
+        for path, image in images.items():
+            copy.put_back(path, image.copy_platter())
+        for name in ("copied", "copied-too"):
+            with patch.object(locks, "_mutexes", {}), self._alone(copy).turn(0.0) as turn:  # on another host
+                turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+        self.disk.put_back(PATHS[volume], copy.image_below(PATHS[volume]))
+        return True
+
+    def _end_of(self, volume: int, image: SimulatedDirectory) -> int:
+        disk, path = SimulatedDisk(), PATHS[volume]
+        disk.put_back(path, image.copy_platter())
+        files = disk.process()
+        index: int = VolumeLog(files, path, read_identity(files, path)).read().tip[0]
+        return index
 
     def _damage_last_record(self, volume: Path) -> None:
         segments = sorted((one for one, _ in self.disk.files(volume / "meta") if one.suffix == ".log"), reverse=True)

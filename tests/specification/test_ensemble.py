@@ -72,6 +72,7 @@ SEEN_ONLY = Need(
 )
 
 # Each rule, what happens without it, a budget that shows it, and how it begins.
+# (Two leaders of one term show as REFUSE-HEALTHY: entries of one place and term that differ are two copies' work.)
 AWAY_2 = ["volume 2 is out of sight", *locking(0, (0, 1))]
 NEEDED = {
     "rewrite": Need("FALSE-CURRENT", Budget(("a,b",), turns=2, failed_fsyncs=1)),
@@ -113,7 +114,7 @@ NEEDED = {
         [*turn(0), "P0 KILLED", "the last record of volume 0 is damaged"],
     ),
     "vote_first": Need(
-        "LOST",
+        "REFUSE-HEALTHY",
         Budget(("a,b",), turns=3, kills=1, power_losses=1, absences=2),
         [*AWAY_2, *prepared(0, (0, 1), (0,)), "POWER LOSS keeps nothing", "volume 2 is back"],
         [
@@ -127,12 +128,17 @@ NEEDED = {
         [*turn(0), "volume 0 is rolled back by 1"],
     ),
     "give_up": Need(
-        "LOST",
+        "REFUSE-HEALTHY",
         Budget(("a,b",), turns=3, kills=1, interrupts=1, absences=1),
         [
             *(*locking(0), *prepared(0), "P0 proposes", "P0 writes the entry on 0", "P0 fsyncs 0"),
             *("P0 INTERRUPTED", "volume 0 is out of sight"),
         ],
+    ),
+    "majority": Need(
+        "REFUSE-F1",
+        Budget(("a,b,c",), turns=4, volume_faults=1),
+        [*turn(0), *turn(0), "volume 2 is that of a copy from 2 ago"],
     ),
     "whole_log": Need("DUPLICATE", Budget(("a",), turns=2, kills=1)),
     "abort_first": Need(

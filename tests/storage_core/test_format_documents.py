@@ -84,6 +84,9 @@ def test_snapshot() -> None:
     assert (header.payload_size, header.payload_digest) == (len(payload), snapshot_format.payload_digest(payload))
     body = snapshot_format.decode_body(payload)
     assert (body.vote, body.durable) == (Vote(2, b"candidate-two..."), {VOLUME: 2})
+    assert [snapshot_format.trail_chain(body.trail, 2, index) for index in range(4)] == [
+        None, *(one.chain for one in entries()), None,
+    ]  # fmt: skip
     decoded = state.decode_state(body.state)
     assert decoded.voters == (Voter(VOLUME, INSTANCE, "."),)
     assert (decoded.store_id, decoded.created_ns, decoded.streams) == (STORE, MADE_NS, {})

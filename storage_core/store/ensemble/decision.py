@@ -11,17 +11,20 @@ The rules, with the reasons in docs/locks-and-stability.md:
   torn tail: it is set aside, and the volume votes. Any other bad record is damage, and its volume does not vote.
 - The log to lead with is the best (term, index) of all that can be read, also of volumes that do not vote. It must
   hold every commit record that can be read.
-- A volume whose committed entries are on another branch is one of another copy of the store: it does not vote.
+- A volume whose committed entries are on another branch than the majority is one of another copy of the store: it
+  does not vote, and nothing that it says counts (branches.py). Without a majority on one branch nobody decides.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_core.errors import CorruptionError, NoQuorumError, StorageError
 from storage_core.metadata.commands import Voter, decode_envelope
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry
 from storage_core.raft.quorum import losses_survived, majority
-from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader, trail_chain
+from storage_core.store.ensemble import branches
+from storage_core.store.ensemble.branches import Branches, Node, Stand
 from storage_core.store.volume import volumes
 from storage_core.store.volume.evidence import Evidence
 
@@ -92,10 +95,28 @@ class Lead:
         entry = self.entries[place - 1]
         return entry.index, entry.term, entry.chain
 
-    def agrees(self, index: int, chain: bytes) -> bool:
-        """Return whether the log holds this entry; below the snapshot that is not known, and taken for granted."""
+    def chain_at(self, index: int) -> bytes | None:
+        """Return the chain of the entry at `index`, None above the tip and further below than the snapshot knows."""
         there = self.at(index)
-        return there[2] == chain if there is not None else index < self.base[0]
+        if there is not None:
+            return there[2]
+        return trail_chain(self.snapshot_body.trail, self.base[0], index) if self.snapshot_body is not None else None
+
+    def agrees(self, index: int, chain: bytes) -> bool:
+        """Return whether the log holds this entry; what even its snapshot does not know is taken for granted."""
+        there = self.chain_at(index)
+        return there == chain if there is not None else index < self.base[0]
+
+    def nodes(self) -> Iterator[Node]:
+        """Return every entry that is known of the log, by index and chain."""
+        for entry in self.entries:
+            yield entry.index, entry.chain
+        yield self.base[0], self.base[2]
+        for index in range(self.base[0] - 1, 0, -1):
+            chain = self.chain_at(index)
+            if chain is None:
+                break
+            yield index, chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +127,7 @@ class Decision:
     durable: Mapping[bytes, int]  # by volume: the highest index that anything says to be durable there
     findings: Mapping[bytes, Finding]
     above: str | None = None  # what was committed that the log to lead with does not hold
+    split: str = ""  # why nobody can tell which branch of the log counts: who stands where
 
     @property
     def voting(self) -> list[bytes]:
@@ -207,10 +229,14 @@ class _Judged:
 def decide(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     """Return what to do, with the volumes in the order of `voters`.
 
-    Raises NoQuorumError if too few volumes may vote, CorruptionError if a commit record is above every log that can be
-    read, if the only volume is damaged, or if copies of the store went separate ways; Contended.
+    Raises NoQuorumError if too few volumes may vote, or copies of the store went separate ways and none has a majority,
+    CorruptionError if a commit record is above every log that can be read, or if the only volume is damaged; Contended.
     """
     decision = examine(found, voters)
+    if decision.split:
+        if any(one.evidence is not None and one.busy for one in found):
+            raise Contended
+        raise NoQuorumError(split_text(decision))
     _check_votes(decision, [one.volume_id for one in voters if not one.learner], found)
     if decision.above is not None:
         raise CorruptionError(decision.above)
@@ -230,8 +256,14 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
             read[voter.volume_id] = there
         if problem is not None:
             findings[voter.volume_id] = problem
-    evidences = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
-    pool = Pool(evidences.values())
+    everything = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
+    pool = Pool(everything.values())
+    sides = _sides(read, pool, voting_ids, majority(len(voting_ids)))
+    for volume_id, why in sides.foreign.items():
+        findings[volume_id] = _foreign(why, everything[volume_id])
+    evidences = {volume_id: one for volume_id, one in everything.items() if volume_id not in sides.foreign}
+    if sides.foreign:
+        pool = Pool(evidences.values())
     unreadable = sum(volume_id not in evidences for volume_id in voting_ids)
     rules = _Rules(evidences, pool, unreadable <= losses_survived(len(voting_ids)))
     judged = [rules.judge(read[volume_id]) for volume_id in evidences]
@@ -239,21 +271,76 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
         may = one.found.locked and one.found.volume_id not in findings
         one.vote = one.vote and may and one.found.volume_id in voting_ids
         one.written = one.written and may
-    lead, strays = _choose(judged, pool, len(voting_ids))
+    lead = _best((one.tip for one in judged), pool, sides.held)
     for one in judged:
-        findings.setdefault(one.found.volume_id, _finding(one, lead, strays))
+        findings.setdefault(one.found.volume_id, _finding(one, lead, is_split=bool(sides.split)))
     term = max((one.term for one in evidences.values()), default=0)
     ordered = {voter.volume_id: findings[voter.volume_id] for voter in voters}
-    return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead, strays))
+    return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead), sides.split)
 
 
 def newest(found: Sequence[Found]) -> Lead | None:
-    """Return the best log of all that can be read, to learn from it who the voters are; None if there is none."""
-    evidences = [one.evidence for one in found if one.evidence is not None]
+    """Return the log to learn from who the voters are: the best of the branch on which most volumes stand, if there is
+    more than one. None if nothing can be read.
+    """
+    read = {one.volume_id: one for one in found if one.evidence is not None}
+    evidences = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
     if not evidences:
         return None
-    pool = Pool(evidences)
-    return pool.lead_to(max((pool.tip_of(one) for one in evidences), key=_rank))
+    pool = Pool(evidences.values())
+    sides = _sides(read, pool, list(evidences), majority(len(found)))
+    return _best((pool.tip_of(one) for key, one in evidences.items() if key not in sides.foreign), pool, sides.held)
+
+
+def split_text(decision: Decision) -> str:
+    """Return what to say where no branch has a majority."""
+    return (
+        f"volumes of different copies of the store: {decision.split}. Nothing has been changed. Take away the volumes "
+        "that are of the other copy, or bring those back that are missing"
+    )
+
+
+def foreign_of(found: Sequence[Found], decision: Decision) -> dict[bytes, CommitRecord | None]:
+    """Return the volumes that are of another copy of the store, or another instance, with their commit records."""
+    return {
+        one.volume_id: one.evidence.commit
+        for one in found
+        if one.evidence is not None
+        and one.volume_id in decision.findings
+        and decision.findings[one.volume_id].state == FOREIGN
+    }
+
+
+def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], needed: int) -> Branches:
+    """Return which volumes are of another copy of the store."""
+    stands = []
+    for volume_id, one in read.items():
+        if one.evidence is None:
+            continue
+        snapshot, commit = one.evidence.snapshot, one.evidence.commit
+        marks: list[tuple[Node, Lead | None]] = []
+        if snapshot is not None:
+            marks.append(
+                ((snapshot.index, snapshot.chain), pool.lead_to((snapshot.index, snapshot.term, snapshot.chain)))
+            )
+        if commit is not None:
+            place = pool.place_of(commit)
+            marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
+        stands.append(Stand(volume_id, one.name, pool.lead_to(pool.tip_of(one.evidence)), tuple(marks)))
+    return branches.compare(stands, voting, needed)
+
+
+def _best(tips: Iterable[Tip], pool: Pool, held: Sequence[Node]) -> Lead:
+    """Return the best log that holds these entries; below its snapshot that is taken for granted."""
+    logs = [pool.lead_to(tip) for tip in sorted(set(tips), key=_rank, reverse=True)]
+    return next(
+        (log for log in logs if all(log.agrees(*node) for node in held)),
+        logs[0] if logs else Lead(START, None, None, ()),
+    )
+
+
+def _foreign(why: str, evidence: Evidence) -> Finding:
+    return Finding(FOREIGN, why, votes=False, written=False, index=evidence.tip[0])
 
 
 def _rank(tip: Tip) -> tuple[int, int, bytes]:
@@ -327,44 +414,11 @@ class _Rules:
         return any(self._pool.holds(one.everything.get(index)) for one in others)
 
 
-def _choose(judged: Sequence[_Judged], pool: Pool, voter_count: int) -> tuple[Lead, dict[bytes, str]]:
-    """Return the log to lead with, and by volume why its committed entries are not part of it."""
-    voting = [one for one in judged if one.vote]
-    tips = sorted({one.tip for one in judged}, key=_rank, reverse=True)
-    if not tips:
-        return Lead(START, None, None, ()), {}
-    choices = []
-    for tip in tips:
-        lead = pool.lead_to(tip)
-        strays = {one.found.volume_id: why for one in judged if (why := _stray(one, lead, pool))}
-        if sum(one.found.volume_id not in strays for one in voting) >= majority(voter_count):
-            return lead, strays
-        choices.append((lead, strays))
-    return choices[0]
-
-
-def _stray(one: _Judged, lead: Lead, pool: Pool) -> str:
-    """Return why a volume's committed entries are on another branch than `lead`; empty if they are not."""
-    snapshot, commit = one.evidence.snapshot, one.evidence.commit
-    if snapshot is not None and snapshot.index <= lead.tip[0] and not lead.agrees(snapshot.index, snapshot.chain):
-        return f"{one.found.name}: the snapshot at entry {snapshot.index} is of another history"
-    if commit is None or lead.agrees(commit.index, commit.chain):
-        return ""
-    if commit.index > lead.tip[0]:
-        place = pool.place_of(commit)
-        if place is None or pool.lead_to(place).agrees(lead.tip[0], lead.tip[2]):
-            return ""  # it is above: _check_commit
-    return (
-        f"{one.found.name}: entry {commit.index} of the metadata log is not the one that was committed (the hash "
-        f"chains differ). {_UNCHANGED}"
-    )
-
-
-def _finding(one: _Judged, lead: Lead, strays: Mapping[bytes, str]) -> Finding:
-    index = one.evidence.tip[0]
-    if one.found.volume_id in strays:
-        return Finding(FOREIGN, strays[one.found.volume_id], votes=False, written=False, index=index)
-    commit = one.evidence.commit
+def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
+    index, commit, snapshot = one.evidence.tip[0], one.evidence.commit, one.evidence.snapshot
+    for mark in (snapshot, commit):
+        if is_split and mark is not None and mark.index <= lead.tip[0] and not lead.agrees(mark.index, mark.chain):
+            return _foreign(branches.why_foreign(one.found.name, mark.index, 2), one.evidence)
     in_step = (
         not one.bad
         and one.evidence.tip == lead.tip
@@ -418,13 +472,13 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
     )
 
 
-def _above(judged: Sequence[_Judged], lead: Lead, strays: Mapping[bytes, str]) -> str | None:
+def _above(judged: Sequence[_Judged], lead: Lead) -> str | None:
     for one in judged:
         commit = one.evidence.commit
-        if commit is None or one.found.volume_id in strays or lead.agrees(commit.index, commit.chain):
+        if commit is None or lead.agrees(commit.index, commit.chain):
             continue
         return (
-            f"{one.found.name}: the metadata log ends at entry {lead.tip[0]}, but entries up to {commit.index} were "
-            f"committed: it was cut or rolled back. {_UNCHANGED}"
+            f"{one.found.name}: the metadata log ends at entry {lead.tip[0]} without entry {commit.index}, and entries "
+            f"up to there were committed: it was cut or rolled back. {_UNCHANGED}"
         )
     return None

@@ -29,10 +29,11 @@ from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit, raise_if_of_process
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.quorum import majority
+from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Contended, Finding, Found, Lead, Pool, examine, newest
 from storage_core.store.ensemble.turn import Leadership, Relock, Standing, Turn
-from storage_core.store.ensemble.view import View, applied, first_state, replay
+from storage_core.store.ensemble.view import View, applied, first_state, replay, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
 from storage_core.store.volume.evidence import Evidence, Position
@@ -67,6 +68,7 @@ class Metadata:
         self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
         self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
+        self.foreign: Mapping[bytes, CommitRecord | None] = {}  # volumes of another copy of the store: what they record
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[rules.Tip, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self.renew()
@@ -252,6 +254,9 @@ class Metadata:
         view = self._advance(known, at, commit) if known is not None else None
         if view is None:
             view = self._read_up_to(commit, known is None, clean, seen)
+            if known is not None and not _goes_on_from(view, known):
+                self._undecided = known
+                return None
         if view.state.voters != self._voters and self._complete(view.state.voters):
             return self._follow_commit_record()
         self.known_view = view
@@ -260,11 +265,12 @@ class Metadata:
     def _learn_voters(self) -> list[Found]:
         """Find the other volumes by what those that were given say; return what was read.
 
-        That is the log of the volume with the highest commit record; if it leads nowhere, all are asked.
+        That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
+        another one, all are asked.
         """
-        at, _, _ = self._best_commit_record()
+        at, commit, _ = self._best_commit_record()
         found = [self.found(at, for_state=True)]
-        if not found[0].evidence or found[0].evidence.bad is not None:
+        if not found[0].evidence or found[0].evidence.bad is not None or not self._all_record(commit):
             found = [self.found(one) for one in self._volumes]
         lead = newest(found)
         voters = self.state_of(lead).voters if lead is not None else ()
@@ -273,22 +279,31 @@ class Metadata:
         self._voters = voters
         return found
 
+    def _all_record(self, commit: CommitRecord | None) -> bool:
+        """Return whether no volume that can be read has another commit record."""
+        for one in self._volumes:
+            try:
+                if self.log_of(one).read_commit_record()[0] != commit:
+                    return False
+            except (StorageError, OSError):
+                continue
+        return True
+
     def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool]:
         """Return the highest commit record, where it stands, and whether enough of all are whole to go by it."""
         best: tuple[Volume, CommitRecord | None] = (self._volumes[0], None)
         errors: list[StorageError | OSError] = []
         clean_count = 0
         learners = {one.volume_id for one in self._voters if one.learner}
-        strays = {volume_id for volume_id, one in self.findings.items() if one.state == rules.FOREIGN}
         for one in self._volumes:
-            if one.volume_id in strays and len(strays) < len(self._volumes):
-                errors.append(CorruptionError(self.findings[one.volume_id].reason))
-                continue
             try:
                 commit, clean = self.log_of(one).read_commit_record()
             except (StorageError, OSError) as error:
                 raise_if_limit(error, one.path)
                 errors.append(error)
+                continue
+            if commit is not None and self.foreign.get(one.volume_id) == commit and len(self._volumes) > 1:
+                errors.append(CorruptionError(f"{one.path} is of another copy of the store"))
                 continue
             clean_count += clean and one.volume_id not in learners
             if commit is not None and (best[1] is None or commit.index > best[1].index):
@@ -303,7 +318,8 @@ class Metadata:
         tail = self.log_of(at).read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
-        state, index, chain, all_used = known.state, known.index, known.chain, tail.is_clean
+        state, index, chain, trail = known.state, known.index, known.chain, known.trail
+        all_used = tail.is_clean
         for record in tail.records:
             if not isinstance(record, Entry) or record.index <= index:
                 continue
@@ -311,13 +327,14 @@ class Metadata:
                 all_used = False
                 break
             state, index, chain = applied(state, record), record.index, record.chain
+            trail = longer_trail(trail, chain)
         if (index, chain) != (commit.index, commit.chain):
             return None
         positions = {**known.positions, at.volume_id: tail.position if all_used else start}
         term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
         return replace(
             known, state=state, index=index, term=commit.term, chain=chain, commit=commit, positions=positions,
-            term_seen=term_seen,
+            term_seen=term_seen, trail=trail,
         )  # fmt: skip
 
     def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
@@ -326,6 +343,8 @@ class Metadata:
         `seen`: what was read a moment ago, if it was.
         """
         found = self._seen_beside(seen) if seen is not None else [self.found(one) for one in self._volumes]
+        if seen is None and len(found) > 1:
+            found, commit = self._ours(found, commit)
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
         pool = Pool(evidences.values())
         place = pool.place_of(commit)
@@ -341,15 +360,9 @@ class Metadata:
             (only,) = evidences.values()
             if only.bad is not None and only.bad.followed:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
-        if seen is None and len(found) > 1 and place is not None:
-            voters = self._voters or self.state_of(pool.lead_to(place)).voters
-            findings = examine(found, voters).findings
-            foreign = [one for key, one in findings.items() if one.state == rules.FOREIGN and key in evidences]
-            if any(one.commit == commit for one in evidences.values()) and foreign:
-                raise CorruptionError(foreign[0].reason)  # whose commit record that is, the locks decide
         # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
         lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
-        if seen is not None and not all(_lies_on(lead, one.commit) for one in evidences.values()):
+        if seen is not None and not self._is_of_majority(lead, evidences):
             return self._read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(
@@ -367,6 +380,7 @@ class Metadata:
             snapshot_index=lead.base[0],
             durable=pool.statements,
             snapshot_streams=self.snapshot_streams_of(lead),
+            trail=trail_of(lead),
         )
         tip = max(pool.tip_of(one)[0] for one in evidences.values())
         if first and not self._is_being_written(tip, max(index, commit.index)):
@@ -378,6 +392,36 @@ class Metadata:
             self._undecided = view
             raise _Doubt
         return view
+
+    def _is_of_majority(self, lead: Lead, evidences: Mapping[bytes, Evidence]) -> bool:
+        """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.
+
+        One that is further below says nothing of what stands above it.
+        """
+        records = {volume_id: one.commit for volume_id, one in evidences.items() if one.commit is not None}
+        if any(one.index <= lead.tip[0] and not lead.agrees(one.index, one.chain) for one in records.values()):
+            return False
+        voting = [one.volume_id for one in self.state_of(lead).voters if not one.learner]
+        agreeing = [key for key, one in records.items() if key in voting and (one.index, one.chain) == lead.tip[::2]]
+        return len(agreeing) >= majority(len(voting))
+
+    def _ours(self, found: list[Found], commit: CommitRecord) -> tuple[list[Found], CommitRecord]:
+        """Return those of the volumes that are not of another copy of the store, and their highest commit record.
+
+        Raises NoQuorumError if nobody can tell which copy counts, CorruptionError if ours has no commit record.
+        """
+        lead = newest(found)
+        if lead is None:
+            return found, commit
+        decision = examine(found, self.state_of(lead).voters or self._voters)
+        if decision.split:
+            raise NoQuorumError(rules.split_text(decision))
+        self.foreign = rules.foreign_of(found, decision)
+        if not self.foreign:
+            return found, commit
+        if decision.commit is None:
+            raise CorruptionError(decision.findings[next(iter(self.foreign))].reason)
+        return [one for one in found if one.volume_id not in self.foreign], decision.commit
 
     def _seen_beside(self, seen: list[Found]) -> list[Found]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
@@ -516,8 +560,10 @@ class Metadata:
         self.known_view = view
 
 
-def _lies_on(lead: Lead, commit: CommitRecord | None) -> bool:
-    return commit is None or commit.index > lead.tip[0] or lead.agrees(commit.index, commit.chain)
+def _goes_on_from(view: View, known: View) -> bool:
+    """Return whether nothing that is known is missing in the view."""
+    there = trail_chain(view.trail, view.index, known.index)
+    return view.index >= known.index and there in (known.chain, None)
 
 
 def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:

@@ -52,7 +52,7 @@ from storage_core.raft.quorum import majority
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
-from storage_core.store.ensemble.view import View, applied
+from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe
 from storage_core.store.volume.evidence import Position
@@ -156,6 +156,8 @@ class Turn:
         if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:
             return Standing(rules.CURRENT, "", self.view.index)
         one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
+        if one is not None and one.state == rules.FOREIGN:
+            return Standing(one.state, one.reason, one.index)
         if voter is not None and voter.retired:  # perhaps since all was read
             return Standing(rules.RETIRED, voter.retired, self.view.durable.get(volume_id, 0))
         if one is None:
@@ -312,9 +314,11 @@ class Turn:
             snapshot_index=snapshot.index if snapshot is not None else 0,
             durable=durable,
             snapshot_streams=self._metadata.snapshot_streams_of(decision.lead),
+            trail=trail_of(decision.lead),
         )
         self._members, self._voting = members, set(decision.voting)
         self._findings = self._metadata.findings = decision.findings
+        self._metadata.foreign = rules.foreign_of(found, decision)
         if decision.is_settled:
             self._metadata.keep(self.view)
         return decision
@@ -366,7 +370,9 @@ class Turn:
         if lead.snapshot_body is None:
             return None
         vote = leadership.vote
-        return SnapshotBody(lead.snapshot_body.state, vote.term, vote.candidate, dict(self.view.durable))
+        return SnapshotBody(
+            lead.snapshot_body.state, vote.term, vote.candidate, dict(self.view.durable), lead.snapshot_body.trail
+        )
 
     # --- proposing
 
@@ -478,7 +484,7 @@ class Turn:
         if not self._staged:
             self._written, self._counted = before, set(self._voting)
         self._staged.append(entry)
-        self.view = replace(before, state=change.state, index=entry.index, term=entry.term, chain=entry.chain)
+        self.view = moved_on(before, change.state, entry)
         if change.state.voters is not before.state.voters:
             # Such an entry is decided by the voters that it names. A learner that is written to is in step.
             promoted = {one.volume_id for one in before.state.voters if one.learner}.intersection(self._members)
@@ -506,17 +512,17 @@ class Turn:
         self._metadata.led_to = dict(self.view.positions)
         self._metadata.keep(self.view)
 
+    def _take_back(self) -> None:
+        """Forget entries that were not written: who counts is decided by the voters before them."""
+        self._staged, self.view = [], self._written
+        self._voting = self._counted.intersection(self._members)
+
     def _write_commit_record(self, volume_id: bytes, commit: CommitRecord) -> bool:
         """Move the commit record of a volume whose log up to there was fsynced; return whether that went well."""
         try:
             self._logs[volume_id].write_commit_record(self.view.positions[volume_id].segment, commit)
         except OSError as error:
             logger.warning("%s: the commit record could not be written: %s", self._name(volume_id), error)
-    def _take_back(self) -> None:
-        """Forget entries that were not written: who counts is decided by the voters before them."""
-        self._staged, self.view = [], self._written
-        self._voting = self._counted.intersection(self._members)
-
             self._leave_out(volume_id, error)
             return False
         return True
@@ -671,7 +677,8 @@ class Turn:
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
         tip, vote = (view.index, view.term, view.chain), leadership.vote
-        body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, dict(view.durable))
+        state = msgspec.Raw(encode_state(view.state))
+        body = SnapshotBody(state, vote.term, vote.candidate, dict(view.durable), view.trail)
 
         def write(volume_id: bytes) -> Callable[[], Position]:
             log = self._logs[volume_id]
@@ -749,7 +756,7 @@ def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
             continue
         if not entry.follows(view.chain):
             return None
-        view = replace(view, state=applied(view.state, entry), index=entry.index, term=entry.term, chain=entry.chain)
+        view = moved_on(view, applied(view.state, entry), entry)
     return view
 
 

@@ -1,12 +1,13 @@
 """A view of the metadata: committed state, and where in the logs of the volumes it stands."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from storage_core.metadata import machine
 from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
+from storage_core.raft.snapshot_format import longer_trail
 from storage_core.store.ensemble.decision import Lead
 from storage_core.store.volume.evidence import Position
 
@@ -25,11 +26,26 @@ class View:
     snapshot_index: int  # of the newest snapshot
     durable: Mapping[bytes, int]  # by volume: highest index known durable there
     snapshot_streams: Streams  # as of the newest snapshot
+    trail: bytes  # chains of the newest entries, that at `index` is the last
 
 
 def applied(state: StoreState, entry: Entry) -> StoreState:
     """Return the state after a committed entry; a refused command leaves it as it was."""
     return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
+
+
+def moved_on(view: View, state: StoreState, entry: Entry) -> View:
+    """Return the view with one entry more, after which the state is this."""
+    trail = longer_trail(view.trail, entry.chain)
+    return replace(view, state=state, index=entry.index, term=entry.term, chain=entry.chain, trail=trail)
+
+
+def trail_of(lead: Lead) -> bytes:
+    """Return the chains of the newest entries of a log."""
+    trail = lead.snapshot_body.trail if lead.snapshot_body is not None else b""
+    for entry in lead.entries:
+        trail = longer_trail(trail, entry.chain)
+    return trail
 
 
 def first_state(lead: Lead) -> StoreState:

@@ -26,7 +26,7 @@ from storage_core.metadata.commands import ChangeVolumes, Event, Voter
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import raise_if_of_process
-from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -35,7 +35,6 @@ from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
 from storage_core.store.volume.log import VolumeLog
-from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -44,6 +43,7 @@ _OURS = (
     placements.FILE_NAME, placements.NEW_FILE_NAME, "lost+found", *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
+FOREIGN_NAME = "foreign"  # file in a directory of files that were set aside: they are of another copy of the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ def absent(turn: Turn) -> list[Absent]:
         if voter.volume_id in taking_part:
             continue
         volume, standing = at_hand[voter.volume_id], turn.standing(voter.volume_id)
-        if voter.retired and volume.problem in ("", volumes.BLANK):  # blank: an attempt to rejoin came no further
+        if (
+            voter.retired and standing.state != decision.FOREIGN and volume.problem in ("", volumes.BLANK)
+        ):  # blank: an attempt to rejoin came no further
             found.append(Absent(volume, decision.RETIRED, voter.retired))
         elif volume.problem:
             reason = f"{volume.path} holds no volume" if volume.problem == volumes.BLANK else volume.reason
@@ -118,9 +120,8 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
         volume.path,
         VolumeIdentity(turn.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
     )
-    is_stray = one.state == decision.FOREIGN and is_recorded(turn.state, volume)
     try:
-        position = prepare(turn, made, env, set_aside=is_stray)
+        position = prepare(turn, made, env, set_aside=_is_of_another_copy(turn, one))
     except OSError as error:
         raise_if_of_process(error)
         raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
@@ -134,6 +135,21 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
     if isinstance(result, machine.Refused):
         result.raise_()
     return made
+
+
+def _is_of_another_copy(turn: Turn, one: Absent) -> bool:
+    """Return whether what the volume records as committed is not on the log of this turn, whatever it was taken for."""
+    try:
+        commit, _ = turn.log_of(one.volume.volume_id).read_commit_record()
+    except (StorageError, OSError) as error:
+        raise_if_of_process(error)
+        return False
+    if commit is None:
+        return False
+    there = trail_chain(turn.view.trail, turn.view.index, commit.index)
+    if there is None:
+        return commit.index > turn.view.index or one.state == decision.FOREIGN
+    return there != commit.chain
 
 
 def _check(turn: Turn, one: Absent, env: Environment) -> None:
@@ -162,19 +178,20 @@ def _check(turn: Turn, one: Absent, env: Environment) -> None:
 def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False) -> Position:
     """Write all metadata files of a volume, its identity last; return where its log goes on.
 
-    `set_aside`: the old files hold a history of their own, and are kept. Raises OSError, CorruptionError.
+    `set_aside`: the old files hold a history of their own, and are kept, the journal of placements with them. Raises
+    OSError, CorruptionError.
     """
     assert made.identity is not None
     files, path, leadership = env.files, made.path, turn.lead()
     view = turn.view
     meta = path / log.DIRECTORY
+    if set_aside:  # while it is still known for what it is
+        put_aside(path, env, also=(placements.FILE_NAME,), mark=FOREIGN_NAME)
     _remove_identity(path, env)
     files.share_directory(path, view.state.settings.is_shared)
     for directory in (meta, path / STREAMS):
         files.make_directory(directory)
-    if set_aside:
-        put_aside(path, env)
-    else:
+    if not set_aside:
         for name in files.list_directory(meta):
             files.unlink(meta / name)
         files.sync_directory(meta)
@@ -183,7 +200,7 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
     tip = (view.index, view.term, view.chain)
     durable = {**view.durable, made.volume_id: view.index}
     vote = leadership.vote
-    body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable)
+    body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable, view.trail)
     volume_log.write_snapshot(tip, leadership.history, body)
     commit = view.commit if view.commit is not None and view.commit.index == view.index else None
     position = volume_log.start_segment(tip, commit, [vote])
@@ -202,10 +219,10 @@ def _remove_identity(path: Path, env: Environment) -> None:
         env.files.sync_directory(path)
 
 
-def put_aside(path: Path, env: Environment, also: Sequence[str] = ()) -> Path | None:
+def put_aside(path: Path, env: Environment, also: Sequence[str] = (), mark: str = "") -> Path | None:
     """Move the metadata files of a volume into a directory of their own beside; return it, None if there are none.
 
-    `also`: names of files of the volume that go with them, if they are there.
+    `also`: names of files of the volume that go with them, if they are there. `mark`: of a file that says why.
     """
     files, meta = env.files, path / log.DIRECTORY
     there = set(files.list_directory(path))
@@ -216,8 +233,12 @@ def put_aside(path: Path, env: Environment, also: Sequence[str] = ()) -> Path | 
     number = next(number for number in range(1, len(there) + 2) if f"{SET_ASIDE_PREFIX}{number}" not in there)
     aside = path / f"{SET_ASIDE_PREFIX}{number}"
     files.make_directory(aside)
+    if mark:
+        files.create(aside / mark).close()
     for name in more:
         files.replace(path / name, aside / name)
+    for directory in (aside, path):  # a journal of another copy must not outlive the metadata that says so
+        files.sync_directory(directory)
     for name in names:
         files.replace(meta / name, aside / name)
     for directory in (aside, meta, path) if names else (aside, path):

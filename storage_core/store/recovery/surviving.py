@@ -20,7 +20,7 @@ from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
 from storage_core.store.ensemble.decision import Found, newest
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
-from storage_core.store.recovery.rejoin import SET_ASIDE_PREFIX
+from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
@@ -133,14 +133,15 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
 
 
 def set_aside(one: Remains, env: Environment) -> list[Path]:
-    """Return the directories of metadata files that were set aside on a volume, oldest first."""
+    """Return the directories of metadata files of this store that were set aside on a volume, oldest first."""
     try:
         names = env.files.list_directory(one.path)
     except OSError as error:
         raise_if_of_process(error)
         return []
     aside = [name for name in names if name.startswith(SET_ASIDE_PREFIX)]
-    return [one.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
+    directories = [one.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
+    return [path for path in directories if FOREIGN_NAME not in env.files.list_directory(path)]
 
 
 def _identity_in_log(one: Remains, store_id: bytes, env: Environment) -> VolumeIdentity | None:

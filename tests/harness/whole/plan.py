@@ -46,6 +46,12 @@ class Plan:
         }  # fmt: skip
         return replace(self, operations=operations, block_sizes=(3, 100, 100))
 
+    def with_copies(self) -> "Plan":
+        """Return the plan with volumes that are exchanged for those of a copy of the store that was written on."""
+        operations = {**self.operations, "append": 24, "save_images": 14, "hurt": 14, "repair": 8, "black_out": 0}
+        hurts = {**dict.fromkeys(HURTS, 1), "exchanged": 40}
+        return replace(self, volume_count=max(3, self.volume_count), operations=operations, hurts=hurts)
+
     @property
     def tolerated(self) -> int:
         """Return f: how many volumes may be bad between two completed repairs."""

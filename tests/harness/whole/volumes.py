@@ -1,22 +1,29 @@
 """What happens to the volumes of a simulated store: at most f of them are bad between two completed repairs.
 
 outage     every call on the volume fails, or every write, until it is mended
-hurt       its content is not what was written: blank, older, flipped, cut, gone, of another store
+hurt       its content is not what was written: blank, older, flipped, cut, gone, of another store, or of a copy of the
+           store that was written on by itself
 """
 
 import errno
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from harness.faults import Call
 from harness.processes import Machine
-from harness.simulated_disk import PAGE_SIZE, Fate, SimulatedDirectory
+from harness.simulated_disk import PAGE_SIZE, Fate, SimulatedDirectory, SimulatedDisk
 
 from storage_core.store.store import Store
+from storage_core.store.volume import locks
+from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.identity import read_identity
+from storage_core.store.volume.log import VolumeLog
 
 FOREIGN_PLACE = Path("/disk/elsewhere")
 IMAGES_KEPT_MAX = 3
+Whole = list[SimulatedDirectory]  # all volumes of a store at one time, by position
 
 
 class Volumes:
@@ -34,6 +41,9 @@ class Volumes:
         self.blacked_out: set[int] = set()
         self._away: dict[int, SimulatedDirectory] = {}
         self._images: dict[int, list[SimulatedDirectory]] = {}
+        self._copies: list[Whole] = []
+        self.exchange_count = 0
+        self._of_a_copy: set[int] = set()  # positions at which there is a volume of a copy of the store
         self._strangers: set[int] = set()  # positions at which there is a volume of another store
         self._was_moved = False  # some volume is not where the store last saw it
 
@@ -96,9 +106,12 @@ class Volumes:
     # --- what is done to them
 
     def save_images(self) -> None:
-        """Keep what is durable of each volume now; a volume may be rolled back to it later."""
+        """Keep what is durable of each volume now, to roll one back to it later, or to go on with all elsewhere."""
+        if not self.bad and not self.outages:
+            self._copies.append([self._machine.disk.image_below(path) for path in self.paths])
+            del self._copies[:-IMAGES_KEPT_MAX]
         for position, path in enumerate(self.paths):
-            if position not in self._away:
+            if position not in self._away and position not in self._of_a_copy:
                 images = self._images.setdefault(position, [])
                 images.append(self._machine.disk.image_below(path))
                 del images[:-IMAGES_KEPT_MAX]
@@ -144,6 +157,34 @@ class Volumes:
         disk.put_back(self.paths[position], disk.image_below(FOREIGN_PLACE))
         self._strangers.add(position)
         return True
+
+    def _exchanged(self, position: int) -> str:
+        """Put a volume of a copy of the store in its place, whose processes wrote on what was kept of all volumes.
+
+        Only if all good ones have committed something since: of a copy that only went further nobody can tell.
+        """
+        others = [one for one in self.good if one != position and one not in self._away]
+        if not self._copies or len(others) <= self.tolerated:
+            return ""
+        whole = self._random.choice(self._copies)
+        base = max(_log_of(image).tip[0] for image in whole)
+        ours = [_log_of(self._machine.disk.image_below(self.paths[one])).commit for one in others]
+        if any(commit is None or commit.index <= base for commit in ours):
+            return ""
+        copy = Machine(self._random.randrange(1 << 32), len(self.paths))
+        for path, image in zip(copy.paths, whole, strict=True):
+            copy.disk.put_back(path, image.copy_platter())
+        session_count, message_count = self._random.randint(1, 3), self._random.randint(1, 4)
+        for session in range(session_count):
+            with patch.object(locks, "_mutexes", {}):  # on another host
+                store = copy.open()
+                for name in store.streams() or [store.add_stream({"name": "copied", "subjects": ["copied.>"]}).name]:
+                    for number in range(message_count):
+                        store.stream(name).publish(f"{name}.copied", f"of the copy {session} {number}".encode())
+        self._machine.disk.put_back(self.paths[position], copy.disk.image_below(copy.paths[position]))
+        self._of_a_copy.add(position)
+        self.exchange_count += 1
+        return f"is of a copy that was made at entry {base}"
 
     def _full(self, position: int) -> bool:
         self.full.add(position)
@@ -291,9 +332,18 @@ class Volumes:
     def repaired(self) -> None:
         self.bad.clear()
         self.damaged.clear()
+        self._of_a_copy.clear()
 
     def describe(self) -> str:
         return "; ".join(f"{self.paths[one].name}: {why}" for one, why in sorted(self.bad.items())) or "none"
+
+
+def _log_of(image: SimulatedDirectory) -> Evidence:
+    """Return what the log of a volume says of which this is durable."""
+    disk, path = SimulatedDisk(), Path("/disk/volume")
+    disk.put_back(path, image.copy_platter())
+    files = disk.process()
+    return VolumeLog(files, path, read_identity(files, path)).read()
 
 
 def _content(image: SimulatedDirectory, parts: tuple[str, ...]) -> bytes:

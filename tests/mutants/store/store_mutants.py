@@ -4,7 +4,7 @@ The simulation must find every one of them by its invariants alone: if it does n
 made by accident. Where an implementation known to the public had the mistake, the line says so.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,9 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft.entry import CommitRecord
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import decision, ensemble, turn
+from storage_core.store.ensemble.branches import Branches
 from storage_core.store.ensemble.decision import Decision, Finding, Found
+from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.replicas import healing
 from storage_core.store.replicas.copies import LiveBlock, Made
@@ -100,8 +102,8 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
 def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
     """Visible is taken for durable: what stands above the commit record is gone on with as it is."""
 
-    def finding(one: Any, lead: Any, strays: Mapping[bytes, str]) -> Finding:
-        made = plain(one, lead, strays)
+    def finding(one: Any, lead: Any, is_split: bool) -> Finding:
+        made = plain(one, lead, is_split)
         if one.evidence.tip == lead.tip and one.evidence.tail_is_clean and not one.bad:
             return replace(made, in_step=True)
         return made
@@ -125,6 +127,19 @@ def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
 
     plain = decision.decide
     return [(turn, "decide", decide)]
+
+
+def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
+    """Whatever volume has the highest term and index leads, also one of a copy of the store that was written on."""
+    return [(decision.branches, "compare", lambda *arguments: Branches())]
+
+
+def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
+    """A reader without locks does not ask on which branch the majority stands."""
+    return [
+        (Metadata, "_ours", lambda self, found, commit: (found, commit)),
+        (Metadata, "_is_of_majority", lambda self, lead, evidences: True),
+    ]
 
 
 def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
@@ -328,6 +343,8 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         counts_what_another_process_left_in_the_page_cache,
         goes_on_with_fewer_than_a_majority,
         locks_a_majority_and_does_not_look_at_the_rest,
+        lets_the_best_log_outvote_the_majority,
+        reads_by_the_highest_commit_record_of_any_volume,
         takes_the_snapshot_beside_the_applier,
         drops_the_old_log_before_the_snapshot_is_durable,
         cuts_the_log_at_its_first_bad_record,

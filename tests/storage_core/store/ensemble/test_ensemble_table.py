@@ -38,6 +38,7 @@ ONE: Columns = {
     "lock": ("ours", "theirs"),
 }
 ALL: Columns = {
+    "branches": ("one", "split"),
     "votes": ("quorum", "fewer"),
     "busy": ("yes", "no"),
     "record": ("held", "above"),
@@ -233,7 +234,22 @@ def together(case: Case) -> list[Found]:
             c = replace(c, evidence=above)
         else:
             a = replace(a, evidence=above)
-    return [a, b, c]
+    return [a, b, c] if case["branches"] == "one" else split(a, b, c)
+
+
+def split(a: Found, b: Found, c: Found) -> list[Found]:
+    """Return the volumes with commit records of two copies on A and C, which parted where B ends or nothing is."""
+    log, chain = make_log(3), make_log(3)[2].chain
+    other = {index: log[index] for index in up_to(2)}
+    for index in range(3, LAST + 1):
+        other[index] = make_entry(chain, index, 1, b"history2", log[index].payload)
+        chain = other[index].chain
+    c = Found(c.volume_id, "C", instance_of(c.volume_id), c.evidence, locked=c.locked, busy=c.busy)
+    return [
+        replace(a, evidence=evidence_of(other, up_to(LAST), record_of(other, LAST))),
+        b if b.evidence is None else replace(b, evidence=evidence_of(log, up_to(2), record_of(log, 2))),
+        replace(c, evidence=evidence_of(log, up_to(LAST), record_of(log, LAST))),
+    ]
 
 
 def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> None:

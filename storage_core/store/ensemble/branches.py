@@ -1,0 +1,139 @@
+"""Branches: which volumes stand on one history of the store, and which on that of a copy that was written on by itself.
+
+All commit records of a store lie on one chain of entries. Where they do not, one of the volumes is of another copy: a
+restored backup, a snapshot of a test. Then the majority counts, whatever the length of the logs:
+
+- An entry that a majority of the voters holds is never given up for one that contradicts it. Every committed entry is
+  on a majority, and two majorities have a volume in common, so what contradicts the entry was never committed here.
+- A volume whose commit record or snapshot contradicts it is foreign: nothing that it says of itself or others counts.
+- Commit records of the others that contradict each other have no majority. Neither has one that is too far above to
+  tell whether the same log leads there, nor one of two entries of the same index and term. Then nobody can decide, and
+  the store refuses.
+
+A volume holds its last entry and all before it: also those that only others still have, and those below its snapshot,
+of which the snapshot keeps the newest chains (`trail`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage_core.store.ensemble.decision import Lead
+
+Node = tuple[int, bytes]  # index and chain of an entry
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where one volume stands."""
+
+    volume_id: bytes
+    name: str  # for people
+    log: "Lead"  # its own, to the last entry that a whole chain leads to
+    marks: tuple[tuple[Node, "Lead | None"], ...]  # what it says is committed, with the log that leads there
+
+
+@dataclass(slots=True)
+class Branches:
+    """What becomes of the volumes."""
+
+    foreign: dict[bytes, str] = field(default_factory=dict)  # by volume: why
+    split: str = ""  # why nobody can tell which branch counts; empty if that can be told
+    held: tuple[Node, ...] = ()  # what the log to lead with has to hold
+
+
+def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> Branches:
+    """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
+    if _are_on_one(stands):
+        return Branches()
+    majority, log = _deepest_held([one for one in stands if one.volume_id in voting], needed)
+    result = Branches(held=(majority,))
+    agrees: bool | None
+    for one in stands:
+        for mark, leading in one.marks:
+            if leading is None and one.log.chain_at(mark[0]) not in (mark[1], None):
+                agrees = False  # with what stands beside it
+            elif leading is None and mark[0] > majority[0]:  # its log was cut: the mark lies where that would have led
+                agrees = _agree((one.log.tip[0], one.log.tip[2]), one.log, majority, log)
+            else:
+                agrees = _agree(mark, leading, majority, log)
+            if agrees is None and mark[0] > majority[0]:
+                result.split = (
+                    f"entry {mark[0]} is committed by what {one.name} says, and a majority of the volumes holds entry "
+                    f"{majority[0]}, too far below to tell whether it leads there"
+                )
+            elif agrees is False:
+                result.foreign[one.volume_id] = why_foreign(one.name, mark[0], len(voting))
+    marks = [pair for one in stands if one.volume_id not in result.foreign for pair in one.marks]
+    highest, path = max(((mark, log) for mark, log in marks if log is not None), default=((0, b""), None), key=_index)
+    if path is not None and highest[0] > majority[0]:
+        result.held += (highest,)
+        if any(path.chain_at(mark[0]) not in (mark[1], None) for mark, _ in marks):
+            result.split = "commit records contradict each other, and no branch of the log has a majority"
+    logs = [one.log for one in stands if one.volume_id not in result.foreign]
+    if not _is_of_one_leader_a_term([log for log in logs if all(log.agrees(*node) for node in result.held)]):
+        result.split = "two entries have one place and one term, and a term has one leader"
+    if result.split:
+        result.split = f"{result.split}: {_tell(stands, majority, log)}"
+    return result
+
+
+def _is_of_one_leader_a_term(logs: Sequence["Lead"]) -> bool:
+    """Return whether entries of one index and term are the same everywhere; those of two copies need not be."""
+    chains: dict[tuple[int, int], bytes] = {}
+    return all(chains.setdefault((one.index, one.term), one.chain) == one.chain for log in logs for one in log.entries)
+
+
+def why_foreign(name: str, index: int, voter_count: int) -> str:
+    if voter_count == 1:
+        return f"{name}: entry {index} of the metadata log is not the one that was committed (the hash chains differ)"
+    return (
+        f"{name}: entry {index} of its metadata log is of another history than that of the majority of the volumes "
+        "(the hash chains differ): the disk is of another copy of the store"
+    )
+
+
+def _index(mark: "tuple[Node, Lead | None]") -> int:
+    return mark[0][0]
+
+
+def _are_on_one(stands: Sequence[Stand]) -> bool:
+    """Return whether everything lies on the longest log, for certain."""
+    logs = [one.log for one in stands] + [log for one in stands for _, log in one.marks if log is not None]
+    longest = max(logs, key=lambda log: log.tip[0], default=None)
+    if longest is None:
+        return True
+    nodes = [(one.log.tip[0], one.log.tip[2]) for one in stands] + [mark for one in stands for mark, _ in one.marks]
+    return all(index > longest.tip[0] or longest.chain_at(index) == chain for index, chain in nodes)
+
+
+def _deepest_held(voters: Sequence[Stand], needed: int) -> "tuple[Node, Lead | None]":
+    """Return the last entry that so many volumes hold, and a log that leads there."""
+    counts = Counter(node for one in voters for node in one.log.nodes())
+    deepest = max((node for node, count in counts.items() if count >= needed), default=(0, b""))
+    return deepest, next((one.log for one in voters if one.log.chain_at(deepest[0]) == deepest[1]), None)
+
+
+def _agree(mark: Node, path: "Lead | None", held: Node, log: "Lead | None") -> bool | None:
+    """Return whether an entry, to which `path` leads, is on one chain with the one that is held; None: unknown."""
+    if log is None:  # nothing is held
+        return True
+    if mark[0] <= held[0]:
+        known, expected = log.chain_at(mark[0]), mark[1]
+    else:
+        assert path is not None
+        known, expected = path.chain_at(held[0]), held[1]
+    return None if known is None else known == expected
+
+
+def _tell(stands: Sequence[Stand], majority: Node, log: "Lead | None") -> str:
+    """Return who stands where, for people."""
+    branches: dict[Node, list[Stand]] = {}
+    for one in sorted(stands, key=lambda one: -one.log.tip[0]):
+        node = (one.log.tip[0], one.log.tip[2])
+        leaf = next((leaf for leaf, there in branches.items() if there[0].log.chain_at(node[0]) == node[1]), node)
+        branches.setdefault(leaf, []).append(one)
+    told = [", ".join(f"{one.name} up to entry {one.log.tip[0]}" for one in there) for there in branches.values()]
+    return f"{' against '.join(told)}; the last entry that a majority holds is {majority[0]}"

@@ -1,0 +1,191 @@
+"""A disk of another copy of the store in the place of one of its volumes: the majority goes on, and takes it in again.
+
+The copy is a restored backup or a snapshot that was written on by itself. Its logs are whole and durable, and may be
+longer than ours, higher in term and far above our snapshots.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from storage_core.errors import CorruptionError, NoQuorumError, StorageError
+from storage_core.raft import snapshot_format
+from storage_core.store.store import Store
+
+COMMON = [b"common %d" % number for number in range(3)]
+
+
+def write(paths: Sequence[Path], what: str, count: int, sessions: int = 1) -> list[bytes]:
+    """Write so many messages, each of `sessions` writers of its own: every one of them opens a new term."""
+    messages = [b"%s %d" % (what.encode(), number) for number in range(count)]
+    for part in range(sessions):
+        with Store.open(paths) as store:
+            for message in messages[part::sessions]:
+                store.stream("S").publish("s.a", message)
+    return [message for part in range(sessions) for message in messages[part::sessions]]
+
+
+class Copied:
+    """A store, and a copy of it that went on by itself."""
+
+    def __init__(self, root: Path, volume_count: int = 3, snapshot_every: int = 128) -> None:
+        self.paths = [root / "ours" / f"v{number}" for number in range(volume_count)]
+        self.copies = [root / "copy" / f"v{number}" for number in range(volume_count)]
+        with Store.create(self.paths, snapshot_every=snapshot_every) as store:
+            stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
+            for message in COMMON:
+                stream.publish("s.a", message)
+        shutil.copytree(root / "ours", root / "copy")
+
+    def exchange(self, *places: int) -> None:
+        """Put the copy's disks in the place of ours."""
+        for place in places:
+            shutil.rmtree(self.paths[place])
+            shutil.copytree(self.copies[place], self.paths[place])
+
+
+def contents(paths: Sequence[Path], read_only: bool = False) -> list[bytes]:
+    with Store.open(paths, read_only=read_only) as store:
+        data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
+        return data
+
+
+def states(paths: Sequence[Path]) -> list[str]:
+    with Store.open(paths, read_only=True) as store:
+        return [one["state"] for one in store.cluster_info()["volumes"]]
+
+
+LENGTHS = {
+    "longer": (4, 8, 128),
+    "shorter": (4, 1, 128),
+    "of one length": (3, 3, 128),
+    "far above our snapshots": (3, 30, 2),
+    "far below our snapshots": (30, 3, 2),
+}
+
+
+@pytest.mark.parametrize("volume_count", [3, 5])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_one_volume_of_another_copy_never_outvotes_the_majority(
+    tmp_path: Path, lengths: str, volume_count: int
+) -> None:
+    ours, theirs, snapshot_every = LENGTHS[lengths]
+    copied = Copied(tmp_path, volume_count, snapshot_every)
+    write(copied.copies, "copied", theirs, sessions=2)
+    expected = COMMON + write(copied.paths, "acked", ours)
+    last = volume_count - 1
+    copied.exchange(last)
+    for read_only in (True, False):
+        assert contents(copied.paths, read_only) == expected
+    assert contents(copied.paths[last:]) == expected, "also where it is the only volume that was named"
+    assert states(copied.paths) == ["current"] * last + ["foreign"]
+    expected += write(copied.paths, "written beside it", 2)
+    assert contents(copied.paths, read_only=True) == expected
+    with Store.open(copied.paths) as store:
+        report = store.repair()
+        assert (report["ok"], report["lost"]) == (True, []), report
+        assert [(one["before"], one["after"]) for one in report["volumes"]] == [("foreign", "current")]
+        assert "foreign" in [one["kind"] for one in store.events()]
+        assert store.repair()["ok"] and store.verify()["ok"]
+    assert states(copied.paths) == ["current"] * volume_count
+    for gone in copied.paths[: volume_count // 2]:
+        shutil.rmtree(gone)
+    assert contents(copied.paths) == expected, "what was taken in is whole"
+
+
+def test_two_of_five_volumes_of_another_copy_do_not_outvote_three(tmp_path: Path) -> None:
+    copied = Copied(tmp_path, 5)
+    write(copied.copies, "copied", 9, sessions=3)
+    expected = COMMON + write(copied.paths, "acked", 2)
+    copied.exchange(0, 3)
+    assert contents(copied.paths, read_only=True) == contents(copied.paths) == expected
+    with Store.open(copied.paths) as store:
+        assert store.repair()["ok"]
+    assert states(copied.paths) == ["current"] * 5
+    assert contents(copied.paths) == expected
+
+
+def test_a_process_that_knows_the_store_goes_on_when_a_volume_is_exchanged(tmp_path: Path) -> None:
+    copied = Copied(tmp_path)
+    write(copied.copies, "copied", 8)
+    expected = COMMON + write(copied.paths, "acked", 2)
+    with Store.open(copied.paths) as store, Store.open(copied.paths, read_only=True) as reader:
+        for one in (store, reader):
+            assert one.stream("S").info()["state"]["messages"] == len(expected)
+        copied.exchange(1)
+        for number in range(3):
+            store.stream("S").publish("s.a", b"new %d" % number)
+            for one in (store, reader):
+                assert one.stream("S").info()["state"]["messages"] == len(expected) + number + 1
+    assert contents(copied.paths) == [*expected, b"new 0", b"new 1", b"new 2"]
+
+
+def lose(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def lose_log(path: Path) -> None:
+    for file in (path / "meta").iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("harm", [lose, lose_log], ids=lambda one: one.__name__)
+def test_without_a_majority_on_one_branch_it_refuses_and_says_who_stands_where(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    copied = Copied(tmp_path)
+    write(copied.copies, "copied", 8)
+    write(copied.paths, "acked", 4)
+    copied.exchange(2)
+    harm(copied.paths[1])
+    before = {path: path.read_bytes() for path in tmp_path.glob("ours/*/meta/*")}
+    for read_only in (True, False):
+        with pytest.raises(StorageError) as refusal:
+            contents(copied.paths, read_only)
+        cause = refusal.value if isinstance(refusal.value, NoQuorumError) else refusal.value.__cause__
+        assert isinstance(cause, NoQuorumError)
+        told = str(cause)
+        assert f"{copied.paths[2]} up to entry 13" in told and f"{copied.paths[0]} up to entry 9" in told, told
+        assert "--adopt" not in told
+    assert {path: path.read_bytes() for path in tmp_path.glob("ours/*/meta/*")} == before
+
+
+def test_an_entry_that_only_one_volume_is_left_with_is_not_given_up_for_a_copy(tmp_path: Path) -> None:
+    """The majority holds nothing above where the copy was made: two volumes are to blame, and nobody can decide."""
+    copied = Copied(tmp_path)
+    write(copied.copies, "copied", 8)
+    behind = tmp_path / "behind"
+    shutil.copytree(copied.paths[1], behind)
+    write(copied.paths, "acked", 1)
+    shutil.rmtree(copied.paths[1])
+    shutil.copytree(behind, copied.paths[1])
+    copied.exchange(2)
+    for read_only in (True, False):
+        with pytest.raises((NoQuorumError, CorruptionError)):
+            contents(copied.paths, read_only)
+
+
+def test_a_copy_too_far_above_to_be_told_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_format, "TRAIL_COUNT_MAX", 4)
+    copied = Copied(tmp_path, snapshot_every=2)
+    write(copied.copies, "copied", 30)
+    expected = COMMON + write(copied.paths, "acked", 3)
+    copied.exchange(2)
+    for read_only in (True, False):
+        with pytest.raises((NoQuorumError, CorruptionError), match="too far below"):
+            contents(copied.paths, read_only)
+    shutil.rmtree(copied.paths[2])
+    assert contents(copied.paths) == expected, "without it all is well"
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_volume_that_is_ahead_of_the_others_still_leads(tmp_path: Path, place: int) -> None:
+    """It alone carries the highest commit record: the others were put back, and hold nothing that contradicts it."""
+    copied = Copied(tmp_path)
+    older = [path for number, path in enumerate(copied.paths) if number != place][0]
+    expected = COMMON + write(copied.paths, "acked", 2)
+    shutil.rmtree(older)
+    shutil.copytree(copied.copies[copied.paths.index(older)], older)
+    assert contents(copied.paths, read_only=True) == contents(copied.paths) == expected
