@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from storage_core.files import PAGE_SIZE, File, OsFile
-from storage_core.os_errors import CLOSED, FULL, LIMITS
+from storage_core.os_errors import CLOSED, FULL, LIMITS, raise_if_limit
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,13 @@ class MirroredFile:
         self._settle(volume_ids, self._env.parallel([partial(call, self._files[one]) for one in volume_ids]))
 
     def _settle(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
-        """Leave out the volumes that failed; raises OSError if the others are too few."""
+        """Leave out the volumes that failed; raises OSError if the others are too few.
+
+        Raises ProcessError where this process ran into a limit, which is no reason to leave out any.
+        """
+        for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise_if_limit(outcome, self._paths[volume_id])
         for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
             if isinstance(outcome, OSError):
                 outcome.filename = outcome.filename or str(self._paths[volume_id])  # calls on open files name none
