@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.spark_batch import MESSAGES, ROUNDS
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PARTS = ("spark_batch", "replicas", "planning", "scrub", "rescue", "idle")
+PARTS = ("spark_batch", "replicas", "planning", "scrub", "rescue", "idle", "turns")
 WITH_MESSAGES = ("spark_batch", "replicas")
 
 
