@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from storage_core import deadlines
 from storage_core.files import OS_FILES, Files
 from storage_core.store.volume import lock_domain as machine
 from storage_core.store.volume import probe
@@ -72,4 +73,4 @@ class Environment:
         return self.random_bytes(16)
 
 
-REAL = Environment()
+REAL = Environment(files=deadlines.FILES)

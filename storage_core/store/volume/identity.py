@@ -8,11 +8,13 @@ Source: docs/formats/volume.md.
 
 import errno
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from struct import Struct
 
 from crc32c import crc32c
 
+from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_of_process
@@ -60,6 +62,13 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
 
     Raises NotAStoreError if there is none, CorruptionError, UnsupportedVersionError, VolumeFailedError, ProcessError.
     """
+    try:
+        return together(files, directory / FILE_NAME, partial(_read_identity, files, directory))
+    except OSError as error:
+        raise VolumeFailedError(f"{directory} cannot be looked at: {error}") from error
+
+
+def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
     path = directory / FILE_NAME
     try:
         file = files.open(path)

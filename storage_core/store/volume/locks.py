@@ -14,10 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from storage_core.deadlines import together
 from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit
@@ -183,15 +185,23 @@ def _try_all(
             errors.append(error)
             continue
         try:
-            if lock.try_acquire():
-                lock.write_note(holders_note())
+            note = together(files, volume / FILE_NAME, partial(_try, lock))
+            if note is None:
                 continue
-            busy.append((volume, lock.read_note()))
+            busy.append((volume, note))
         except OSError as error:
             errors.append(error)
         close_lock(lock)
         del locks[volume]
     return errors, busy
+
+
+def _try(lock: Lock) -> bytes | None:
+    """Acquire a lock and say who has it; return the note of another holder, None if it was free."""
+    if not lock.try_acquire():
+        return lock.read_note()
+    lock.write_note(holders_note())
+    return None
 
 
 def open_lock(files: Files, path: Path) -> Lock:

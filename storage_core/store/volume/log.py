@@ -10,8 +10,10 @@ is decided in ensemble/decision.py and turn.py.
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from storage_core.deadlines import together
 from storage_core.errors import (
     CorruptionError,
     CorruptRecordError,
@@ -87,6 +89,9 @@ class VolumeLog:
         Costs one listing and two small reads: a new segment carries the record on, so only the newest segment that
         has any is asked.
         """
+        return together(self._files, self.directory, self._read_commit_record)
+
+    def _read_commit_record(self) -> tuple[CommitRecord | None, bool]:
         clean, numbers = True, self.segments()
         for at in range(len(numbers) - 1, -1, -1):
             number = numbers[at]
@@ -185,6 +190,9 @@ class VolumeLog:
 
     def read_tail(self, position: Position) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
+        return together(self._files, self.directory, partial(self._read_tail, position))
+
+    def _read_tail(self, position: Position) -> Tail | None:
         if self.segments()[-1:] != [position.segment]:
             return None
         with self._open(self.segment_path(position.segment)) as file:
@@ -293,6 +301,9 @@ class VolumeLog:
 
     def append(self, position: Position, records: Sequence[Record]) -> Position:
         """Write one batch at `position` and fsync it; return the position after it."""
+        return together(self._files, self.directory, partial(self._append, position, records))
+
+    def _append(self, position: Position, records: Sequence[Record]) -> Position:
         batch = log_format.encode_batch(list(records), position.offset_bytes)
         with self._open(self.segment_path(position.segment), writable=True) as file:
             try:
@@ -362,6 +373,9 @@ class VolumeLog:
 
     def write_commit_record(self, segment: int, record: CommitRecord) -> None:
         """Write the commit record, after the log up to its index was fsynced; the next fsync makes it durable."""
+        together(self._files, self.directory, partial(self._write_commit_record, segment, record))
+
+    def _write_commit_record(self, segment: int, record: CommitRecord) -> None:
         with self._open(self.segment_path(segment), writable=True) as file:
             file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
 

@@ -11,6 +11,7 @@ Records stand on 8-byte boundaries, each with a magic, so that a torn or damaged
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from struct import Struct
 
@@ -18,6 +19,7 @@ import numpy as np
 from crc32c import crc32c
 
 from storage_core.bounded import pack, unpack
+from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
 from storage_core.metadata.manifest import BLOCK_DTYPE
@@ -103,10 +105,13 @@ class PlacementJournal:
         """Write records at the end; a missing journal is begun, with no blocks. Raises UnsupportedVersionError."""
         if not placements:
             return
+        content = b"".join(_encode(one) for one in placements)
+        together(self._files, self.path, partial(self._append, content))
+
+    def _append(self, content: bytes) -> None:
         file = self._open()
         try:
-            at = -(-file.size() // 8) * 8
-            file.write_at(at, b"".join(_encode(one) for one in placements))
+            file.write_at(-(-file.size() // 8) * 8, content)
         finally:
             file.close()
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
+from storage_core.deadlines import together
 from storage_core.errors import RequirementError, StorageError
 from storage_core.files import Files
 from storage_core.metadata import machine
@@ -365,16 +366,21 @@ def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files:
             store_id, block.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
         )
         try:
-            file = files.open(path)
-            try:
-                BlockReader.open(file, expected)
-            finally:
-                file.close()
+            together(files, path, partial(_check, path, expected, files))
         except (StorageError, OSError) as error:
             found.append(error)
         else:
             found.append("")
     return found
+
+
+def _check(path: Path, expected: BlockExpectation, files: Files) -> None:
+    """Raise StorageError or OSError if a file is not this block, as its size, trailer and footer tell."""
+    file = files.open(path)
+    try:
+        BlockReader.open(file, expected)
+    finally:
+        file.close()
 
 
 def _place_of(block: BlockSlice) -> np.ndarray:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from storage_core.deadlines import DeadlineFile, together
 from storage_core.files import PAGE_SIZE, File, OsFile
 from storage_core.os_errors import CLOSED, FULL, LIMITS, raise_if_limit
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
-BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN)
+BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ETIMEDOUT)
 GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
 STARTED_SIZE_MIN = 8 << 20  # bytes that the disk is told to begin with at a time
 
@@ -65,7 +66,7 @@ class MirroredFile:
             if gathered:
                 file.write_at(start, gathered)
             file.write_at(offset_bytes, data)
-            if is_due and isinstance(file, OsFile):
+            if is_due and isinstance(file, (OsFile, DeadlineFile)):
                 file.start_writing(started, full - started)
 
         self._everywhere(write)
@@ -124,8 +125,9 @@ class MirroredFile:
 
     def _everywhere(self, call: Callable[[File], None]) -> None:
         self._make()
-        volume_ids = list(self._files)
-        self._settle(volume_ids, self._env.parallel([partial(call, self._files[one]) for one in volume_ids]))
+        volume_ids, files = list(self._files), self._env.files
+        calls = [partial(together, files, self._paths[one], partial(call, self._files[one])) for one in volume_ids]
+        self._settle(volume_ids, self._env.parallel(calls))
 
     def _settle(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
         """Leave out the volumes that failed; raises OSError if the others are too few.

@@ -1,0 +1,344 @@
+"""Files with deadlines: a volume that does not answer is an error of that volume, and stops nobody.
+
+A call of the operating system cannot be given up, and nobody knows beforehand which one will hang (a network mount
+whose server is gone, a dying disk). So each call is made by a thread of its volume, and the caller waits for a bounded
+time:
+
+    in time          the caller gets what the call returns or raises
+    too late         OSError(ETIMEDOUT), which is treated like any other failed disk; the thread stays with its call
+    meanwhile        while a call of a volume is overdue, all others on that volume fail at once: no more threads get
+                     stuck, of which a volume has a bounded number
+    when it returns  the volume is used again as the rules of the store allow; what a late call opened is closed
+
+**Locks.** A lock on such a volume is let go of only after every call there has returned: no write of ours can arrive
+while another process believes to be alone. The threads are daemons: the process may end while they hang.
+"""
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from storage_core.files import OS_FILES, File, Files, Lock, OsFile
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+VARIABLE = "JSTREAM_VOLUME_TIMEOUT_S"
+TIMEOUT_S = 30.0
+THREAD_COUNT_MAX = 16  # calls of one volume at a time; those beyond wait for their turn, within their deadline
+_INSIDE = ("meta", "streams", "reports", "owners")  # directories of a volume
+_FILES = ("lock", "probe", "probe.new")  # files of a volume, with those of these suffixes
+_SUFFIXES = (".volume", ".creating", ".restoring", ".db", ".journal")
+_ID_SIZE = 32  # hex digits
+
+
+def timeout_of(environment: "os._Environ[str] | dict[str, str]" = os.environ) -> float:
+    """Return for how many seconds a call on a volume may take. Raises ValueError for what is no such number."""
+    text = environment.get(VARIABLE, "")
+    try:
+        seconds = float(text) if text else TIMEOUT_S
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < threading.TIMEOUT_MAX:
+        raise ValueError(f"{VARIABLE}: {text!r} is no number of seconds above 0")
+    return seconds
+
+
+@lru_cache(maxsize=4096)
+def volume_of(path: Path) -> Path:
+    """Return the directory of the volume that a path is in, as its layout tells: what hangs together."""
+    parent = path.parent
+    if parent.name in _INSIDE and (path.suffix or len(path.name) == _ID_SIZE):
+        return parent.parent
+    if parent.parent.name == "streams" and len(parent.name) == _ID_SIZE:
+        return parent.parent.parent
+    if path.name in (*_INSIDE, *_FILES) or path.suffix in _SUFFIXES:
+        return parent
+    return path
+
+
+class _Call:
+    """One call that a thread of a volume makes."""
+
+    __slots__ = ("call", "done", "error", "is_over", "is_overdue", "result")
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.is_over = self.is_overdue = False
+
+
+class _Worker(threading.Thread):
+    """A thread of a volume, that makes one call after another."""
+
+    def __init__(self, volume: "_Volume") -> None:
+        super().__init__(name=f"jstream-io {volume.path}", daemon=True)
+        self.volume = volume
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.call: _Call | None = None
+
+    def run(self) -> None:
+        while True:
+            self.wake.acquire()
+            call = self.call
+            assert call is not None
+            self.call = None
+            try:
+                call.result = call.call()
+            except BaseException as error:  # it is the caller's
+                call.error = error
+            self.volume.has_returned(self, call)
+            del call
+
+
+class _Volume:
+    """The calls that are under way on one volume."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.renew()
+
+    def renew(self) -> None:
+        """A forked child has none of the threads; locks that were to be let go of later, it lets go of now."""
+        deferred = getattr(self, "deferred", [])
+        self.mutex = threading.Lock()
+        self.has_room = threading.Condition(self.mutex)
+        self.idle: list[_Worker] = []
+        self.thread_count = 0
+        self.overdue_count = 0
+        self.deferred: list[Callable[[], None]] = []  # what waits until no call is overdue
+        for call in deferred:
+            call()
+
+    def run(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Return what the function returns or raise what it raises, or OSError(ETIMEDOUT)."""
+        current = threading.current_thread()
+        if isinstance(current, _Worker) and current.volume is self:
+            return function()  # part of a longer call
+        call = _Call(function)
+        worker = self._worker(timeout_s)
+        worker.call = call
+        worker.wake.release()
+        try:
+            is_done = call.done.acquire(timeout=timeout_s)
+        except BaseException:  # Ctrl-C: what is under way is waited for
+            self._wait(call, timeout_s)
+            raise
+        if not is_done and self._gives_up(call):
+            logger.warning("%s: a call has not returned for %g s; the volume is left out", self.path, timeout_s)
+            raise self._timed_out(f"no answer for {timeout_s:g} s")
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
+
+    def _worker(self, timeout_s: float) -> _Worker:
+        """Return a thread that has nothing to do."""
+        with self.mutex:
+            while True:
+                if self.overdue_count:
+                    raise self._timed_out("an earlier call has not returned yet")
+                if self.idle:
+                    return self.idle.pop()
+                if self.thread_count < THREAD_COUNT_MAX:
+                    self.thread_count += 1
+                    break
+                if not self.has_room.wait(timeout_s):
+                    raise self._timed_out(f"{self.thread_count} calls have not returned for {timeout_s:g} s")
+        worker = _Worker(self)
+        worker.start()
+        return worker
+
+    def _wait(self, call: _Call, timeout_s: float) -> None:
+        try:
+            if not call.done.acquire(timeout=timeout_s):
+                self._gives_up(call)
+        except BaseException:  # once more: nobody waits
+            self._gives_up(call)
+
+    def _gives_up(self, call: _Call) -> bool:
+        """Note that a call is overdue; False if it has returned just now."""
+        with self.mutex:
+            if call.is_over:
+                return False
+            call.is_overdue = True
+            self.overdue_count += 1
+            self.has_room.notify_all()
+            return True
+
+    def _timed_out(self, why: str) -> OSError:
+        return OSError(errno.ETIMEDOUT, f"{os.strerror(errno.ETIMEDOUT)}: {why}", str(self.path))
+
+    def has_returned(self, worker: _Worker, call: _Call) -> None:
+        """Hand the outcome over, or take it back where nobody waits for it."""
+        deferred: list[Callable[[], None]] = []
+        with self.mutex:
+            call.is_over = True
+            self.idle.append(worker)
+            self.has_room.notify()
+            if call.is_overdue:
+                self.overdue_count -= 1
+                if not self.overdue_count:
+                    logger.warning("%s: its last call has returned", self.path)
+                    deferred, self.deferred = self.deferred, []
+        call.done.release()
+        if call.is_overdue and hasattr(call.result, "close"):
+            _quietly(call.result.close)
+        for later in deferred:
+            _quietly(later)
+
+    def when_all_have_returned(self, call: Callable[[], None]) -> None:
+        """Do it now, or when no call of this volume is overdue any more."""
+        with self.mutex:
+            if self.overdue_count:
+                self.deferred.append(call)
+                return
+        call()
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except OSError as error:
+        logger.warning("%s", error)
+
+
+class DeadlineFiles:
+    """`Files` on which no call takes longer than a bounded time."""
+
+    def __init__(self, inner: Files, timeout_s: float | None = None) -> None:
+        self._inner, self._timeout_s = inner, timeout_s
+        self._volumes: dict[Path, _Volume] = {}
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        for volume in self._volumes.values():
+            volume.renew()
+
+    @property
+    def timeout_s(self) -> float:
+        if self._timeout_s is None:
+            self._timeout_s = timeout_of()
+        return self._timeout_s
+
+    def volume(self, path: Path) -> _Volume:
+        root = volume_of(path)
+        known = self._volumes.get(root)
+        return known if known is not None else self._volumes.setdefault(root, _Volume(root))
+
+    def run(self, path: Path, call: Callable[[], T]) -> T:
+        return self.volume(path).run(call, self.timeout_s)
+
+    def create(self, path: Path) -> "DeadlineFile":
+        return DeadlineFile(self, path, self.run(path, partial(self._inner.create, path)))
+
+    def open(self, path: Path, writable: bool = False) -> "DeadlineFile":
+        return DeadlineFile(self, path, self.run(path, partial(self._inner.open, path, writable)))
+
+    def unlink(self, path: Path) -> None:
+        self.run(path, partial(self._inner.unlink, path))
+
+    def replace(self, old: Path, new: Path) -> None:
+        self.run(old, partial(self._inner.replace, old, new))
+
+    def make_directory(self, path: Path) -> None:
+        self.run(path, partial(self._inner.make_directory, path))
+
+    def remove_directory(self, path: Path) -> None:
+        self.run(path, partial(self._inner.remove_directory, path))
+
+    def list_directory(self, path: Path) -> list[str]:
+        return self.run(path, partial(self._inner.list_directory, path))
+
+    def sync_directory(self, path: Path) -> None:
+        self.run(path, partial(self._inner.sync_directory, path))
+
+    def file_size(self, path: Path) -> int:
+        return self.run(path, partial(self._inner.file_size, path))
+
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        return self.run(path, partial(self._inner.file_sizes, path))
+
+    def is_directory(self, path: Path) -> bool:
+        return self.run(path, partial(self._inner.is_directory, path))
+
+    def drop_cache(self, path: Path) -> None:
+        self.run(path, partial(self._inner.drop_cache, path))
+
+    def lock(self, path: Path) -> "DeadlineLock":
+        return DeadlineLock(self, path, self.run(path, partial(self._inner.lock, path)))
+
+
+class DeadlineFile:
+    """An open file of `DeadlineFiles`."""
+
+    __slots__ = ("_inner", "_timeout_s", "_volume", "path")
+
+    def __init__(self, files: DeadlineFiles, path: Path, inner: File) -> None:
+        self.path, self._inner = path, inner
+        self._volume, self._timeout_s = files.volume(path), files.timeout_s
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        return self._volume.run(partial(self._inner.read_at, offset_bytes, size), self._timeout_s)
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        return self._volume.run(partial(self._inner.read_into, offset_bytes, buffer), self._timeout_s)
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        self._volume.run(partial(self._inner.write_at, offset_bytes, data), self._timeout_s)
+
+    def truncate(self, size: int) -> None:
+        self._volume.run(partial(self._inner.truncate, size), self._timeout_s)
+
+    def sync(self) -> None:
+        self._volume.run(self._inner.sync, self._timeout_s)
+
+    def start_writing(self, offset_bytes: int, size: int) -> None:
+        if isinstance(self._inner, OsFile):
+            self._volume.run(partial(self._inner.start_writing, offset_bytes, size), self._timeout_s)
+
+    def size(self) -> int:
+        return self._volume.run(self._inner.size, self._timeout_s)
+
+    def close(self) -> None:
+        self._volume.when_all_have_returned(self._inner.close)
+
+
+class DeadlineLock:
+    """A lock of `DeadlineFiles`: let go of when no call on its volume is under way any more."""
+
+    __slots__ = ("__weakref__", "_inner", "_timeout_s", "_volume")
+
+    def __init__(self, files: DeadlineFiles, path: Path, inner: Lock) -> None:
+        self._inner, self._volume, self._timeout_s = inner, files.volume(path), files.timeout_s
+
+    def try_acquire(self) -> bool:
+        return self._volume.run(self._inner.try_acquire, self._timeout_s)
+
+    def write_note(self, note: bytes) -> None:
+        self._volume.run(partial(self._inner.write_note, note), self._timeout_s)
+
+    def read_note(self) -> bytes:
+        return self._volume.run(self._inner.read_note, self._timeout_s)
+
+    def close(self) -> None:
+        self._volume.when_all_have_returned(self._inner.close)
+
+
+FILES = DeadlineFiles(OS_FILES)
+
+
+def together(files: Files, path: Path, call: Callable[[], T]) -> T:
+    """Return what `call` returns; all that it does with files of this path's volume has one deadline, and one thread.
+
+    Handing a call to a thread takes longer than most calls do.
+    """
+    return files.run(path, call) if isinstance(files, DeadlineFiles) else call()
