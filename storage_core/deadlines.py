@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 VARIABLE = "JSTREAM_VOLUME_TIMEOUT_S"
 TIMEOUT_S = 30.0
+IDLE_S = 5.0  # after which a thread without a call ends
 THREAD_COUNT_MAX = 16  # calls of one volume at a time; those beyond wait for their turn, within their deadline
 _INSIDE = ("meta", "streams", "reports", "owners")  # directories of a volume
 _FILES = ("lock", "probe", "probe.new")  # files of a volume, with those of these suffixes
@@ -87,7 +88,10 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self.wake.acquire()
+            if not self.wake.acquire(timeout=IDLE_S):
+                if self.volume.lets_go(self):
+                    return
+                self.wake.acquire()  # a call is on its way
             call = self.call
             assert call is not None
             self.call = None
@@ -125,6 +129,8 @@ class _Volume:
             return function()  # part of a longer call
         call = _Call(function)
         worker = self._worker(timeout_s)
+        if worker is None:
+            return function()
         worker.call = call
         worker.wake.release()
         try:
@@ -140,8 +146,8 @@ class _Volume:
         result: T = call.result
         return result
 
-    def _worker(self, timeout_s: float) -> _Worker:
-        """Return a thread that has nothing to do."""
+    def _worker(self, timeout_s: float) -> _Worker | None:
+        """Return a thread that has nothing to do; None if the process gets no more, as when it ends."""
         with self.mutex:
             while True:
                 if self.overdue_count:
@@ -154,7 +160,12 @@ class _Volume:
                 if not self.has_room.wait(timeout_s):
                     raise self._timed_out(f"{self.thread_count} calls have not returned for {timeout_s:g} s")
         worker = _Worker(self)
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError:
+            with self.mutex:
+                self.thread_count -= 1
+            return None
         return worker
 
     def _wait(self, call: _Call, timeout_s: float) -> None:
@@ -176,6 +187,15 @@ class _Volume:
 
     def _timed_out(self, why: str) -> OSError:
         return OSError(errno.ETIMEDOUT, f"{os.strerror(errno.ETIMEDOUT)}: {why}", str(self.path))
+
+    def lets_go(self, worker: _Worker) -> bool:
+        """Return whether a thread that has waited for long may end: nobody is about to give it a call."""
+        with self.mutex:
+            if worker not in self.idle:
+                return False
+            self.idle.remove(worker)
+            self.thread_count -= 1
+            return True
 
     def has_returned(self, worker: _Worker, call: _Call) -> None:
         """Hand the outcome over, or take it back where nobody waits for it."""
@@ -251,6 +271,9 @@ class DeadlineFiles:
 
     def make_directory(self, path: Path) -> None:
         self.run(path, partial(self._inner.make_directory, path))
+
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        self.run(path, partial(self._inner.share_directory, path, with_group))
 
     def remove_directory(self, path: Path) -> None:
         self.run(path, partial(self._inner.remove_directory, path))

@@ -48,21 +48,28 @@ def look_at_open(store: "Store", state: StoreState) -> None:
 def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     state = store.state()
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
-    report, indexes = verification.verify(
+    report, indexes, found = verification.verify(
         state, chosen, store.metadata, store.environment, progress, store.lock_timeout_s
     )
     if not store.read_only:
-        _save_indexes(store, indexes)
+        _write_down(store, indexes, found)
     return report
 
 
-def _save_indexes(store: "Store", indexes: Mapping[bytes, VolumeIndex]) -> None:
-    """Write what was verified into index.db, a cache: where that cannot be done, the answer is the same."""
+def _write_down(store: "Store", indexes: Mapping[bytes, VolumeIndex], found: verification.Found) -> None:
+    """Write what was verified into index.db, a cache, and what was found into the metadata, as events.
+
+    Where the store cannot be written the answer is the same. While it is busy reports are left, of which the next
+    holder makes events.
+    """
+    wait_s = store.lock_timeout_s if found else min(store.lock_timeout_s, INDEX_WAIT_S)
     try:
-        with store.metadata.turn(min(store.lock_timeout_s, INDEX_WAIT_S)) as turn:
+        with store.metadata.turn(wait_s) as turn:
             verification.save_indexes(turn, indexes)
+            found.tell(turn)
     except StorageError as error:
-        logger.info("%s: index.db was not written: %s", store.label, error)
+        logger.info("%s: what was verified was not written down: %s", store.label, error)
+        found.leave_reports(store.volumes(), store.environment)
 
 
 def repair(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ repair may take as long as it takes; ended anywhere, the next one goes on with w
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from storage_core.store.recovery import rejoin
 from storage_core.store.recovery.membership import resume_quietly
 from storage_core.store.recovery.rejoin import Absent
 from storage_core.store.replicas.copies import sweep_leftovers
+from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.verification import (
     Damage,
@@ -56,6 +57,7 @@ class _Progress:
     lost: dict[str, SequenceSet] = field(default_factory=dict)  # by stream
     checked: int = 0
     settled: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # (written as, block, volume): whole now
+    repaired: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # those of them that were not before
 
 
 class Repair:
@@ -180,6 +182,10 @@ class Repair:
             for _ in range(2):
                 turn.propose(NoOp())
                 turn.snapshot()
+            findings = Findings()
+            for one in found:
+                findings.note("", one.volume, f"{one.file}: {one.reason}")
+            findings.tell(turn)
             left = {(one.volume, one.file) for one in self._damaged_files(turn)}
         self._seen.damage.extend(replace(one, repaired=(one.volume, one.file) not in left) for one in found)
 
@@ -246,6 +252,7 @@ class Repair:
         for volume_id in outcome.repaired:
             indexes.verified(volume_id, block, True)
             self._seen.settled.add((block.written_as, block.block_id, volume_id))
+            self._seen.repaired.add((block.written_as, block.block_id, volume_id))
         if outcome.lost:
             known = self._seen.lost.get(block.stream, SequenceSet.empty())
             self._seen.lost[block.stream] = known.union(outcome.lost)
@@ -255,7 +262,7 @@ class Repair:
     def sweep(self, names: Sequence[str] | None = None) -> None:
         """Take away what is settled: damage reports, and files of repairs that were killed."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
-            settle_reports(turn, self._env, self._seen.settled)
+            settle_reports(turn, self._env, self._seen.settled, self._seen.repaired)
             for stream in self._streams(names):
                 for one in turn.writable:
                     for incarnation in stream.incarnations:
@@ -290,9 +297,14 @@ def _cost(patient: Patient) -> int:
     return (len(patient.wrong) + unheld) * patient.block.file_size
 
 
-def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, bytes, bytes]]) -> int:
-    """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many."""
-    whole, count = set(settled), 0
+def settle_reports(
+    turn: Turn, env: Environment, settled: Iterable[tuple[bytes, bytes, bytes]], told: Collection[tuple[bytes, ...]]
+) -> int:
+    """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many.
+
+    What they say is told, but for the copies of which it is `told` already.
+    """
+    whole, count, findings = set(settled), 0, Findings()
     live = {
         (stream.written_as(first), block_id): stream
         for stream in turn.state.streams.values()
@@ -305,7 +317,14 @@ def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, 
             for path, report in reports.read_all(env, one.path):
                 stream = live.get((report.incarnation, report.block_id))
                 is_wanted = stream is not None and report.volume_id in stream.placement
-                if not is_wanted or (report.incarnation, report.block_id, report.volume_id) in whole:
+                copy = (report.incarnation, report.block_id, report.volume_id)
+                if not is_wanted or copy in whole:
+                    if copy not in told and report.reason != reports.FILE_IS_MISSING:
+                        findings.note(
+                            stream.name if stream is not None else "",
+                            report.volume_id.hex(),
+                            f"block {report.block_id.hex()}: {report.reason}",
+                        )
                     reports.remove(env, path)
                     count += 1
             for path in reports.unreadable(env, one.path):
@@ -313,4 +332,5 @@ def settle_reports(turn: Turn, env: Environment, settled: Iterable[tuple[bytes, 
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", one.path, error)
+    findings.tell(turn)
     return count

@@ -17,6 +17,7 @@ from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
+from storage_core.store.replicas.findings import is_told
 from storage_core.store.replicas.mending import missing_copies
 from storage_core.store.volume import reports
 from storage_core.store.volume.placement import is_recorded
@@ -110,18 +111,10 @@ def tell(turn: Turn, drifts: Sequence[Drift], env: Environment) -> None:
             )
             reports.leave(env, others, left)
         event = one.event()
-        if not _is_told(turn.state, event):
+        if not is_told(turn.state, event):
             events.append(event)
     if events:
         turn.propose(RecordEvents(tuple(events)))
-
-
-def _is_told(state: StoreState, event: Event) -> bool:
-    """Return whether the last event about the same copies says the same."""
-    for last in reversed(state.events):
-        if (last.stream, last.volume) == (event.stream, event.volume):
-            return (last.kind, last.reason) == (event.kind, event.reason)
-    return False
 
 
 def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[Drift]]:

@@ -21,6 +21,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look, make_directory
+from storage_core.store.replicas.findings import Findings
 from storage_core.store.volume.placement import is_recorded, read_directories
 from storage_core.store.writing.mirrored_file import says_broken
 
@@ -77,6 +78,7 @@ def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost
     for one in patients:
         block = live.get((one.block.incarnation, one.block.block_id))
         if block is None:
+            ward.note_gone(one)
             outcomes.append(Outcome(one.block, is_gone=True))
             continue
         stream = turn.state.by_incarnation(block.incarnation)
@@ -97,6 +99,7 @@ class _Ward:
         self._lost_size: Counter[bytes] = Counter()
         self._why_lost: dict[bytes, str] = {}
         self._full: dict[bytes, str] = {}  # volumes without room: why
+        self._findings = Findings()
         self._directories: set[Path] = set()  # of blocks, whose names are durable
 
     def treat(self, stream: StreamState, block: LiveBlock, patient: Patient) -> Outcome:
@@ -133,7 +136,21 @@ class _Ward:
                 self._held[block.incarnation, volume_id].append(block.block_id)
         if lost:
             self._lose(stream, block, lost, unread, outcome, patient)
+        for volume_id, wrong in patient.wrong.items():
+            if volume_id not in outcome.repaired and volume_id in stream.placement:
+                self._note_found(block, volume_id, wrong, volume_id in block.held_by)
         return outcome
+
+    def note_gone(self, patient: Patient) -> None:
+        """Note what was wrong with copies of a block that was removed or merged meanwhile."""
+        for volume_id, wrong in patient.wrong.items():
+            self._note_found(patient.block, volume_id, wrong, False)
+
+    def _note_found(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], is_missed: bool) -> None:
+        """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
+        if wrong and (is_missed or not wrong[0].is_missing):
+            where = next((str(block.path_on(one.path)) for one in self._turn.volumes if one.volume_id == volume_id), "")
+            self._findings.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
 
     def _make_directory(self, directory: Path) -> None:
         if directory not in self._directories:
@@ -223,6 +240,7 @@ class _Ward:
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
         events = [event for told in self._events.values() for event in _summed_up(told)]
+        events += self._findings.events(self._turn.state)
         if events:
             commands.append(RecordEvents(tuple(events)))
         if commands:

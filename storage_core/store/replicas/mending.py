@@ -17,6 +17,7 @@ from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
@@ -74,11 +75,15 @@ class Mending:
         """
         budget, cases = _Budget(), dict[tuple[bytes, bytes], _Case]()
         told = self._reports(turn, everything)
-        self._add_reported(turn, told, budget, cases)
+        findings = Findings()
+        self._add_reported(turn, told, budget, cases, findings)
         self._add_missing(turn, budget, cases)
         if not cases:
+            findings.tell(turn)
             return False
         patients = [self._examine(turn, case) for case in cases.values()]
+        _note_recovered(patients, told, findings)
+        findings.tell(turn)
         outcomes = heal(turn, patients, self._env)
         self._note_whole(turn, patients, outcomes, told)
         for outcome in outcomes:
@@ -96,14 +101,21 @@ class Mending:
         return [one for volume in turn.writable for one in _left_on(volume, self._env)]
 
     def _add_reported(
-        self, turn: Turn, told: list[tuple[Path, Report]], budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]
+        self,
+        turn: Turn,
+        told: list[tuple[Path, Report]],
+        budget: _Budget,
+        cases: dict[tuple[bytes, bytes], _Case],
+        findings: Findings,
     ) -> None:
-        """Take up the copies that reports name; reports about what is not there any more are removed."""
+        """Take up the copies that reports name; reports about what is not there any more are told and removed."""
         writable = {one.volume_id: one for one in turn.writable}
         for path, report in told:
             stream = _written_as(turn.state, report.incarnation)
             block = _find(turn.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
+                if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
+                    findings.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
                 self._remove(path)
             elif report.volume_id in writable and not self._rests((*_key(block), report.volume_id)):
                 _add(cases, block, writable[report.volume_id], budget)
@@ -201,6 +213,19 @@ class Mending:
             return True
         del self._resting[copy]
         return False
+
+
+def _note_recovered(patients: Sequence[Patient], told: Sequence[tuple[Path, Report]], findings: Findings) -> None:
+    """Note what reports say of copies that read whole now: it was found once, and a disk that errs at times is bad."""
+    whole = {(*_key(one.block), volume_id): one.block for one in patients for volume_id in one.proven}
+    for _, report in told:
+        block = whole.get((report.incarnation, report.block_id, report.volume_id))
+        if block is not None and report.reason != reports.FILE_IS_MISSING:
+            findings.note(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
+
+
+def _said(report: Report) -> str:
+    return f"block {report.block_id.hex()}: {report.reason}"
 
 
 def _key(block: LiveBlock) -> tuple[bytes, bytes]:

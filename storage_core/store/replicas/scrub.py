@@ -16,6 +16,7 @@ from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import drift
+from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.verification import (
     CHUNK_SIZE_MAX,
     Checked,
@@ -26,11 +27,11 @@ from storage_core.store.replicas.verification import (
     block_damage,
     check_blocks,
     damage_beside_writers,
+    report_of,
     save_indexes,
     still_wrong,
 )
 from storage_core.store.volume import reports
-from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Scrub:
         self._lock_timeout_s, self._read_only = lock_timeout_s, read_only
         self._damage: list[Damage] = []
         self._bad: list[Checked] = []
+        self._findings = Findings()  # in metadata files
         self._checked = 0
 
     def run(
@@ -93,7 +95,10 @@ class Scrub:
         self._damage.extend(absent_volumes(state, self._metadata, self._lock_timeout_s))
         for one in at_hand:
             if one.identity is not None:
-                self._damage.extend(damage_beside_writers(self._metadata, one, self._env, self._lock_timeout_s))
+                found = damage_beside_writers(self._metadata, one, self._env, self._lock_timeout_s)
+                self._damage.extend(found)
+                for damage in found:
+                    self._findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
 
     def _read(
         self,
@@ -132,7 +137,7 @@ class Scrub:
             with self._metadata.turn(self._lock_timeout_s) as turn:
                 drifts = [drift.compare(state, stream, one, self._env) for stream in streams for one in turn.writable]
                 drift.tell(turn, [one for one in drifts if one is not None], self._env)
-                events = self._leave_reports(turn)
+                events = [*self._findings.events(turn.state), *self._leave_reports(turn)]
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; {len(self._damage)} are damaged"))
                 if events:
@@ -151,11 +156,7 @@ class Scrub:
                     continue  # it is behind, and the manifest says so
                 one = found[0]
                 others = [volume.path for volume in turn.writable if volume.volume_id != volume_id]
-                left = Report(
-                    block.written_as, block.block_id, volume_id, one.first, one.end, one.offset_bytes, one.reason,
-                    self._env.now_ns(),
-                )  # fmt: skip
-                reports.leave(self._env, others, left)
+                reports.leave(self._env, others, report_of(block, volume_id, one, self._env))
                 if not one.is_missing:
                     told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {one.reason}")
         return [

@@ -10,17 +10,20 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.os_errors import raise_if_of_process
+from storage_core.os_errors import is_away, raise_if_of_process
 from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import still_live
+from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.reports import Report
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -63,8 +66,8 @@ def verify(
     env: Environment,
     progress: Progress | None,
     lock_timeout_s: float,
-) -> tuple[dict[str, Any], dict[bytes, VolumeIndex]]:
-    """Return {ok, checked_blocks, damage}, and the indexes of the volumes with what was found, to be saved.
+) -> tuple[dict[str, Any], dict[bytes, VolumeIndex], "Found"]:
+    """Return {ok, checked_blocks, damage}, the indexes of the volumes, to be saved, and what was found, to be told.
 
     Every byte of every copy of every block and of the metadata that counts was read; nothing was written. What others
     wrote or removed meanwhile is no damage.
@@ -72,9 +75,10 @@ def verify(
     volumes = metadata.volumes()
     damage = absent_volumes(state, metadata, lock_timeout_s)
     told = {one.volume for one in damage}
+    bad_files: list[Damage] = []
     for one in volumes:
         if one.identity is not None:
-            damage.extend(damage_beside_writers(metadata, one, env, lock_timeout_s))
+            bad_files.extend(damage_beside_writers(metadata, one, env, lock_timeout_s))
         elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
             damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.problem}: {one.reason}"))
     indexes = Indexes(volumes, env)
@@ -85,10 +89,54 @@ def verify(
         count += len(checked.found)
         if any(checked.found.values()):
             bad.append(checked)
-    for checked in still_wrong(metadata.view(lock_timeout_s).state, bad):
+    bad = still_wrong(metadata.view(lock_timeout_s).state, bad)
+    damage.extend(bad_files)
+    for checked in bad:
         damage.extend(block_damage(checked, volumes))
     report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
-    return report, indexes.by_volume
+    return report, indexes.by_volume, Found(bad_files, bad)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What somebody who only looked has found: it is told, and left for repair."""
+
+    bad_files: Sequence[Damage]  # of the metadata
+    bad_blocks: Sequence[Checked]
+
+    def __bool__(self) -> bool:
+        return bool(self.bad_files or self.bad_blocks)
+
+    def tell(self, turn: Turn) -> None:
+        """Write it down as events of the volumes."""
+        findings = Findings()
+        for damage in self.bad_files:
+            findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
+        for block, volume_id, wrong in self._copies():
+            findings.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
+        findings.tell(turn)
+
+    def leave_reports(self, volumes: Sequence[Volume], env: Environment) -> None:
+        """Leave word of bad copies for the next holder, who has the lock."""
+        for block, volume_id, wrong in self._copies():
+            others = [one.path for one in volumes if one.volume_id != volume_id and one.identity is not None]
+            reports.leave(env, others, report_of(block, volume_id, wrong, env))
+
+    def _copies(self) -> Iterator[tuple[LiveBlock, bytes, Wrong]]:
+        """Yield each bad copy, with what is wrong first; one that is merely not there yet is not bad."""
+        for checked in self.bad_blocks:
+            for volume_id, found in checked.found.items():
+                is_behind = bool(found) and found[0].is_missing and volume_id not in checked.block.held_by
+                if found and not is_behind and not is_away(found[0].error):
+                    yield checked.block, volume_id, found[0]
+
+
+def report_of(block: LiveBlock, volume_id: bytes, wrong: Wrong, env: Environment) -> Report:
+    """Return a damage report about a copy."""
+    return Report(
+        block.written_as, block.block_id, volume_id, wrong.first, wrong.end, wrong.offset_bytes, wrong.reason,
+        env.now_ns(),
+    )  # fmt: skip
 
 
 def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:

@@ -65,6 +65,7 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
     try:
         return together(files, directory / FILE_NAME, partial(_read_identity, files, directory))
     except OSError as error:
+        raise_if_of_process(error, directory)
         raise VolumeFailedError(f"{directory} cannot be looked at: {error}") from error
 
 
