@@ -59,6 +59,10 @@ def repair(
         ),
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="With --adopt: do it.")] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="With --execute: also if messages that most volumes have are lost by it."),
+    ] = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
@@ -69,10 +73,12 @@ def repair(
     """
     if execute and not adopt:
         raise WrongUsage("--execute is for --adopt; repair alone acts at once")
+    if accept_loss and not execute:
+        raise WrongUsage("--accept-loss is for --adopt --execute")
     if adopt:
         if streams or take_over:
             raise WrongUsage("--adopt rebuilds the metadata of the whole store: leave out streams and --take-over")
-        _adopt(store, execute, json)
+        _adopt(store, execute, accept_loss, json)
         return
     with open_store(store, take_over=take_over) as opened, progress_bar("blocks") as progress:
         found = opened.repair(progress=progress, streams=streams or None)
@@ -127,7 +133,7 @@ def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def _adopt(volumes: str, execute: bool, json: bool) -> None:
+def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
     from storage_core.store.recovery import adopt
     from storage_core.store.store import resolve_paths
 
@@ -137,9 +143,10 @@ def _adopt(volumes: str, execute: bool, json: bool) -> None:
     else:
         print_lines(str(plan).splitlines())
     if not execute:
-        say("nothing was done; --execute does it")
+        more = " --accept-loss" if plan.loses_of_majority else ""
+        say(f"nothing was done; --execute{more} does it")
         return
-    adopt.execute(plan)
+    adopt.execute(plan, accept_loss=accept_loss)
     say("the metadata was rebuilt")
 
 

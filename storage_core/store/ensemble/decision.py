@@ -465,10 +465,17 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
         raise CorruptionError(decision.findings[voting_ids[0]].reason)
     others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
     reasons = "; ".join(f"{one.state}: {one.reason}" for one in others)
+    whole = [one for one in voting_ids if decision.findings[one].state in (CURRENT, BEHIND, ROLLED_BACK, RETIRED)]
+    if len(whole) >= needed:  # nothing has to be made anew of them
+        advice = "Bring a volume back; take away one that is of another copy of the store"
+    else:
+        advice = (
+            "Bring a volume back; if they are gone for good, `jstream repair --adopt` rebuilds the metadata from what "
+            "is left"
+        )
     raise NoQuorumError(
         f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
-        "been changed. Bring a volume back; if they are gone for good, `jstream repair --adopt` rebuilds the metadata "
-        "from what is left"
+        f"been changed. {advice}"
     )
 
 

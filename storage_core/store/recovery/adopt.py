@@ -6,6 +6,8 @@ The only way back from there, and never taken by itself: `plan` says what it wou
                  new incarnation, which names the one that it continues: blocks stay where they are, under the old one
     sequences    as they were journaled; blocks that are whole nowhere are declared lost; the last sequence never falls
     merging      where blocks and what they were merged into are both there, one of the two is taken (cover.py)
+    conflicts    messages that are journaled and have their sequences taken by others are lost (conflicts.py); if a
+                 majority of the volumes has them, only with a word of consent
     blocks       that no journal and no manifest speaks of are told, and left alone
     volumes      the directories that are given: those that were volumes keep their ids, all are new instances
 
@@ -38,6 +40,7 @@ from storage_core.store.ensemble.decision import Found
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.recovery import rejoin, surviving
+from storage_core.store.recovery.conflicts import Comparison, Conflict
 from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
 from storage_core.store.volume import identity, lock_domain, locks, placements, volumes
@@ -58,6 +61,7 @@ class AdoptedStream:
     message_count: int
     next_sequence: int
     lost: tuple[tuple[int, int], ...]  # ranges that are declared lost now
+    conflicts: tuple[Conflict, ...]  # messages that are lost because others have their sequences
 
 
 @dataclass(slots=True)
@@ -71,6 +75,17 @@ class AdoptPlan:
     metadata_index: int  # of the newest metadata that can be read; 0: none can
     unclaimed: list[Path] = field(default_factory=list)  # block files that nothing speaks of
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def loses_of_majority(self) -> list[Conflict]:
+        """Messages that a majority of the volumes has, and that would be lost."""
+        return [conflict for stream in self.streams for conflict in stream.conflicts if conflict.is_majority]
+
+    def _names(self, conflict: Conflict) -> list[str]:
+        return [self.volumes[at].name for at in conflict.holders]
+
+    def _paths(self, conflict: Conflict) -> str:
+        return ", ".join(str(self.volumes[at].path) for at in conflict.holders)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,9 +104,19 @@ class AdoptPlan:
                     "messages": one.message_count,
                     "last_seq": one.next_sequence - 1,
                     "lost_ranges": [list(lost) for lost in one.lost],
+                    "conflicts": [
+                        {
+                            "ranges": [list(lost) for lost in conflict.sequences.ranges()],
+                            "messages": len(conflict.sequences),
+                            "volumes": self._names(conflict),
+                            "majority": conflict.is_majority,
+                        }
+                        for conflict in one.conflicts
+                    ],
                 }
                 for one in self.streams
             ],
+            "needs_accept_loss": bool(self.loses_of_majority),
             "not_adopted": [str(path) for path in self.unclaimed],
             "notes": self.notes,
         }
@@ -104,11 +129,18 @@ class AdoptPlan:
             lines.append(f"volume {one.name} at {one.path}: {was}")
         for stream in self.streams:
             lost = sum(end - first for first, end in stream.lost)
+            lost += sum(len(conflict.sequences) for conflict in stream.conflicts)
             lines.append(
                 f"stream {stream.name}: {stream.message_count} messages in {stream.block_count} blocks, up to sequence "
                 f"{stream.next_sequence - 1}; {lost} lost; configuration from {stream.source}"
             )
             lines += [f"    lost: sequences {first} to {end - 1}" for first, end in stream.lost]
+            lines += [
+                f"    lost: {len(conflict.sequences)} messages at sequences {_ranges(conflict.sequences)}, which "
+                f"{self._paths(conflict)} {'has' if len(conflict.holders) == 1 else 'have'}"
+                f"{', a majority of the volumes' if conflict.is_majority else ''}: others are shown there"
+                for conflict in stream.conflicts
+            ]
         if self.unclaimed:
             lines.append(f"{len(self.unclaimed)} block files are in no journal, and are left alone:")
             lines += [f"    {path}" for path in self.unclaimed]
@@ -134,7 +166,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         claims = surviving.read_claims(remains, env)
         builder = _Builder(remains, made, store_id, best, claims, env)
         streams, adopted = builder.streams()
-        state = _state(store_id, best, made, streams, env)
+        state = _state(store_id, best, made, streams, adopted, env)
         claimed = {block_id for one in claims.values() for block_id in one.rows}
         for known in best[0].streams.values() if best is not None else ():
             claimed.update(map(bytes, known.blocks.rows["block_id"]))
@@ -201,6 +233,7 @@ def _state(
     best: tuple[StoreState, int] | None,
     made: Sequence[Volume],
     streams: Sequence[StreamState],
+    adopted: Sequence[AdoptedStream],
     env: Environment,
 ) -> StoreState:
     base = best[0] if best is not None else StoreState(store_id=store_id, created_ns=env.now_ns())
@@ -211,8 +244,18 @@ def _state(
         voters.append(Voter(one.volume_id, one.identity.instance_id, places[one.volume_id]))
     lost = sum(len(stream.lost) for stream in streams)
     reason = f"metadata rebuilt from entry {best[1] if best is not None else 0} and the journals of placements"
+    lost += sum(len(conflict.sequences) for stream in adopted for conflict in stream.conflicts)
     after = f"{len(streams)} streams, {sum(one.message_count for one in streams)} messages, {lost} lost"
-    event = Event("adopted", after=after, reason=reason, time_ns=env.now_ns())
+    now = env.now_ns()
+    events = [Event("adopted", after=after, reason=reason, time_ns=now)]
+    for stream in adopted:
+        gone = SequenceSet.from_ranges(stream.lost)
+        if gone:
+            events.append(_lost(stream.name, gone, "", "no volume has them: metadata rebuilt", now))
+        for conflict in stream.conflicts:
+            why = "metadata rebuilt: other messages have their sequences"
+            for at in conflict.holders:
+                events.append(_lost(stream.name, conflict.sequences, made[at].name, why, now))
     return replace(
         base,
         voters=tuple(voters),
@@ -220,8 +263,18 @@ def _state(
         host=socket.gethostname(),
         streams=Streams({one.name.casefold(): one for one in streams}),
         volume_change=None,
-        events=(*base.events, event)[-EVENT_COUNT_MAX:],
+        events=(*base.events, *events)[-EVENT_COUNT_MAX:],
     )
+
+
+def _lost(stream: str, sequences: SequenceSet, volume: str, reason: str, now_ns: int) -> Event:
+    after = f"{len(sequences)} messages: {_ranges(sequences)}"
+    return Event("lost", stream, volume=volume, after=after, reason=reason, time_ns=now_ns)
+
+
+def _ranges(sequences: SequenceSet) -> str:
+    more = f" and {sequences.run_count - 5} more ranges" if sequences.run_count > 5 else ""
+    return ", ".join(f"{first} to {end - 1}" for first, end in sequences.ranges_head(5)) + more
 
 
 class _Builder:
@@ -239,6 +292,8 @@ class _Builder:
         self._remains, self._made, self._store_id, self._env = remains, made, store_id, env
         self._best, self._claims = best, claims
         self._directories = list(dict.fromkeys(inc for one in remains for inc in one.incarnations))
+        self._comparison = Comparison(store_id, remains, env)
+        self._conflicts: dict[bytes, list[Conflict]] = {}  # by incarnation
         self.notes: list[str] = []
 
     def streams(self) -> tuple[list[StreamState], list[AdoptedStream]]:
@@ -275,7 +330,7 @@ class _Builder:
         lost = tuple(built.lost.difference(before.lost).ranges())
         return AdoptedStream(
             built.name, before.incarnation.hex(), source, len(built.blocks), built.message_count,
-            built.next_sequence, lost,
+            built.next_sequence, lost, tuple(self._conflicts.get(before.incarnation, ())),
         )  # fmt: skip
 
     def _config(self, claims: Claims) -> StreamConfig:
@@ -306,11 +361,16 @@ class _Builder:
         cover.take(
             known.values(),
             others.values(),
-            lambda row: self._find(row, stream.written_as(int(row["first"])), stream.incarnation),
+            lambda row: self._find_one(row, stream),
         )
         copies = cover.taken
         claims.rows = {**known, **others}
-        self._tell(stream, cover)
+        left = [self._find_one(row, stream) for row in (*cover.spared, *cover.conflicts)]
+        conflicts = self._comparison.conflicts(
+            stream.name, [one for one in left if one is not None], copies, cover.wanted
+        )
+        self._conflicts[stream.incarnation] = conflicts
+        self._tell(stream, cover, conflicts)
         placed = self._placement(stream)
         rows = self._rows(copies, placed, stream)
         removed, lost = self._gone(stream, copies, next_sequence)
@@ -333,6 +393,9 @@ class _Builder:
             origins=_origins(copies, next_sequence, stream.incarnation),
         )
 
+    def _find_one(self, row: np.void, stream: StreamState) -> Copy | None:
+        return self._find(row, stream.written_as(int(row["first"])), stream.incarnation)
+
     def _rows_of(self, stream: StreamState, claims: Claims) -> tuple[dict[bytes, np.void], dict[bytes, np.void]]:
         """Return the rows of the manifest, and of those in the journals that say something of what is not removed."""
         known = {bytes(row["block_id"]): row for row in stream.blocks.rows}
@@ -345,7 +408,7 @@ class _Builder:
                 others[block_id] = later
         return known, others
 
-    def _tell(self, stream: StreamState, cover: Cover) -> None:
+    def _tell(self, stream: StreamState, cover: Cover, conflicts: Sequence[Conflict]) -> None:
         """Note which blocks are left alone though something speaks of them."""
         for row in cover.conflicts:
             self.notes.append(
@@ -353,10 +416,8 @@ class _Builder:
                 f"{int(row['first'])} on, and is left alone"
             )
         if cover.spared:
-            self.notes.append(
-                f"stream {stream.name}: {len(cover.spared)} blocks are left alone, since their messages are in merged "
-                "ones, or the other way round"
-            )
+            others = "their messages are in others" if not conflicts else "others have their sequences"
+            self.notes.append(f"stream {stream.name}: {len(cover.spared)} blocks are left alone, since {others}")
 
     def _placement(self, stream: StreamState) -> tuple[bytes, ...]:
         here = [one.volume_id for one in self._made]
@@ -408,12 +469,22 @@ def _data_size(rows: np.ndarray, shown: SequenceSet) -> int:
     return total
 
 
-def execute(plan: AdoptPlan, env: Environment = REAL) -> None:
-    """Make the store what the plan says. Raises RequirementError if it is not as it was when the plan was made.
+def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False) -> None:
+    """Make the store what the plan says. Raises RequirementError if it is not as it was when the plan was made, or if
+    messages that a majority of the volumes has would be lost, unless `accept_loss`.
 
     StoreBusyError if a process has it open for writing, DiskFullError, ReadOnlyError, VolumeFailedError: then a new
     plan goes on from there.
     """
+    if plan.loses_of_majority and not accept_loss:
+        told = "; ".join(
+            f"stream {one.stream}: {_ranges(one.sequences)}, on {plan._paths(one)}" for one in plan.loses_of_majority
+        )
+        raise RequirementError(
+            f"a majority of the volumes has messages that would be lost ({told}), because other ones have their "
+            "sequences. Leave out the volume that those are on: name an empty directory in its place. To lose them, "
+            "say --accept-loss"
+        )
     first = creation.first_entry_of(plan.state, env)
     by_id = sorted(plan.volumes, key=lambda one: one.volume_id)
     with translated(", ".join(str(one.path) for one in plan.volumes)):

@@ -326,3 +326,52 @@ def test_a_store_is_adopted_from_merged_blocks_or_from_those_they_were_made_of(
     with Store.open(paths) as store:
         assert [one for one in contents(store) if one not in (EXPECTED[1], EXPECTED[-1])] == [*expected, b"next"]
         assert store.verify()["ok"]
+
+
+def exchanged_without_metadata(root: Path) -> list[Path]:
+    """Return volumes of which one is of a copy that was written on, and of which the others lost their metadata.
+
+    In both of them the same sequences were acked: 13 and 14 here, 13 to 15 in the copy.
+    """
+    (root / "ours").mkdir()
+    paths = make(root / "ours")
+    shutil.copytree(root / "ours", root / "copy")
+    for directory, count in (("ours", 2), ("copy", 3)):
+        with Store.open([root / directory / path.name for path in paths]) as store:
+            for number in range(count):
+                store.stream("S").publish("s.a", f"{directory} {number}".encode())
+            store.maintain()
+    shutil.rmtree(paths[2])
+    shutil.copytree(root / "copy" / paths[2].name, paths[2])
+    for path in paths[:2]:
+        lose_metadata(path)
+    return paths
+
+
+def test_messages_that_lose_their_sequences_are_told_and_a_majority_needs_consent(tmp_path: Path) -> None:
+    paths = exchanged_without_metadata(tmp_path)
+    plan = adopt.plan(paths)
+    names = [one.name for one in plan.volumes]
+    told = plan.to_json()
+    [stream] = [one for one in told["streams"] if one["name"] == "S"]
+    assert stream["conflicts"] == [{"ranges": [[13, 15]], "messages": 2, "volumes": names[:2], "majority": True}]
+    assert told["needs_accept_loss"] and "2 lost" in str(plan) and "13 to 14" in str(plan)
+    before = {path: path.read_bytes() for path in tmp_path.glob("ours/**/*") if path.is_file()}
+    with pytest.raises(RequirementError, match="--accept-loss"):
+        adopt.execute(plan)
+    assert {path: path.read_bytes() for path in tmp_path.glob("ours/**/*") if path.is_file()} == before
+    adopt.execute(plan, accept_loss=True)
+    with Store.open(paths) as store:
+        assert contents(store) == EXPECTED + [b"copy 0", b"copy 1", b"copy 2"]
+        lost = [(one["volume"], one["after"]) for one in store.events() if one["kind"] == "lost"]
+        assert lost == [(name, "2 messages: 13 to 14") for name in names[:2]]
+
+
+def test_without_the_volume_of_the_copy_nothing_is_lost(tmp_path: Path) -> None:
+    paths = exchanged_without_metadata(tmp_path)
+    shutil.rmtree(paths[2])
+    plan = adopt.plan(paths)
+    assert not plan.to_json()["needs_accept_loss"] and not plan.streams[0].conflicts
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert contents(store) == [*EXPECTED, b"ours 0", b"ours 1"]
