@@ -210,6 +210,21 @@ def test_a_query_on_another_host_writes_if_it_takes_the_store_over(pipeline: Pip
     assert [event["kind"] for event in pipeline.store.events()].count("took_over") == 2
 
 
+def test_driver_on_a_copy_of_the_checkpoint_is_refused_where_it_cuts_batches_elsewhere(pipeline: Pipeline) -> None:
+    copy = pipeline.place / "copy"
+    pipeline.put(0, 3)
+    pipeline.run()
+    copy.mkdir()
+    shutil.copy(pipeline.checkpoint / "metadata", copy / "metadata")
+    pipeline.put(3, 5)
+    with pytest.raises(StreamingQueryException, match="from a copy of its checkpoint"):
+        pipeline.run(files_a_batch=2, checkpointLocation=str(copy))
+    pipeline.run()
+    pipeline.put(5, 7)
+    pipeline.run()
+    assert pipeline.numbers() == list(range(7))
+
+
 def test_complete_mode_keeps_the_newest_result_alone(pipeline: Pipeline) -> None:
     def totals(rows: "DataFrame") -> "DataFrame":
         return rows.groupBy("number").count().selectExpr("concat(number, ' x ', count) as data")

@@ -25,7 +25,8 @@ _SUM_MODULUS = 2**64
 _BLOCK_SIZE = 64  # bytes
 # Rows, and their bytes, that are hashed together: the arrays stay in the processor's cache, and below the size from
 # which memory is asked for anew each time.
-_CHUNK_ROW_COUNT, _CHUNK_SIZE_MAX = 2000, 512 * 1024
+_CHUNK_ROW_COUNT, _CHUNK_SIZE_MAX = 3000, 512 * 1024
+_SAMPLE_COUNT = 256  # rows by which is judged whether values repeat
 _HALF, _SHIFT = np.uint64(32), np.uint64(33)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -61,7 +62,7 @@ def message_hashes(messages: Messages, stream: str) -> np.ndarray:
     (salt,) = string_hashes(pa.array([stream]))
     hashes = string_hashes(data) * _KEYS[0]
     hashes += salt
-    hashes += string_hashes(subject) * _KEYS[1]
+    hashes += _repeated_string_hashes(subject) * _KEYS[1]
     if headers.null_count < len(headers):
         hashes += _header_hashes(headers) * _KEYS[2]
     if messages.given_ns is not None:
@@ -70,6 +71,16 @@ def message_hashes(messages: Messages, stream: str) -> np.ndarray:
     if messages.msg_ids is not None:
         hashes += messages.msg_ids[:, 0] * _KEYS[4]
     return _mixed(hashes)
+
+
+def _repeated_string_hashes(column: pa.Array) -> np.ndarray:
+    """Return the same as `string_hashes`, in half the time if there are few distinct values, as of subjects."""
+    sample = column.slice(0, _SAMPLE_COUNT)
+    if 2 * len(sample.unique()) > len(sample):
+        return string_hashes(column)
+    encoded = column.dictionary_encode()
+    hashes: np.ndarray = string_hashes(encoded.dictionary)[encoded.indices.to_numpy()]
+    return hashes
 
 
 def string_hashes(column: pa.Array) -> np.ndarray:
@@ -103,7 +114,7 @@ def _hashed(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     hashes = _block_hashes(data, starts, width, short, lengths[short])
     hashes += lengths.view(np.uint64) * _GOLDEN
     if longest > _BLOCK_SIZE:
-        longer = np.flatnonzero(lengths > _BLOCK_SIZE)
+        longer = slice(None) if int(lengths.min()) > _BLOCK_SIZE else np.flatnonzero(lengths > _BLOCK_SIZE)
         hashes[longer] += _mixed(_block_hashes(data, ends[longer] - _BLOCK_SIZE))
     if longest > 2 * _BLOCK_SIZE:
         long = np.flatnonzero(lengths > 2 * _BLOCK_SIZE)
