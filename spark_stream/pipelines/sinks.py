@@ -31,12 +31,19 @@ def write_rows(rows: DataFrame, pipeline: Pipeline, identity: Identity) -> None:
         _print(rows, sink, identity)
     elif sink.kind == JSTREAM:
         rows = rows if sink.stream else _not_into_the_source(rows, pipeline)
-        append_to_stream(rows, sink.volumes, sink.stream, sink.subject, identity, sink.options)
+        append_to_stream(
+            rows, sink.volumes, sink.stream, sink.subject, identity, _changed_batches(pipeline) | sink.options
+        )
     elif sink.kind == DELTA and sink.mode == UPSERT:
         upsert(rows, sink, identity)
     else:
         assert sink.kind == DELTA, sink
         append_to_delta(rows, sink, identity)
+
+
+def _changed_batches(pipeline: Pipeline) -> dict[str, str]:
+    """Return the option for batches that come again with other rows: who goes on without what is lost has such."""
+    return {"failOnChangedBatch": str(pipeline.source.fail_on_data_loss).lower()}
 
 
 def _not_into_the_source(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -79,12 +86,14 @@ def write_dead_letters(bad: DataFrame, pipeline: Pipeline, identity: Identity) -
         return 0
     made = dead_letters(bad, pipeline.name)
     if count > COLLECTED_COUNT_MAX or size > COLLECTED_SIZE_MAX:
-        append_to_stream(made, letters.volumes, letters.stream, letters.subject, identity, {})
+        append_to_stream(made, letters.volumes, letters.stream, letters.subject, identity, _changed_batches(pipeline))
         return int(count)
     if letters.subject:
         made = made.withColumn("subject", F.lit(letters.subject))
     with open_store(letters.volumes, LOCK_TIMEOUT_S) as store:
-        store.stream(letters.stream).append(made.toArrow(), WriterBatch(identity.app, str(identity.number)))
+        any_content = not pipeline.source.fail_on_data_loss
+        writer = WriterBatch(identity.app, str(identity.number), any_content=any_content)
+        store.stream(letters.stream).append(made.toArrow(), writer)
     return int(count)
 
 

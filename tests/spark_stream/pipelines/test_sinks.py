@@ -1,6 +1,7 @@
 """Pipelines into streams, Parquet and the console; and what is told before anything is read."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,6 +38,39 @@ def test_rows_go_to_another_stream_once(active) -> None:
     stored = etl.store.stream("PAID").read(columns=["subject", "data"]).read_all().to_pylist()
     assert [one["data"] for one in stored] == [b"o1", b"o2", b"o3"] and stored[0]["subject"] == "paid.eu"
     assert len(etl.letters()) == 1
+
+
+def test_a_batch_that_a_copy_of_the_checkpoint_cuts_elsewhere_stops_the_run(active) -> None:
+    etl = active
+    etl.store.add_stream({"name": "PAID"})
+    etl.define('kind = "jstream"\nstream = "PAID"\n', letters=True)
+    etl.file.write_text(etl.file.read_text().replace("SELECT sequence, id, amount", "SELECT id AS data"))
+    etl.publish(1)
+    etl.run()
+    copy = etl.folder.with_name("copy")  # of all but the store: what another host has
+    shutil.copytree(etl.folder, copy, ignore=shutil.ignore_patterns("volume"))
+    etl.publish(2)
+    etl.say(b"nonsense")
+    etl.run()
+    for path in [*etl.folder.iterdir()]:
+        if path.name != "volume":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(copy, etl.folder, dirs_exist_ok=True)
+    etl.publish(3)
+    etl.say(b"more nonsense")
+    assert "is in stream 'PAID' with other content: stored are 1 messages" in etl.fail()
+
+    def stored() -> list[bytes]:
+        return etl.store.stream("PAID").read(columns=["data"]).read_all()["data"].to_pylist()
+
+    assert (stored(), [data for data, _ in etl.letters()]) == ([b"o1", b"o2"], [b"nonsense"])
+    etl.file.write_text(etl.file.read_text().replace('"ORDERS"\n', '"ORDERS"\nfail_on_data_loss = false\n', 1))
+    etl.run()
+    etl.publish(4)
+    etl.run()
+    assert (stored(), [data for data, _ in etl.letters()]) == ([b"o1", b"o2", b"o4"], [b"nonsense"])
+    events = etl.store.events(kind="batch_again")
+    assert [event["stream"] for event in events] == ["PAID", "DEAD"]
 
 
 def test_parquet_is_written_by_sparks_file_sink_and_dead_letters_by_a_query_beside(active, spark: SparkSession) -> None:

@@ -1,0 +1,65 @@
+"""Known mistakes of pipelines: batches under wrong identities. Each is made in the real code by a `with` block."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+from spark_stream.pipelines import sinks
+from spark_stream.pipelines.backfill import Wanted
+from spark_stream.pipelines.identity import Identity
+
+Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
+
+
+def numbers_all_batches_alike() -> list[Replacement]:
+    return [(sinks, "append_to_stream", _under(lambda identity: replace(identity, number=1)))]
+
+
+def gives_each_attempt_an_identity_of_its_own() -> list[Replacement]:
+    attempts = count()
+    return [(sinks, "append_to_stream", _under(lambda identity: replace(identity, app=f"app {next(attempts)}")))]
+
+
+def takes_batches_with_other_rows_as_stored() -> list[Replacement]:
+    return [(sinks, "_changed_batches", lambda pipeline: {"failOnChangedBatch": "false"})]
+
+
+def stores_dead_letters_as_if_they_were_the_rows() -> list[Replacement]:
+    return [(Identity, "of_dead_letters", lambda self: self)]
+
+
+def names_backfills_by_their_pipeline_alone() -> list[Replacement]:
+    return [(Wanted, "identity", lambda self, pipeline: Identity(f"jstream-etl/{pipeline}/backfill", 1))]
+
+
+def _under(change: Callable[[Identity], Identity]) -> Callable[..., None]:
+    plain = sinks.append_to_stream
+
+    def append(rows: Any, volumes: Any, stream: str, subject: str, identity: Identity, options: Any) -> None:
+        plain(rows, volumes, stream, subject, change(identity), options)
+
+    return append
+
+
+MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        numbers_all_batches_alike,
+        gives_each_attempt_an_identity_of_its_own,
+        takes_batches_with_other_rows_as_stored,
+        stores_dead_letters_as_if_they_were_the_rows,
+        names_backfills_by_their_pipeline_alone,
+    )
+}
+
+
+@contextmanager
+def made(name: str) -> Iterator[None]:
+    """Make this mistake while the block runs."""
+    with ExitStack() as stack:
+        for owner, attribute, replacement in MUTANTS[name]():
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield
