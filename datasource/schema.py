@@ -77,6 +77,7 @@ CONSUMER_TYPES: dict[str, DataType] = {
     "num_ack_pending": LongType(),
     "num_redelivered": LongType(),
     "num_pending": LongType(),
+    "num_skipped": LongType(),
     "lag_messages": LongType(),
     "lag_seconds": DoubleType(),
     "oldest_sequence": LongType(),

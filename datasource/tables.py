@@ -149,6 +149,7 @@ def _consumer_row(info: dict[str, Any], pending: np.ndarray) -> dict[str, Any]:
         "num_ack_pending": info["num_ack_pending"],
         "num_redelivered": info["num_redelivered"],
         "num_pending": info["num_pending"],
+        "num_skipped": info["num_skipped"],
         "lag_messages": lag["messages"],
         "lag_seconds": lag["seconds"],
         "oldest_sequence": lag["oldest_seq"],

@@ -56,6 +56,8 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_consumer_pending": (_CONSUMER, "Messages that were never handed out"),
     "jstream_consumer_ack_pending": (_CONSUMER, "Messages that were handed out and wait for their acknowledgement"),
     "jstream_consumer_redelivered": (_CONSUMER, "Messages of these that were handed out more than once"),
+    "jstream_consumer_skipped": (_CONSUMER, "Messages that were removed or lost before they were acknowledged"),
+    "jstream_consumer_unreadable": (_CONSUMER, "Messages that wait since no copy of them can be read now"),
     "jstream_consumer_lag_messages": (_CONSUMER, "Messages that are there and not acknowledged"),
     "jstream_consumer_lag_seconds": (_CONSUMER, "Age of the oldest of them; 0 if there is none"),
     "jstream_consumer_paused": (_CONSUMER, "Whether the consumer is paused"),
@@ -162,6 +164,8 @@ def _of_consumers(store: Store) -> Iterator[Sample]:
         yield "jstream_consumer_pending", info["num_pending"], labels
         yield "jstream_consumer_ack_pending", info["num_ack_pending"], labels
         yield "jstream_consumer_redelivered", info["num_redelivered"], labels
+        yield "jstream_consumer_skipped", info["num_skipped"], labels
+        yield "jstream_consumer_unreadable", info["num_unreadable"], labels
         yield "jstream_consumer_lag_messages", info["lag"]["messages"], labels
         yield "jstream_consumer_lag_seconds", info["lag"]["seconds"], labels
         yield "jstream_consumer_paused", float(info["paused"]), labels

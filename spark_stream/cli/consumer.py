@@ -38,7 +38,8 @@ from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, Met
 app = typer.Typer(cls=VerbGroup, help="Durable consumers: make them, see how far they are behind, move them.")
 ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 REPORT_COLUMNS = (
-    "stream", "consumer", "delivered", "ack floor", "ack pending", "redelivered", "pending", "lag", "behind", "state",
+    "stream", "consumer", "delivered", "ack floor", "ack pending", "redelivered", "pending", "skipped",
+    "lag", "behind", "state",
 )  # fmt: skip
 
 
@@ -229,6 +230,7 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
         info["num_ack_pending"],
         info["num_redelivered"],
         info["num_pending"],
+        info["num_skipped"],
         lag["messages"],
         _show_span(lag["seconds"]) if lag["messages"] else None,
         "stopped" if info["problem"] else "paused" if info["paused"] else "ok",
@@ -280,6 +282,8 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("ack pending", info["num_ack_pending"]),
         ("redelivered", info["num_redelivered"]),
         ("pending", info["num_pending"]),
+        ("skipped", info["num_skipped"]),
+        *([("cannot be read now", info["num_unreadable"])] if info["num_unreadable"] else []),
         ("paused", f"for {_show_span(info['pause_remaining'] / 1e9)}" if info["paused"] else False),
         ("incarnation", info["incarnation"]),
     ]

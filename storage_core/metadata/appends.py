@@ -12,6 +12,7 @@ from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.removals import drop_below
 from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse
 from storage_core.metadata.shared_map import SharedMap
+from storage_core.metadata.skipped import taken_away
 from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
@@ -21,6 +22,7 @@ from storage_core.metadata.state import (
     StreamState,
     WriterState,
 )
+from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import buried, live
 from storage_core.sequences import SequenceSet
 
@@ -42,6 +44,8 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             if stream.config.deny_purge:
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
+            stream, events = taken_away(stream, stream.shown(), time_ns, "overwritten")
+            state = with_events(state, events, time_ns)
             state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
             state = _without_msg_ids(state, stream)
         stream, result = _with_blocks(stream, part, place, time_ns)

@@ -29,6 +29,9 @@ class ConsumerState:
     query_start: QueryStart = QueryStart()  # the last one of a query without a checkpoint
     generation: int = 0  # of its ownership by queries; one more with each that took it over from a live one
     clock_ns: int = 0  # the latest time of a command that set or met deadlines, or a pause: they go by that clock
+    skipped: int = 0  # messages that were removed or lost before it acknowledged them
+    skipped_told: int = 0  # of these, when its events last told of them
+    skipped_told_ns: int = 0  # and when that was
 
     @property
     def name(self) -> str:
@@ -74,6 +77,9 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     query_start: QueryStart = QueryStart()
     generation: int = 0
     clock_ns: int = 0
+    skipped: int = 0
+    skipped_told: int = 0
+    skipped_told_ns: int = 0
 
 
 def consumer_record(one: ConsumerState) -> ConsumerRecord:

@@ -9,6 +9,7 @@ from storage_core import errors
 from storage_core.metadata.commands import Bury, DeclareLost, Event, Remove
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
+from storage_core.metadata.skipped import taken_away
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import buried, live
@@ -24,11 +25,11 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
     chosen = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence)
     gone = chosen.difference(stream.removed)
     floor = min(max(command.floor, stream.floor), stream.next_sequence)
+    gone = gone.union(SequenceSet.from_ranges([(stream.floor, floor)]).difference(stream.removed))
+    stream, events = taken_away(stream, gone, time_ns, "removed" if command.reason == "delete" else "purged")
     stream = replace(stream, removed=stream.removed.union(gone))
-    below = len(SequenceSet.from_ranges([(stream.floor, floor)]).difference(stream.removed))
-    count = len(gone) + below
-    state, stream = drop_below(state, stream, floor, time_ns, count, command.data_size)
-    return state.with_stream(stream), RemoveDone(count)
+    state, stream = drop_below(state, stream, floor, time_ns, len(gone), command.data_size)
+    return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
 
 
 def drop_below(
@@ -81,11 +82,12 @@ def declare_lost(state: StoreState, place: Place, time_ns: int, command: Declare
     if not gone:
         return state, RemoveDone(0)
     count = len(gone)
+    stream, events = taken_away(stream, gone, time_ns, "declared lost")
     stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
     state, stream = drop_below(state, stream, stream.floor, time_ns, count, command.data_size)
     ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
     event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
-    return with_events(state.with_stream(stream), (event,), time_ns), RemoveDone(count)
+    return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(count)
 
 
 def bury(state: StoreState, place: Place, time_ns: int, command: Bury) -> tuple[StoreState, Result]:

@@ -24,7 +24,7 @@ EVENT_KINDS = (
     "import_begun", "imported",
     "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
     "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
-    "query_unreadable",
+    "query_unreadable", "consumer_skipped",
 )  # fmt: skip
 
 
@@ -305,6 +305,7 @@ def consumer_html(info: dict[str, Any]) -> str:
             ("Waiting for their acknowledgement", f"{info['num_ack_pending']:,}"),
             ("Delivered more than once", f"{info['num_redelivered']:,}"),
             ("Not delivered yet", f"{info['num_pending']:,}"),
+            ("Skipped: removed or lost first", f"{info['num_skipped']:,}"),
             *([("Paused", "yes")] if info["paused"] else []),
             *([("Events", told)] if told else []),
         ],

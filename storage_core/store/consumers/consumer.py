@@ -408,6 +408,7 @@ class Consumer:
             "num_ack_pending": len(waiting) - len(withheld),
             "num_redelivered": len(again),
             "num_pending": fetching.count_wanted(self._store, stream, consumer) + len(withheld),
+            "num_skipped": consumer.skipped,
             "num_unreadable": len(withheld),
             "unreadable_ranges": [list(one) for one in withheld.ranges_head(RANGES_SHOWN)],
             "paused": paused_ns > 0,

@@ -388,7 +388,8 @@ def test_a_purge_ahead_of_the_consumer_is_told_and_passed_over(machine: Machine)
     assert fetched(consumer, 2) == [1, 2]
     machine.open().stream("orders").purge(up_to=6)
     assert fetched(consumer, 100) == [6, 7, 8, 9, 10]
-    (event,) = consumer.info()["events"]
+    skipped, event = consumer.info()["events"]
+    assert (skipped["kind"], skipped["before"]) == ("consumer_skipped", "1 to 5")
     assert "sequences 3 to 5 were removed or lost before they were read" in event["reason"]
     assert consumer.info()["num_ack_pending"] == 5
 
@@ -498,7 +499,8 @@ def test_the_shape_of_info(machine: Machine) -> None:
     info = consumer.info()
     assert list(info) == [
         "stream_name", "name", "created", "config", "delivered", "ack_floor", "num_ack_pending", "num_redelivered",
-        "num_pending", "num_unreadable", "unreadable_ranges", "paused", "pause_remaining", "incarnation", "events",
+        "num_pending", "num_skipped", "num_unreadable", "unreadable_ranges", "paused", "pause_remaining", "incarnation",
+        "events",
     ]  # fmt: skip
     assert (info["stream_name"], info["name"], info["num_pending"]) == ("orders", "reader", 10)
     assert info["incarnation"] == machine.open().stream("orders").incarnation.hex()

@@ -123,10 +123,11 @@ def test_a_report_settles_positions_unless_it_is_only_to_look(store: Store) -> N
     before = store.index()
     looked = {one["name"]: one for one in consumer_report(store, settle=False)}
     assert store.index() == before
-    assert "1 to 2" in looked["goes-on"]["problem"] and not looked["goes-on"]["events"]
+    assert "1 to 2" in looked["goes-on"]["problem"] and looked["goes-on"]["num_skipped"] == 2
+    assert [one["kind"] for one in looked["goes-on"]["events"]] == ["consumer_skipped"]
     settled = {one["name"]: one for one in consumer_report(store)}
     assert settled["goes-on"]["problem"] is None
-    assert [one["kind"] for one in settled["goes-on"]["events"]] == ["consumer_reconciled"]
+    assert [one["kind"] for one in settled["goes-on"]["events"]] == ["consumer_skipped", "consumer_reconciled"]
     assert "jstream consumer reset orders stops --execute" in settled["stops"]["problem"]
 
 

@@ -1,0 +1,73 @@
+"""Messages that are taken away from consumers: removed, overwritten or lost before they were acknowledged.
+
+They count as skipped, and never as acknowledged. What a removal takes is known when it is applied, so the count is
+exact at any time: of messages that wait for their acknowledgement, and of those that the consumer has not come to. With
+`filter_subjects` the latter are those in blocks that may hold a wanted subject, as far as the manifest says which
+subjects a block has: nothing is read here.
+
+A consumer's events tell of it when its count has doubled since they last did, or an hour later.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from storage_core.metadata.commands import Event
+from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
+from storage_core.metadata.pending import PENDING_DTYPE, pending_set
+from storage_core.metadata.state import StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.subjects import is_literal, matches
+
+TOLD_EVERY_NS = 3_600 * 1_000_000_000
+RANGES_TOLD = 5
+_NO_ROWS = np.empty(0, PENDING_DTYPE)
+
+
+def taken_away(stream: StreamState, gone: SequenceSet, time_ns: int, why: str) -> tuple[StreamState, tuple[Event, ...]]:
+    """Return the stream with what its consumers miss when these messages go, which it still shows; and the events."""
+    events: list[Event] = []
+    for consumer in list(stream.consumers.values()) if gone else ():
+        if consumer.incarnation not in stream.incarnations:
+            continue  # its place is in another lifetime of the name
+        ahead = gone.clip(consumer.next_sequence, stream.next_sequence)
+        waiting = pending_set(consumer.pending.within(gone))
+        missed = waiting.union(_wanted(stream, consumer, ahead))
+        if not missed:
+            continue
+        pending = consumer.pending.put(waiting, _NO_ROWS) if waiting else consumer.pending
+        consumer = replace(consumer, pending=pending, skipped=consumer.skipped + len(missed))
+        if consumer.skipped >= 2 * consumer.skipped_told or abs(time_ns - consumer.skipped_told_ns) >= TOLD_EVERY_NS:
+            event = _event(stream, consumer, missed, time_ns, why)
+            kept = (*consumer.events, event)[-CONSUMER_EVENTS_KEPT:]
+            consumer = replace(consumer, events=kept, skipped_told=consumer.skipped, skipped_told_ns=time_ns)
+            events.append(event)
+        stream = stream.with_consumer(consumer)
+    return stream, tuple(events)
+
+
+def _event(stream: StreamState, consumer: ConsumerState, missed: SequenceSet, time_ns: int, why: str) -> Event:
+    ranges = ", ".join(str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in missed.ranges_head(RANGES_TOLD))
+    more = ", ..." if missed.run_count > RANGES_TOLD else ""
+    reason = f"{len(missed)} messages were {why} before they were acknowledged; {consumer.skipped} in all"
+    return Event(
+        "consumer_skipped", stream.name, consumer.name, before=f"{ranges}{more}", reason=reason, time_ns=time_ns
+    )
+
+
+def _wanted(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet) -> SequenceSet:
+    """Return those of the sequences that the consumer's filter may take, by the subjects that the manifest knows."""
+    filters = consumer.config.filter_subjects
+    if not filters or not sequences:
+        return sequences
+    taken = np.array([True, *(_takes(filters, subjects) for subjects in stream.subject_sets)])  # 0: not summarised
+    rows = stream.blocks.rows
+    rows = rows[taken[rows["subject_set"]]]
+    return sequences.intersection(SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]))
+
+
+def _takes(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
+    have = set(subjects)
+    return any(
+        one in have if is_literal(one) else any(matches(one, subject) for subject in subjects) for one in filters
+    )
