@@ -551,6 +551,13 @@ class Metadata:
         """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
         self.leadership = None
 
+    def doubt(self, volume_ids: Iterable[bytes]) -> None:
+        """Have the next turn read everything: there is damage before the ends of these volumes' logs."""
+        left, known = set(volume_ids), self.known_view
+        if left and known is not None:
+            positions = {one: at for one, at in known.positions.items() if one not in left}
+            self.known_view = replace(known, positions=positions)
+
     def trust_again(self) -> None:
         """After the disk was read anew: volumes that failed in this process go on from what is found there."""
         self.failed.clear()

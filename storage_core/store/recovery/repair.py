@@ -96,10 +96,12 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.standings(self._lock_timeout_s)
+        hurt = (decision.DAMAGED, decision.ROLLED_BACK)
+        self._metadata.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
         with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
             for one in turn.writable:
                 was = before.get(one.volume_id)
-                if was is not None and was.state in (decision.DAMAGED, decision.ROLLED_BACK):  # the turn settled it
+                if was is not None and was.state in hurt:  # the turn settled it
                     self._note_volume(Absent(one, was.state, was.reason), one)
             missing = []
             for absent in rejoin.absent(turn):

@@ -329,6 +329,10 @@ def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[st
         evidence = log.read()
         found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
         found.extend(_damaged_snapshots(log, {where for where, _ in found}))
+        if evidence.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
+            found.append(
+                (str(log.directory), f"the log is damaged at entry {evidence.bad.index}: {evidence.bad.where}")
+            )
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return [*found, (str(log.directory), str(error))]

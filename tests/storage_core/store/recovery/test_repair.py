@@ -40,6 +40,37 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
+def states(paths: list[Path]) -> list[str]:
+    """Return what a process that has just begun says of the replicas."""
+    info = Store.open(paths, read_only=True).stream("S").info()
+    return [one["state"] for one in info["cluster"]["replicas"]]
+
+
+def test_a_page_of_zeros_in_the_log_is_found_and_repaired(tmp_path: Path) -> None:
+    """It looks as if it had never been written: no record there is bad, and those behind it are whole."""
+    paths = [tmp_path / f"volume-{number}" for number in range(3)]
+    with Store.create(paths) as store:
+        stream = store.add_stream({"name": "S"})
+        for number in range(4):
+            stream.add_consumer({"name": f"c{number}"})
+    (log,) = (paths[1] / "meta").glob("*.log")
+    whole, kept = log.read_bytes(), tmp_path / "kept"
+    shutil.copytree(paths[1], kept)
+    pages = [at for at in range(3 * 4096, len(whole), 4096) if any(whole[at : at + 4096])]
+    damaged_count = 0
+    for at in pages[:-1]:
+        shutil.rmtree(paths[1])
+        shutil.copytree(kept, paths[1])
+        log.write_bytes(whole[:at] + bytes(4096) + whole[at + 4096 :])
+        state = states(paths)[1]
+        assert Store.open(paths).verify()["ok"] == (state != "damaged"), at
+        damaged_count += state == "damaged"
+        assert Store.open(paths).repair()["ok"], at
+        assert states(paths) == ["current"] * 3, at
+        assert Store.open(paths).verify()["ok"], at
+    assert damaged_count >= 4  # other pages had votes that no longer count
+
+
 def contents(store: Store) -> list[bytes]:
     data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
     return data
