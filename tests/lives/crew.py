@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lives.ledger import Violation
@@ -158,6 +159,9 @@ class Crew:
         if call.refused(failure):
             return True
         excused = self.is_excused(call)
+        ways_in = call.arguments.get("paths") if call.name == "open" else None
+        if ways_in and {Path(path) for path in ways_in} <= self._life.volumes.impaired:
+            excused = True  # it went away in the meantime
         if call.arguments.get("stream") == SOLO and self._life.volumes.is_solo_impaired:
             excused = True
         return excused and failure.is_a("StorageError")
