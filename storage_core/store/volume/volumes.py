@@ -13,6 +13,7 @@ from storage_core.errors import CorruptionError, NotAStoreError, StorageError, U
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import is_of_process, raise_if_limit
+from storage_core.raft.quorum import majority
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
@@ -65,8 +66,9 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
 def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
     """Return the volumes at the paths that a user named; those that cannot be told are left out.
 
-    Raises ValueError (one volume at two paths), NotAStoreError (two stores; or none of the paths is a volume),
-    or what is wrong with the only one.
+    Of volumes of several stores those count to whose store most of the paths belong: another one is a wrong disk.
+    Raises ValueError (one volume at two paths), NotAStoreError (most belong to no one store; or none of the paths is a
+    volume), or what is wrong with the only one.
     """
     found: list[Volume] = []
     first_error: StorageError | None = None
@@ -80,12 +82,6 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
             first_error = first_error or error
             continue
         for other in found:
-            assert other.identity is not None
-            if other.identity.store_id != identity.store_id:
-                raise NotAStoreError(
-                    f"{path} belongs to store {identity.store_id.hex()}, {other.path} to "
-                    f"{other.identity.store_id.hex()}: they are volumes of two stores"
-                )
             if other.volume_id == identity.volume_id:
                 raise ValueError(
                     f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}{_ONE_IS_A_COPY}"
@@ -94,7 +90,23 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
     if not found:
         assert first_error is not None
         raise first_error
-    return found
+    return _of_one_store(found, len(paths))
+
+
+def _of_one_store(found: Sequence[Volume], path_count: int) -> list[Volume]:
+    """Return the volumes of the store that most of the paths belong to. Raises NotAStoreError, naming all."""
+    by_store: dict[bytes, list[Volume]] = {}
+    for one in found:
+        assert one.identity is not None
+        by_store.setdefault(one.identity.store_id, []).append(one)
+    most = max(by_store.values(), key=len)
+    if len(by_store) == 1 or len(most) >= majority(path_count):
+        return most
+    told = "; ".join(
+        f"{', '.join(str(one.path) for one in volumes)} to store {store_id.hex()}"
+        for store_id, volumes in by_store.items()
+    )
+    raise NotAStoreError(f"the paths belong to several stores, and most of them to none: {told}; name those of one")
 
 
 def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], paths: Sequence[Path]) -> list[Volume]:

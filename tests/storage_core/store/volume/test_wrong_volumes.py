@@ -138,8 +138,31 @@ def test_a_stream_has_no_more_replicas_than_volumes_and_an_odd_number(store: Sto
 def test_volumes_of_two_stores_are_refused_naming_both(store: Store, paths: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other"
     Store.create(other).close()
-    with pytest.raises(NotAStoreError, match=f"{other} belongs to store .*{paths[0]} to .*two stores"):
-        Store.open([paths[0], other])
+    for named in ([paths[0], other], [paths[0], other, tmp_path / "missing"]):
+        with pytest.raises(NotAStoreError, match=f"several stores.*{paths[0]} to store .*{other} to store"):
+            Store.open(named)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_disk_of_another_store_among_the_named_ones_is_one_bad_volume(
+    store: Store, paths: list[Path], number: int, read_only: bool
+) -> None:
+    shutil.rmtree(paths[number])
+    with Store.create(paths[number]) as other:
+        other.add_stream({"name": "THEIRS"}).publish("THEIRS", b"not ours")
+    before = listing(paths[number])
+    seen = Store.open(paths, read_only=read_only)
+    states = {one["path"]: one["state"] for one in seen.cluster_info()["volumes"]}
+    assert states == {str(path): "foreign" if path == paths[number] else "current" for path in paths}
+    assert messages(seen) == [b"first"]
+    if not read_only:
+        seen.stream("S").publish("S", b"second")
+        report = seen.repair()
+        assert not report["ok"]
+        assert [one["file"] for one in report["damage"]] == [str(paths[number])]
+        assert messages(seen) == [b"first", b"second"]
+    assert listing(paths[number]) == before
 
 
 def test_another_store_at_a_volume_s_place_is_foreign_and_left_alone(store: Store, paths: list[Path]) -> None:
