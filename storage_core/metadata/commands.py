@@ -134,12 +134,6 @@ class ForgetTransactions(msgspec.Struct, frozen=True, tag="forget_transactions")
     before_ns: int
 
 
-class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """The first entry of a store whose metadata was rebuilt or restored: a whole state instead of an empty one."""
-
-    state: bytes  # as encode_state wrote it
-
-
 class PrepareStreams(msgspec.Struct, frozen=True, tag="prepare_streams"):
     """Directories of streams to come are being filled. What is in them is unlinked if the streams never come."""
 
@@ -302,7 +296,6 @@ class TellConsumer(msgspec.Struct, frozen=True, tag="tell_consumer"):
 
 Command = (
     Init
-    | Adopt
     | NoOp
     | TakeOver
     | ChangeVolumes

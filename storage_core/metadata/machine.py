@@ -17,7 +17,6 @@ from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,
     AddStream,
-    Adopt,
     AdvanceConsumers,
     Append,
     Bury,
@@ -80,7 +79,6 @@ def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceCons
 
 _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, Result]]] = {
     Init: store_changes.init,
-    Adopt: store_changes.adopt,
     ChangeVolumes: store_changes.change_volumes,
     RecordEvents: store_changes.record_events,
     RecordHolders: stream_changes.record_holders,

@@ -7,7 +7,6 @@ import numpy as np
 
 from storage_core import errors
 from storage_core.metadata.commands import (
-    Adopt,
     ChangeVolumes,
     Event,
     ForgetTransactions,
@@ -19,7 +18,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState, decode_state
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
 
 
 def init(state: StoreState, place: Place, time_ns: int, command: Init) -> tuple[StoreState, Result]:
@@ -44,12 +43,6 @@ def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) 
     event = Event("took_over", before=state.host, after=command.host, reason=command.reason)
     taken = replace(state, lock_domain=command.lock_domain, host=command.host)
     return with_events(taken, (event,), time_ns), Done()
-
-
-def adopt(state: StoreState, place: Place, time_ns: int, command: Adopt) -> tuple[StoreState, Result]:
-    if state.store_id:
-        refuse(errors.AlreadyExistsError, "the store has been initialised")
-    return decode_state(command.state), Done()
 
 
 def change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage_core.errors import AlreadyExistsError
-from storage_core.metadata.commands import Adopt, Envelope, Init, Voter, encode_envelope
+import msgspec
+
+from storage_core.errors import AlreadyExistsError, RequirementError
+from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.snapshot_format import PAYLOAD_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble import unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
@@ -22,6 +25,7 @@ from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, Vol
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
+STATE_SIZE_MAX = PAYLOAD_SIZE_MAX - (1 << 20)  # bytes; room for what else is in a snapshot
 Content = Callable[[Sequence[Volume]], None]
 
 
@@ -115,13 +119,19 @@ def fill(
                 raise
 
 
-def write_metadata(one: Volume, first: "FirstEntry", env: Environment) -> None:
-    """Write the log of a volume that begins with this entry, and make it durable; the identity is to follow."""
+def write_metadata(one: Volume, first: "FirstEntry", env: Environment, directory: str = log.DIRECTORY) -> None:
+    """Write the log of a volume that begins like this, and make it durable; the identity is to follow."""
     assert one.identity is not None
-    env.files.make_directory(one.path / log.DIRECTORY)
+    env.files.make_directory(one.path / directory)
     env.files.make_directory(one.path / STREAMS)
     volume_log = log.VolumeLog(env.files, one.path, one.identity)
-    position = volume_log.start_segment((0, 0, CHAIN_START), None, [first.vote, first.entry])
+    volume_log.directory = one.path / directory
+    if first.body is None:
+        position = volume_log.start_segment((0, 0, CHAIN_START), None, [first.vote, first.entry])
+    else:
+        tip = (first.entry.index, first.entry.term, first.entry.chain)
+        volume_log.write_snapshot(tip, first.entry.history, first.body)
+        position = volume_log.start_segment(tip, None, [first.vote])
     commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
     volume_log.write_commit_record(position.segment, commit)
     env.files.sync_directory(one.path)
@@ -209,9 +219,10 @@ class FirstEntry:
 
     vote: Vote
     entry: Entry
+    body: SnapshotBody | None = None  # with a snapshot that takes the place of the entry, since a state may be large
 
 
-def _first_entry(command: Init | Adopt, time_ns: int, env: Environment) -> FirstEntry:
+def _first_entry(command: Init | NoOp, time_ns: int, env: Environment) -> FirstEntry:
     """Return the first vote and entry of a new log."""
     vote = Vote(1, env.new_id())
     payload = encode_envelope(Envelope(time_ns, command))
@@ -219,5 +230,14 @@ def _first_entry(command: Init | Adopt, time_ns: int, env: Environment) -> First
 
 
 def first_entry_of(state: StoreState, env: Environment) -> FirstEntry:
-    """Return the beginning of a log that starts with a whole state: of a store that is rebuilt or restored."""
-    return _first_entry(Adopt(encode_state(state)), env.now_ns(), env)
+    """Return the beginning of a log that starts with a whole state: of a store that is rebuilt or restored.
+
+    Raises RequirementError for a state that no snapshot takes.
+    """
+    encoded = encode_state(state)
+    if len(encoded) > STATE_SIZE_MAX:
+        raise RequirementError(f"the metadata has {len(encoded)} bytes, a snapshot takes {STATE_SIZE_MAX}")
+    first = _first_entry(NoOp(), env.now_ns(), env)
+    durable = {voter.volume_id: first.entry.index for voter in state.voters}
+    body = SnapshotBody(msgspec.Raw(encoded), first.vote.term, first.vote.candidate, durable, first.entry.chain)
+    return FirstEntry(first.vote, first.entry, body)

@@ -43,7 +43,7 @@ from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.conflicts import Comparison, Conflict
 from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
-from storage_core.store.volume import identity, lock_domain, locks, placements, volumes
+from storage_core.store.volume import identity, lock_domain, locks, log, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.volumes import Volume
 
@@ -498,12 +498,15 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 now = surviving.look_at(one.path, env).identity
                 if now != plan.before[one.volume_id] and now is not None:
                     raise RequirementError(f"{one.path} is not as it was when the plan was made; make a new one")
+            for one in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
+                _clear(one.path / rejoin.NEW_METADATA, env)
+                creation.write_metadata(one, first, env, rejoin.NEW_METADATA)
+                rejoin.make_stream_directories(plan.state, one, env)
             aside = [
                 rejoin.put_aside(one.path, env, also=(placements.FILE_NAME, identity.FILE_NAME)) for one in plan.volumes
             ]
             for one in plan.volumes:
-                creation.write_metadata(one, first, env)
-                rejoin.make_stream_directories(plan.state, one, env)
+                _put_in_place(one.path, env)
             for one in plan.volumes:
                 creation.write_identity(one, env)
             for directory in aside:
@@ -511,3 +514,22 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                     logger.info("the metadata files that were there are in %s now", directory)
                     env.files.create(directory / surviving.ADOPTED_NAME).close()
                     env.files.sync_directory(directory)
+
+
+def _clear(directory: Path, env: Environment) -> None:
+    """Remove what an adoption left that was killed."""
+    if env.files.is_directory(directory):
+        for name in env.files.list_directory(directory):
+            env.files.unlink(directory / name)
+        env.files.remove_directory(directory)
+
+
+def _put_in_place(path: Path, env: Environment) -> None:
+    """Give the new metadata files of a volume their names."""
+    env.files.make_directory(path / log.DIRECTORY)
+    for name in sorted(env.files.list_directory(path / rejoin.NEW_METADATA)):
+        env.files.replace(path / rejoin.NEW_METADATA / name, path / log.DIRECTORY / name)
+    for directory in (path / log.DIRECTORY, path / rejoin.NEW_METADATA):
+        env.files.sync_directory(directory)
+    env.files.remove_directory(path / rejoin.NEW_METADATA)
+    env.files.sync_directory(path)

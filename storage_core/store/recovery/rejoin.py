@@ -38,7 +38,9 @@ from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
+NEW_METADATA = f"{log.DIRECTORY}.new"  # where an adoption writes it, until all of it is whole
 _OURS = (
+    NEW_METADATA,
     identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME,
     placements.FILE_NAME, placements.NEW_FILE_NAME, "lost+found", *probe.NAMES,
 )  # fmt: skip

@@ -11,7 +11,6 @@ from harness.metadata_history import INIT, ONE, OTHER, History, blocks, config, 
 from storage_core import errors
 from storage_core.metadata.commands import (
     AddStream,
-    Adopt,
     Append,
     ChangePlacement,
     ChangeVolumes,
@@ -30,7 +29,7 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.machine import Done, Place, RemoveDone, apply
 from storage_core.metadata.manifest import BLOCK_DTYPE
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, encode_state
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState
 from storage_core.sequences import SequenceSet
 
 A, B, C, D = (letter * 16 for letter in (b"A", b"B", b"C", b"D"))
@@ -303,21 +302,8 @@ def test_the_newest_events_are_kept(three: History) -> None:
     assert (kept[0], kept[-1]) == (str(5_000 - EVENT_COUNT_MAX), "4999")
 
 
-# --- adopted states
-
-
-def test_a_store_may_begin_with_a_whole_state(three: History) -> None:
-    three.apply(Append(transaction(1), (blocks(3),)))
-    encoded = encode_state(three.state)
-    adopted = History(Adopt(encoded))
-    assert encode_state(adopted.state) == encoded
-    assert adopted.apply(Append(transaction(2), (blocks(2, seed=2),))).appended["ORDERS"].first == 4
-
-
-@pytest.mark.parametrize("command", [Adopt(encode_state(StoreState(store_id=b"T" * 16))), INIT], ids=["adopt", "init"])
-def test_a_store_begins_once(three: History, command: Command) -> None:
-    assert refusal(three.apply(command)) == (errors.AlreadyExistsError, "the store has been initialised")
-    assert refusal(History(Adopt(encode_state(three.state))).apply(command))[0] is errors.AlreadyExistsError
+def test_a_store_begins_once(three: History) -> None:
+    assert refusal(three.apply(INIT)) == (errors.AlreadyExistsError, "the store has been initialised")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ FAULTS scenarios 5 (majority) and 21: a clear stop, and `repair --adopt` rebuild
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import NotAStoreError, RequirementError, StaleIncarnationError, StorageError
 from storage_core.files import OS_FILES
+from storage_core.metadata.state import encode_state
+from storage_core.raft import log_format
 from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
@@ -375,3 +378,31 @@ def test_without_the_volume_of_the_copy_nothing_is_lost(tmp_path: Path) -> None:
     adopt.execute(plan)
     with Store.open(paths) as store:
         assert contents(store) == [*EXPECTED, b"ours 0", b"ours 1"]
+
+
+def test_a_state_that_is_larger_than_an_entry_is_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make(tmp_path)
+    for path in paths:
+        lose_metadata(path)
+    monkeypatch.setattr(log_format, "PAYLOAD_SIZE_MAX", 1024)
+    plan = adopt.plan(paths)
+    assert len(encode_state(plan.state)) > log_format.PAYLOAD_SIZE_MAX
+    adopt.execute(plan)
+    monkeypatch.undo()
+    check(paths)
+
+
+def test_what_was_there_stays_if_the_new_metadata_cannot_be_written(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    for path in paths[:2]:
+        lose_metadata(path)
+    files = FaultyFiles(OS_FILES)
+    env = replace(REAL, files=files, parallel=one_after_another)
+    plan = adopt.plan(paths, env)
+    kept = {path: path.read_bytes() for path in paths[2].rglob("*") if path.is_file()}
+    files.judge = lambda call: errno.ENOSPC if call.operation == "write" and "volume-1" in str(call.path) else 0
+    with pytest.raises(StorageError):
+        adopt.execute(plan, env)
+    assert {path: path.read_bytes() for path in kept} == kept
+    adopt.execute(adopt.plan(paths))
+    check(paths)
