@@ -7,7 +7,6 @@ said and tried again at the next turn: an append that was acked stays acked.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
-from storage_core.metadata.manifest import equals_any
 from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -198,13 +196,22 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
 
 def _buried(journal: PlacementJournal, graves: np.ndarray) -> Iterator[Placement]:
     """Yield what a journal says of blocks in their graves, each once: the metadata has forgotten where they were."""
-    wanted = np.unique(_keys(graves["block_id"][~equals_any(graves["block_id"], (_NO_BLOCK,))]))
-    for one in journal.read() if len(wanted) else ():
-        keys = _keys(one.rows["block_id"])
-        rows = one.rows[np.isin(keys, wanted)]
-        if len(rows):
-            wanted = np.setdiff1d(wanted, keys)
-            yield replace(one, rows=rows)
+    records = list(journal.read()) if len(graves) else []
+    if not records:
+        return
+    rows = np.concatenate([one.rows for one in records])
+    keys, at = np.unique(_keys(rows["block_id"]), return_index=True)
+    at = np.sort(at[np.isin(keys, _keys(graves["block_id"]))])
+    if not len(at):
+        return
+    record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(one.rows) for one in records])[at], True)
+    by_stream: dict[tuple[bytes, str], list[tuple[int, np.ndarray]]] = {}
+    for record, part in zip(record_of.tolist(), np.split(at, starts[1:]), strict=True):
+        one = records[record]
+        by_stream.setdefault((one.incarnation, one.stream), []).append((one.index, part))
+    for (incarnation, stream), parts in by_stream.items():
+        index = max(index for index, _ in parts)
+        yield Placement(index, incarnation, stream, rows[np.concatenate([part for _, part in parts])])
 
 
 def _keys(block_ids: np.ndarray) -> np.ndarray:

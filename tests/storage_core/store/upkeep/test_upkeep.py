@@ -61,6 +61,19 @@ def test_blocks_that_wait_to_be_unlinked_stay_in_the_journal(volume: Path) -> No
     assert set(range(1, 15)) <= set(journaled(volume))
 
 
+def test_graves_of_which_the_journal_knows_nothing_are_left_out(volume: Path) -> None:
+    store = Store.create(volume, snapshot_every=4)
+    store.add_stream({"name": "S"})
+    store.add_stream({"name": "GONE"})
+    store.delete_stream("GONE")
+    publish(volume, b"x")
+    for _ in range(8):
+        store.stream("S").publish("S", b"x")
+    beginning = PlacementJournal(OS_FILES, volume).beginning()
+    assert beginning is not None and beginning.index > 4
+    assert sorted(set(journaled(volume))) == list(range(1, 10))
+
+
 def test_a_process_that_begins_reads_no_more_than_what_came_since_the_snapshot(volume: Path) -> None:
     store = Store.create(volume, snapshot_every=16)
     stream = store.add_stream({"name": "S"})
