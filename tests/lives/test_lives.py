@@ -17,7 +17,10 @@ from lives.run import Lives
 SEED_COUNT = 12
 PARTS = 4
 SOAK_FIRST = 1_000_000
-NOT_YET = ("fork", "everything", "every way in", "away", "closed")  # what the store does not survive yet
+NOT_YET = (
+    "fork",  # a fork that goes on where ours has stopped is shown by a reader that takes no lock
+    "every way in",  # a wrong disk among the paths that are named is refused
+)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
