@@ -162,6 +162,8 @@ class Crew:
         ways_in = call.arguments.get("paths") if call.name == "open" else None
         if ways_in and {Path(path) for path in ways_in} <= self._life.volumes.impaired:
             excused = True  # it went away in the meantime
+        if failure.is_a("ProcessError") and self._life.counts["closed"] and self._life.volumes.touched:
+            excused = True  # what this user may not read is nobody's damage, and no reason to go on without it
         if call.arguments.get("stream") == SOLO and self._life.volumes.is_solo_impaired:
             excused = True
         return excused and failure.is_a("StorageError")
