@@ -36,7 +36,7 @@ from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
 from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
-from storage_core.store.reading.plan import ReadRequest
+from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more 
 NOTHING = SequenceSet.empty()
 PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
 EVENT_REASONS_MAX = 5
+COUNTS_KEPT_MAX = 65_536  # blocks whose wanted messages are counted already
+_COUNTS: dict[tuple[bytes, int, int, bytes, tuple[str, ...]], int] = {}
 FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
 
@@ -248,14 +250,35 @@ def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count
 
 
 def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -> int:
-    """Return how many messages there are that were never handed out; with a filter they are counted by reading."""
+    """Return how many messages there are that were never handed out.
+
+    With a filter they are counted by reading, each block once in this process as long as it shows the same messages.
+    What cannot be read now counts as wanted.
+    """
     start, end = max(consumer.next_sequence, stream.floor), stream.next_sequence
     if not consumer.config.filter_subjects:
         return max(0, end - start) - stream.removed.count_in(start, end)
     request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=consumer.config.filter_subjects)
-    options = ReadOptions(("sequence",), consumer.config.filter_subjects, on_loss=REPORT)
-    batches = read_slices(contents.slices(store, stream, request), options, env=store.environment)
-    return sum(batch.num_rows for batch in batches)
+    return sum(
+        _count_in(store, one, consumer.config.filter_subjects) for one in contents.slices(store, stream, request)
+    )
+
+
+def _count_in(store: "Store", one: BlockSlice, filters: tuple[str, ...]) -> int:
+    """Return how many messages of a slice the filters take; a block never changes, so the answer is remembered."""
+    key = (one.block_id, one.first, one.end, one.removed, filters)
+    known = _COUNTS.get(key)
+    if known is not None:
+        return known
+    damage: list[ReadDamage] = []
+    options = ReadOptions(("sequence",), filters, on_loss=REPORT)
+    count = int(sum(batch.num_rows for batch in read_slices([one], options, damage.append, store.environment)))
+    if any(not found.served for found in damage):
+        return one.row_count
+    while len(_COUNTS) >= COUNTS_KEPT_MAX:
+        _COUNTS.pop(next(iter(_COUNTS)), None)  # the oldest
+    _COUNTS[key] = count
+    return count
 
 
 def _read(
