@@ -69,7 +69,10 @@ class Crew:
         """Return the result of a call that has to be answered, None if an error is excused."""
         results: list[Any] = []
         call.done = lambda result, _: results.append(result)
-        self.alone(process or self.some_process(), call)
+        chosen = process or self.some_process()
+        self.alone(chosen, call)
+        if not results and chosen not in self.processes:  # it was killed a moment ago, after its last answer
+            self.alone(self.start(), call)
         return results[0] if results else None
 
     def together(
