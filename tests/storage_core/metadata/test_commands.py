@@ -33,6 +33,8 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     bytes: ids,
     str: names,
     bool: st.booleans(),
+    NoneType: st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
     StreamConfig: configs,
     ConsumerConfig: consumer_configs,
 }
@@ -47,7 +49,7 @@ def commands_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 def drawn(kind: Any) -> st.SearchStrategy[Any]:
     origin = getattr(kind, "__origin__", None)
     if isinstance(kind, UnionType):
-        return st.one_of([st.none() if one is NoneType else drawn(one) for one in kind.__args__])
+        return st.one_of([drawn(one) for one in kind.__args__])
     if origin is tuple:
         return st.lists(drawn(kind.__args__[0]), max_size=3).map(tuple)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in STRATEGIES:
