@@ -32,7 +32,7 @@ TIMEOUT_S = 30.0
 IDLE_S = 5.0  # after which a thread without a call ends
 THREAD_COUNT_MAX = 16  # calls of one volume at a time; those beyond wait for their turn, within their deadline
 _INSIDE = ("meta", "streams", "reports", "owners")  # directories of a volume
-_FILES = ("lock", "probe", "probe.new")  # files of a volume, with those of these suffixes
+_FILES = ("lock", "reserve", "probe", "probe.new")  # files of a volume, with those of these suffixes
 _SUFFIXES = (".volume", ".creating", ".restoring", ".db", ".journal")
 _ID_SIZE = 32  # hex digits
 

@@ -219,7 +219,7 @@ class Store:
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
-        with self.turn() as turn:
+        with self.turn(frees=True) as turn:
             self.propose(turn, DeleteStream(self.stream_state(name, turn.state).incarnation))
 
     # --- appends: begin, write through Stagers, then commit or abort
@@ -468,9 +468,9 @@ class Store:
     # --- turns
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
-        """Hold the store, and do the bounded upkeep after what was done with it."""
-        with self.metadata.turn(self.lock_timeout_s) as turn:
+    def turn(self, frees: bool = False) -> Iterator[Turn]:
+        """Hold the store, and do the bounded upkeep after what was done with it. `frees`: as `Metadata.turn` has it."""
+        with self.metadata.turn(self.lock_timeout_s, frees=frees) as turn:
             yield turn
             self.upkeep.after(turn)
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from storage_core import subjects as subject_rules
 from storage_core.errors import (
     DataLossError,
+    DiskFullError,
     InvalidMessageError,
     NotFoundError,
     StaleIncarnationError,
@@ -124,7 +125,7 @@ class Stream:
             raise
         try:
             result = self._store.commit(transaction, staged, writer)
-        except StoreBusyError:  # nothing was proposed, and asking would wait for the same lock once more
+        except (StoreBusyError, DiskFullError):  # nothing was stored, and asking would meet the same once more
             stager.discard()
             raise
         except BaseException as error:
@@ -265,7 +266,7 @@ class Stream:
 
     def _remove(self, request: Removal) -> int:
         store = self._store
-        with store.turn() as turn:
+        with store.turn(frees=True) as turn:
             state = turn.state
             stream = state.by_incarnation(self.incarnation)
             if stream is None:

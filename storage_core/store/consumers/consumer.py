@@ -455,8 +455,8 @@ class Consumer:
     def delete(self) -> None:
         """Delete the consumer. Messages stay."""
         self._find(self._store.state())
-        command = DeleteConsumer(self._incarnation, self.name)
-        self._store.together(lambda turn: self._store.propose(turn, command))
+        with self._store.turn(frees=True) as turn:
+            self._store.propose(turn, DeleteConsumer(self._incarnation, self.name))
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

@@ -500,10 +500,13 @@ class Metadata:
     # --- turns
 
     @contextmanager
-    def turn(self, lock_timeout_s: float, take_over: bool = False, patience_s: float = 0.0) -> Iterator[Turn]:
+    def turn(
+        self, lock_timeout_s: float, take_over: bool = False, patience_s: float = 0.0, frees: bool = False
+    ) -> Iterator[Turn]:
         """Hold the store: everything read, everything that counts made durable.
 
         `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
+        `frees`: the turn is taken to make room, so what it has to write first may use the reserves of full volumes.
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         if self._read_only:
@@ -522,7 +525,7 @@ class Metadata:
                 with locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s)) as held:
                     turn = Turn(self, at_hand, held)
                     try:
-                        turn.begin(take_over)
+                        turn.begin(take_over, frees)
                     except Relock as relock:
                         self._complete(relock.args[0])
                         continue

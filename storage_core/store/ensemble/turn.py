@@ -34,12 +34,16 @@ from storage_core.errors import (
 )
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
+    Bury,
     ChangeVolumes,
     Command,
+    DeleteConsumer,
+    DeleteStream,
     Envelope,
     Event,
     NoOp,
     RecordEvents,
+    Remove,
     TakeOver,
     Voter,
     encode_envelope,
@@ -59,6 +63,7 @@ from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
+from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:
@@ -66,6 +71,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
+# What may use the reserves of full volumes: there is less to keep after it, so it comes to an end. Not what makes no
+# room and may come again and again, until none is left for a removal: Acknowledge, AdvanceConsumers, a writer's Abort.
+FREEING = (Remove, DeleteStream, DeleteConsumer, Bury)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ class Turn:
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this turn
+        self._frees = False  # what is being written: it may use the reserves
         self._grouping = False
         self._staged: list[Entry] = []  # made, and not written yet
         self.view: View
@@ -190,17 +199,17 @@ class Turn:
 
     # --- the beginning: all evidence, what counts
 
-    def begin(self, take_over: bool) -> None:
-        """Read all evidence and make what counts durable and committed."""
+    def begin(self, take_over: bool, frees: bool = False) -> None:
+        """Read all evidence and make what counts durable and committed; `frees`: from the reserves if need be."""
         known = self._metadata.known_view
         if known is None or not self._catch_up(known):
             self._metadata.forget()
             self._decision = self._adopt()
         moved = self._move(take_over)  # refused before anything is written
         if self._decision is not None and not self._decision.is_settled:
-            self._settle(self._decision)
+            self._settle(self._decision, frees)
         if moved is not None:
-            self.propose(moved)
+            self.propose(moved, frees)
 
     def _move(self, take_over: bool) -> TakeOver | None:
         """Return what moves the store here; None if it is written from here already.
@@ -334,7 +343,7 @@ class Turn:
             "use the store as it is now, open it anew"
         )
 
-    def _settle(self, decision: Decision) -> None:
+    def _settle(self, decision: Decision, frees: bool) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
         leadership = self._new_leadership(decision.term_seen + 1)
         body = self._snapshot_body(decision.lead, leadership)
@@ -345,11 +354,11 @@ class Turn:
                 return lambda: log.append(self.view.positions[volume_id], [leadership.vote])
             return lambda: _restart(log, finding, decision, leadership.vote, body)
 
-        positions = self._on_members(prepare, "segment")
+        positions = self._on_members(prepare, "segment", frees)
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
         self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
         self._metadata.leadership = leadership
-        self._write(self._apply(NoOp(), leadership))
+        self._write(self._apply(NoOp(), leadership), frees)
         for one in self.writable:
             if not decision.findings[one.volume_id].in_step:
                 self._make_directories(one)
@@ -376,19 +385,21 @@ class Turn:
 
     # --- proposing
 
-    def propose(self, command: Command) -> machine.Result:
+    def propose(self, command: Command, frees: bool = False) -> machine.Result:
         """Return the command's result; unless it was refused, it is committed: durable on a majority.
 
+        `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may.
         Raises DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored, OutcomeUnknownError if that
         cannot be told.
         """
+        frees = frees or isinstance(command, FREEING)
         leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
         change = self._apply(command, leadership)
         if change.changes_nothing:
             return change.result
         if self._metadata.leadership is None:
-            self._campaign(leadership)
-        self._stage(change)
+            self._campaign(leadership, frees)
+        self._stage(change, frees)
         if not self._grouping:
             self._flush()
             self._wrote = True
@@ -459,18 +470,20 @@ class Turn:
     def _new_leadership(self, term: int) -> Leadership:
         return Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
-    def _campaign(self, leadership: Leadership) -> None:
+    def _campaign(self, leadership: Leadership, frees: bool = False) -> None:
         """Open a new term: the vote is durable on a majority before any entry of the term is written."""
         at = self.view.positions
-        positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], [leadership.vote]), "vote")
+        positions = self._on_members(
+            lambda one: lambda: self._logs[one].append(at[one], [leadership.vote]), "vote", frees
+        )
         self.view = replace(self.view, positions=positions, term_seen=leadership.term)
         self._metadata.leadership = leadership
 
-    def _write(self, change: _Applied) -> None:
-        self._stage(change)
+    def _write(self, change: _Applied, frees: bool = False) -> None:
+        self._stage(change, frees)
         self._flush()
 
-    def _stage(self, change: _Applied) -> None:
+    def _stage(self, change: _Applied, frees: bool) -> None:
         """Make a command the next entry, and the state that after it; nothing is written yet."""
         leadership, before = self._metadata.leadership, self.view
         assert leadership is not None
@@ -482,7 +495,8 @@ class Turn:
             )
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         if not self._staged:
-            self._written, self._counted = before, set(self._voting)
+            self._written, self._counted, self._frees = before, set(self._voting), frees
+        self._frees = self._frees and frees
         self._staged.append(entry)
         self.view = moved_on(before, change.state, entry)
         if change.state.voters is not before.state.voters:
@@ -496,7 +510,9 @@ class Turn:
         self._staged = []
         at, last = before.positions, entries[-1]
         try:
-            positions = self._on_members(lambda one: lambda: self._logs[one].append(at[one], entries), "entry")
+            positions = self._on_members(
+                lambda one: lambda: self._logs[one].append(at[one], entries), "entry", self._frees
+            )
         except BaseException:
             self._take_back()
             raise
@@ -527,15 +543,17 @@ class Turn:
             return False
         return True
 
-    def _on_members(self, call: Callable[[bytes], Callable[[], Position]], what: str) -> dict[bytes, Position]:
+    def _on_members(
+        self, call: Callable[[bytes], Callable[[], Position]], what: str, frees: bool = False
+    ) -> dict[bytes, Position]:
         """Do one piece of I/O on all members at once; return where each log ends now, by volume.
 
-        A member that fails is left out from here on. Raises if a majority of the voters did not succeed: what was
-        stored then, and whether, is for the error to say.
+        `frees`: a member without room gets some from its reserve. A member that fails is left out from here on. Raises
+        if a majority of the voters did not succeed: what was stored then, and whether, is for the error to say.
         """
         members = list(self._members)
         try:
-            outcomes = self._env.parallel([call(one) for one in members])
+            outcomes = self._env.parallel([self._with_room(one, call(one)) if frees else call(one) for one in members])
         except BaseException:
             self._metadata.forget()
             raise
@@ -558,7 +576,24 @@ class Turn:
         if reached >= majority(len(voting)):
             return positions
         self._metadata.forget()
-        raise self._failure(positions, errors, what, len(voting))
+        raise self._failure(positions, errors, what, len(voting), frees)
+
+    def _with_room(self, volume_id: bytes, call: Callable[[], Position]) -> Callable[[], Position]:
+        """Return the call, done again while there is no room for it and the volume has a reserve to give up."""
+        path = next(one.path for one in self.volumes if one.volume_id == volume_id)
+        reserve = Reserve(self._env.files, path)
+
+        def with_room() -> Position:
+            while True:
+                try:
+                    return call()
+                except SyncError:  # which is never tried again
+                    raise
+                except OSError as error:
+                    if error.errno not in FULL or not reserve.give_up():
+                        raise
+
+        return with_room
 
     def _leave_out(self, volume_id: bytes, error: OSError | StorageError, forgiven: bool = False) -> None:
         """Write no more to a volume in this turn; after a failed I/O not before it was verified again."""
@@ -584,7 +619,12 @@ class Turn:
         self.view = replace(self.view, positions=positions)
 
     def _failure(
-        self, reached: Mapping[bytes, Position], errors: Mapping[bytes, OSError | StorageError], what: str, voters: int
+        self,
+        reached: Mapping[bytes, Position],
+        errors: Mapping[bytes, OSError | StorageError],
+        what: str,
+        voters: int,
+        frees: bool,
     ) -> StorageError | OSError:
         """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
         label = self._metadata.label
@@ -595,7 +635,8 @@ class Turn:
             )
         failures = [error for error in errors.values() if isinstance(error, OSError)]
         if any(error.errno in FULL for error in failures):
-            return DiskFullError(f"{label}: {told}; nothing was stored")
+            reserve = "; the reserve for removals is used up: make room by other means" if frees else ""
+            return DiskFullError(f"{label}: {told}; nothing was stored{reserve}")
         closed = next((error for error in failures if error.errno in CLOSED), None)
         if closed is not None:
             return closed

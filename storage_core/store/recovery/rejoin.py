@@ -30,7 +30,7 @@ from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.volume import identity, locks, log, placements, probe, reports, volumes
+from storage_core.store.volume import identity, locks, log, placements, probe, reports, reserve, volumes
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
@@ -42,7 +42,7 @@ NEW_METADATA = f"{log.DIRECTORY}.new"  # where an adoption writes it, until all 
 _OURS = (
     NEW_METADATA,
     identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME,
-    placements.FILE_NAME, placements.NEW_FILE_NAME, "lost+found", *probe.NAMES,
+    placements.FILE_NAME, placements.NEW_FILE_NAME, reserve.FILE_NAME, "lost+found", *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
 FOREIGN_NAME = "foreign"  # file in a directory of files that were set aside: they are of another copy of the store

@@ -98,7 +98,7 @@ class Repair:
         before = self._metadata.standings(self._lock_timeout_s)
         hurt = (decision.DAMAGED, decision.ROLLED_BACK)
         self._metadata.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
-        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
+        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as turn:
             for one in turn.writable:
                 was = before.get(one.volume_id)
                 if was is not None and was.state in hurt:  # the turn settled it

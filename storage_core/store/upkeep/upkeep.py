@@ -1,8 +1,8 @@
 """Upkeep: the bounded maintenance that a holder does after its ack.
 
 Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
-unlinking of blocks whose grave is old enough, a snapshot of the metadata. Each piece is bounded, and one that fails is
-said and tried again at the next turn: an append that was acked stays acked.
+unlinking of blocks whose grave is old enough, a snapshot of the metadata, the reserves for a full disk. Each piece is
+bounded, and one that fails is said and tried again at the next turn: an append that was acked stays acked.
 """
 
 import logging
@@ -16,12 +16,14 @@ import numpy as np
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.metadata.state import Streams
+from storage_core.os_errors import FULL
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.mending import Mending
 from storage_core.store.upkeep.compaction import Merging
 from storage_core.store.volume.placement import PART_SUFFIX, block_directory, block_id_of, block_path
 from storage_core.store.volume.placements import Placement, PlacementJournal
+from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Upkeep:
         for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
             self._try(turn, piece.__name__.strip("_"), partial(piece, turn, everything))
         self._try(turn, "snapshot", partial(self._snapshot, turn))
+        self._try(turn, "reserve", partial(self._fill_reserves, turn))
 
     def _try(self, turn: Turn, name: str, piece: Callable[[], None]) -> None:
         """Do one piece. Whatever it fails with, a mistake of ours too, comes after an ack, which still holds."""
@@ -123,10 +126,20 @@ class Upkeep:
             except OSError as error:
                 self._failed(turn, one, error)
 
+    def _fill_reserves(self, turn: Turn) -> None:
+        for one in turn.writable:
+            try:
+                Reserve(self._env.files, one.path).fill()
+            except OSError as error:
+                self._failed(turn, one, error)
+
     def _failed(self, turn: Turn, volume: Volume, error: OSError) -> None:
-        """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so."""
+        """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so.
+
+        One that is merely full goes on: what is unlinked next makes room.
+        """
         logger.warning("%s: upkeep: %s", volume.path, error)
-        if len(turn.volumes) > 1:
+        if len(turn.volumes) > 1 and error.errno not in FULL:
             turn.failed(volume.volume_id, error)
 
     def _unlink(self, turn: Turn, everything: bool) -> None:

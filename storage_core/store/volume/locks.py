@@ -6,6 +6,7 @@ locked through a file that is gone. Waiting is bounded, and the error names the 
 """
 
 import json
+import logging
 import os
 import random
 import socket
@@ -24,6 +25,7 @@ from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit
 
+logger = logging.getLogger(__name__)
 FILE_NAME = "lock"
 BACKOFF_FIRST_S = 0.001
 BACKOFF_MAX_S = 0.05
@@ -200,7 +202,12 @@ def _try(lock: Lock) -> bytes | None:
     """Acquire a lock and say who has it; return the note of another holder, None if it was free."""
     if not lock.try_acquire():
         return lock.read_note()
-    lock.write_note(holders_note())
+    try:
+        lock.write_note(holders_note())
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        logger.warning("%s", error)  # the note is for people; without a holder nobody could make room
     return None
 
 

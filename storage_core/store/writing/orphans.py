@@ -78,7 +78,7 @@ def _is_orphan(turn: Turn, path: Path, merges_only: bool, env: Environment) -> b
         return True
     if made_ns >= env.now_ns() - TRANSACTION_OPEN_NS:
         return False
-    turn.propose(Abort(transaction))
+    turn.propose(Abort(transaction), frees=True)  # its block goes at once
     return True
 
 

@@ -187,8 +187,8 @@ def test_a_learner_whose_promotion_failed_decides_nothing(tmp_path: Path, monkey
     store = Store.create([tmp_path / "a"], env=Environment(files=files, parallel=one_after_another))
     stage = Turn._stage
 
-    def staged(turn: Turn, change: Any) -> None:
-        stage(turn, change)
+    def staged(turn: Turn, change: Any, frees: bool) -> None:
+        stage(turn, change, frees)
         if any(not one.learner for one in change.state.voters[1:]):
             turns.append(turn)
 
