@@ -27,7 +27,8 @@ _NO_ROWS = np.empty(0, PENDING_DTYPE)
 def taken_away(stream: StreamState, gone: SequenceSet, time_ns: int, why: str) -> tuple[StreamState, tuple[Event, ...]]:
     """Return the stream with what its consumers miss when these messages go, which it still shows; and the events."""
     events: list[Event] = []
-    for consumer in list(stream.consumers.values()) if gone else ():
+    # By name: a map's order depends on how it came about, and the events are part of the state.
+    for _, consumer in sorted(stream.consumers.items()) if gone else ():
         if consumer.incarnation not in stream.incarnations:
             continue  # its place is in another lifetime of the name
         ahead = gone.clip(consumer.next_sequence, stream.next_sequence)
