@@ -59,12 +59,12 @@ def made_anew(volume: Volume) -> Volume:
 def _forked(state: State, at: int, volume: Volume, image: Image) -> Volume | None:
     """Return the volume of a copy of the store that was made then and written on by itself; all was whole there.
 
-    None unless the others have gone on since: of a copy that only went further nobody can tell that it is one.
+    Its entries contradict what the others have written since; or, if that is nothing, say that these had them, too.
     """
     base = image.commit
     others = [one for number, one in enumerate(state.volumes) if number != at]
-    held = LOG[state.promised][INDEX[base] :][:1]
-    if base <= 0 or not held or image.records[-1] == BAD or durable_log(volume._replace(records=image.records)).bad:
+    held = LOG[state.promised][INDEX[base] :][:1] or (base,)
+    if base <= 0 or image.records[-1] == BAD or durable_log(volume._replace(records=image.records)).bad:
         return None
     if not all(one.is_there and held[0] in durable_log(one).entries for one in others):
         return None

@@ -131,7 +131,7 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
     logs = {volume: _last(one, whole) for volume, one in asked.items()}
     holders = {entry: sum(entry in LOG[log] for log in logs.values()) for log in logs.values() for entry in LOG[log]}
     held = max((one for one, count in holders.items() if count > volume_count // 2), key=INDEX.__getitem__, default=0)
-    foreign = set()
+    foreign = {volume for volume in asked if _denies_a_majority(volume, asked, volume_count)}
     for volume, one in asked.items():
         lost = one.commit not in whole
         cut = lost and INDEX[one.commit] > INDEX[held]  # then its own log says where it belongs
@@ -149,6 +149,17 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
         if volume not in foreign and is_prefix(held, log) and is_prefix(highest, log):
             split |= any(places.setdefault((INDEX[one], TERM[one]), one) != one for one in LOG[log])
     return foreign, [held, highest], split
+
+
+def _denies_a_majority(volume: int, asked: Mapping[int, Evidence], volume_count: int) -> bool:
+    """Return whether a majority has lost entries, if what stands on this volume is true: one fault is likelier."""
+    own = {entry for entry in asked[volume].found.entries if entry}
+    denied = [
+        number
+        for number, one in asked.items()
+        if one.standing != "blank" and not _bad(one) and len(one.found.entries) < _stated(own, number)
+    ]
+    return len(denied) > volume_count // 2
 
 
 def _stated(readable: set[int], volume: int) -> int:

@@ -6,6 +6,8 @@ restored backup, a snapshot of a test. Then the majority counts, whatever the le
 - An entry that a majority of the voters holds is never given up for one that contradicts it. Every committed entry is
   on a majority, and two majorities have a volume in common, so what contradicts the entry was never committed here.
 - A volume whose commit record or snapshot contradicts it is foreign: nothing that it says of itself or others counts.
+- A copy that only went further than ours contradicts no entry. But its entries say up to where the others are durable:
+  a volume by whose word a majority has lost entries is foreign, since that is one fault and their loss would be many.
 - Commit records of the others that contradict each other have no majority. Neither has one that is too far above to
   tell whether the same log leads there, nor one of two entries of the same index and term. Then nobody can decide, and
   the store refuses.
@@ -15,7 +17,7 @@ of which the snapshot keeps the newest chains (`trail`).
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,9 @@ class Stand:
     name: str  # for people
     log: "Lead"  # its own, to the last entry that a whole chain leads to
     marks: tuple[tuple[Node, "Lead | None"], ...]  # what it says is committed, with the log that leads there
+    end: int  # the last entry that it has, on a whole chain or not
+    is_whole: bool  # neither damaged nor cut
+    stated: Mapping[bytes, int]  # by volume: the highest index that its own log says to be durable there
 
 
 @dataclass(slots=True)
@@ -46,10 +51,12 @@ class Branches:
 
 def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> Branches:
     """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
+    foreign = _deniers(stands, voting, needed)
+    stands = [one for one in stands if one.volume_id not in foreign]
     if _are_on_one(stands):
-        return Branches()
+        return Branches(foreign)
     majority, log = _deepest_held([one for one in stands if one.volume_id in voting], needed)
-    result = Branches(held=(majority,))
+    result = Branches(foreign, held=(majority,))
     agrees: bool | None
     for one in stands:
         for mark, leading in one.marks:
@@ -78,6 +85,19 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
     if result.split:
         result.split = f"{result.split}: {_tell(stands, majority, log)}"
     return result
+
+
+def _deniers(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> dict[bytes, str]:
+    """Return the volumes by whose word a majority of the voters has lost entries that were durable."""
+    foreign = {}
+    for stand in stands:
+        others = [one for one in stands if one.volume_id in voting and one.is_whole]
+        if sum(one.end < stand.stated.get(one.volume_id, 0) for one in others) >= needed:
+            foreign[stand.volume_id] = (
+                f"{stand.name}: by its metadata log a majority of the volumes had entries that none of them has: the "
+                "disk is of another copy of the store"
+            )
+    return foreign
 
 
 def _is_of_one_leader_a_term(logs: Sequence["Lead"]) -> bool:

@@ -326,8 +326,16 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
         if commit is not None:
             place = pool.place_of(commit)
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
-        stands.append(Stand(volume_id, one.name, pool.lead_to(pool.tip_of(one.evidence)), tuple(marks)))
+        log = pool.lead_to(pool.tip_of(one.evidence))
+        is_whole = one.evidence.bad is None and one.evidence.tip[0] >= (commit.index if commit is not None else 0)
+        stated = Pool([one.evidence]).statements
+        stands.append(Stand(volume_id, one.name, log, tuple(marks), _end(one.evidence), is_whole, stated))
     return branches.compare(stands, voting, needed)
+
+
+def _end(evidence: Evidence) -> int:
+    """Return the last entry that a volume has, on a whole chain or not."""
+    return max([evidence.tip[0], *evidence.everything])
 
 
 def _best(tips: Iterable[Tip], pool: Pool, held: Sequence[Node]) -> Lead:
@@ -373,7 +381,7 @@ class _Rules:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
         evidence = self._evidences[found.volume_id]
         one = _Judged(found, evidence, self._pool.tip_of(evidence))
-        end = max([evidence.tip[0], *evidence.everything])
+        end = _end(evidence)
         said = self._pool.statements.get(found.volume_id, 0)
         snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
         # Entry 1 was durable before the volume had its identity.

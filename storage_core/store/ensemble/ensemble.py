@@ -240,7 +240,7 @@ class Metadata:
         known, seen = self.known_view, None
         if known is None and not self._voters:
             seen = self._learn_voters()
-        at, commit, clean = self._best_commit_record()
+        at, commit, clean, agreed = self._best_commit_record()
         if known is not None and commit == known.commit and clean:
             return known
         if commit is None or (known is not None and commit.index < known.index):
@@ -251,7 +251,8 @@ class Metadata:
             if known is None and len(self._volumes) > 1:  # too few volumes to be sure; it may be all that is left
                 self._undecided = self._read_up_to(commit, False, clean, seen)
             return None
-        view = self._advance(known, at, commit) if known is not None else None
+        # What one volume alone records may be that of a copy of the store.
+        view = self._advance(known, at, commit) if known is not None and agreed else None
         if view is None:
             view = self._read_up_to(commit, known is None, clean, seen)
             if known is not None and not _goes_on_from(view, known):
@@ -268,7 +269,7 @@ class Metadata:
         That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
         another one, all are asked.
         """
-        at, commit, _ = self._best_commit_record()
+        at, commit, _, _ = self._best_commit_record()
         found = [self.found(at, for_state=True)]
         if not found[0].evidence or found[0].evidence.bad is not None or not self._all_record(commit):
             found = [self.found(one) for one in self._volumes]
@@ -289,11 +290,14 @@ class Metadata:
                 continue
         return True
 
-    def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool]:
-        """Return the highest commit record, where it stands, and whether enough of all are whole to go by it."""
+    def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool, bool]:
+        """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
+        a majority has this very one.
+        """
         best: tuple[Volume, CommitRecord | None] = (self._volumes[0], None)
         errors: list[StorageError | OSError] = []
         clean_count = 0
+        records: list[CommitRecord | None] = []
         learners = {one.volume_id for one in self._voters if one.learner}
         for one in self._volumes:
             try:
@@ -306,11 +310,13 @@ class Metadata:
                 errors.append(CorruptionError(f"{one.path} is of another copy of the store"))
                 continue
             clean_count += clean and one.volume_id not in learners
+            records.append(commit if one.volume_id not in learners else None)
             if commit is not None and (best[1] is None or commit.index > best[1].index):
                 best = (one, commit)
         if len(errors) == len(self._volumes):
             raise errors[0]
-        return (*best, clean_count >= majority(len(self._volumes) - len(learners)))
+        needed = majority(len(self._volumes) - len(learners))
+        return (*best, clean_count >= needed, records.count(best[1]) >= needed)
 
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
@@ -413,7 +419,12 @@ class Metadata:
         lead = newest(found)
         if lead is None:
             return found, commit
-        decision = examine(found, self.state_of(lead).voters or self._voters)
+        voters = self.state_of(lead).voters or self._voters
+        decision = examine(found, voters)
+        foreign = rules.foreign_of(found, decision)
+        if foreign:  # or the others were read before it, and are being written
+            found = [one if one.volume_id in foreign else self._found_again(one) for one in found]
+            decision = examine(found, voters)
         if decision.split:
             raise NoQuorumError(rules.split_text(decision))
         self.foreign = rules.foreign_of(found, decision)
@@ -422,6 +433,10 @@ class Metadata:
         if decision.commit is None:
             raise CorruptionError(decision.findings[next(iter(self.foreign))].reason)
         return [one for one in found if one.volume_id not in self.foreign], decision.commit
+
+    def _found_again(self, before: Found) -> Found:
+        volume = next((one for one in self._volumes if one.volume_id == before.volume_id), None)
+        return self.found(volume) if volume is not None else before
 
     def _seen_beside(self, seen: list[Found]) -> list[Found]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
@@ -451,7 +466,7 @@ class Metadata:
             if tip <= committed:
                 return True
             self.env.sleep(COMMIT_PAUSE_S)
-            _, commit, _ = self._best_commit_record()
+            _, commit, _, _ = self._best_commit_record()
             committed = commit.index if commit is not None else committed
         return tip <= committed
 
@@ -471,7 +486,8 @@ class Metadata:
             moving = {
                 volume_id
                 for volume_id, one in result.items()
-                if one.state in (rules.BEHIND, rules.ROLLED_BACK, rules.DAMAGED) and one != before.get(volume_id)
+                if one.state in (rules.BEHIND, rules.ROLLED_BACK, rules.DAMAGED, rules.FOREIGN)
+                and one != before.get(volume_id)
             }
             if not moving:
                 return result

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import CorruptionError, NoQuorumError, StorageError
+from storage_core.errors import NoQuorumError, StorageError
 from storage_core.raft import snapshot_format
 from storage_core.store.store import Store
 
@@ -153,31 +153,54 @@ def test_without_a_majority_on_one_branch_it_refuses_and_says_who_stands_where(
 
 
 def test_an_entry_that_only_one_volume_is_left_with_is_not_given_up_for_a_copy(tmp_path: Path) -> None:
-    """The majority holds nothing above where the copy was made: two volumes are to blame, and nobody can decide."""
+    """The majority holds nothing above where the copy was made, and one of it is older still."""
     copied = Copied(tmp_path)
     write(copied.copies, "copied", 8)
     behind = tmp_path / "behind"
     shutil.copytree(copied.paths[1], behind)
-    write(copied.paths, "acked", 1)
+    expected = COMMON + write(copied.paths, "acked", 1)
     shutil.rmtree(copied.paths[1])
     shutil.copytree(behind, copied.paths[1])
     copied.exchange(2)
     for read_only in (True, False):
-        with pytest.raises((NoQuorumError, CorruptionError)):
-            contents(copied.paths, read_only)
+        assert contents(copied.paths, read_only) == expected
+    expected += write(copied.paths, "acked since", 1)
+    assert contents(copied.paths) == expected
 
 
-def test_a_copy_too_far_above_to_be_told_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("volume_count", "places"), [(3, [0]), (3, [2]), (5, [4]), (5, [1, 3])])
+@pytest.mark.parametrize("snapshot_every", [2, 128])
+def test_a_copy_that_only_went_further_than_ours_is_foreign(
+    tmp_path: Path, volume_count: int, places: list[int], snapshot_every: int
+) -> None:
+    """It contradicts no entry of ours; but by its word a majority has lost some, and that would be many faults."""
+    copied = Copied(tmp_path, volume_count, snapshot_every)
+    write(copied.copies, "copied", 8)
+    with Store.open(copied.paths) as there_before:
+        assert there_before.stream("S").last_sequence == len(COMMON)
+        copied.exchange(*places)
+        assert there_before.stream("S").last_sequence == len(COMMON), "a process that had it open goes on as before"
+    for read_only in (True, False):
+        assert contents(copied.paths, read_only) == COMMON
+    assert [at for at, state in enumerate(states(copied.paths)) if state == "foreign"] == places
+    expected = COMMON + write(copied.paths, "acked", 2)
+    with Store.open(copied.paths) as store:
+        assert store.repair()["ok"]
+    assert states(copied.paths) == ["current"] * volume_count
+    assert contents(copied.paths) == contents([copied.paths[places[0]]]) == expected
+
+
+def test_a_copy_too_far_above_to_be_compared_is_known_by_what_it_says_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_format, "TRAIL_COUNT_MAX", 4)
     copied = Copied(tmp_path, snapshot_every=2)
     write(copied.copies, "copied", 30)
     expected = COMMON + write(copied.paths, "acked", 3)
     copied.exchange(2)
     for read_only in (True, False):
-        with pytest.raises((NoQuorumError, CorruptionError), match="too far below"):
-            contents(copied.paths, read_only)
-    shutil.rmtree(copied.paths[2])
-    assert contents(copied.paths) == expected, "without it all is well"
+        assert contents(copied.paths, read_only) == expected
+    assert states(copied.paths) == ["current", "current", "foreign"]
 
 
 @pytest.mark.parametrize("place", range(3))
