@@ -129,9 +129,11 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
     """
     whole = _whole(asked)
     logs = {volume: _last(one, whole) for volume, one in asked.items()}
+    foreign = {volume for volume in asked if _denies_a_majority(volume, asked, logs, volume_count)}
+    asked = {volume: one for volume, one in asked.items() if volume not in foreign}
+    logs = {volume: logs[volume] for volume in asked}
     holders = {entry: sum(entry in LOG[log] for log in logs.values()) for log in logs.values() for entry in LOG[log]}
     held = max((one for one, count in holders.items() if count > volume_count // 2), key=INDEX.__getitem__, default=0)
-    foreign = {volume for volume in asked if _denies_a_majority(volume, asked, volume_count)}
     for volume, one in asked.items():
         lost = one.commit not in whole
         cut = lost and INDEX[one.commit] > INDEX[held]  # then its own log says where it belongs
@@ -151,15 +153,25 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
     return foreign, [held, highest], split
 
 
-def _denies_a_majority(volume: int, asked: Mapping[int, Evidence], volume_count: int) -> bool:
+def _denies_a_majority(volume: int, asked: Mapping[int, Evidence], logs: Mapping[int, int], volume_count: int) -> bool:
     """Return whether a majority has lost entries, if what stands on this volume is true: one fault is likelier."""
     own = {entry for entry in asked[volume].found.entries if entry}
     denied = [
         number
         for number, one in asked.items()
-        if one.standing != "blank" and not _bad(one) and len(one.found.entries) < _stated(own, number)
+        if one.standing != "blank" and _has_lost(one, logs[number], logs[volume], _stated(own, number))
     ]
     return len(denied) > volume_count // 2
+
+
+def _has_lost(one: Evidence, own_log: int, told_log: int, index: int) -> bool:
+    """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost."""
+    if (_bad(one) or len(one.found.entries) + 1) <= index:
+        return True
+    if not 0 < index <= min(INDEX[own_log], INDEX[told_log]):
+        return False
+    own, told = LOG[own_log][index - 1], LOG[told_log][index - 1]
+    return own != told and TERM[own] <= TERM[told]
 
 
 def _stated(readable: set[int], volume: int) -> int:

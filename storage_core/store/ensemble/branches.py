@@ -35,8 +35,7 @@ class Stand:
     name: str  # for people
     log: "Lead"  # its own, to the last entry that a whole chain leads to
     marks: tuple[tuple[Node, "Lead | None"], ...]  # what it says is committed, with the log that leads there
-    end: int  # the last entry that it has, on a whole chain or not
-    is_whole: bool  # neither damaged nor cut
+    end: int  # the last entry before the first one that is bad, on a whole chain or not
     stated: Mapping[bytes, int]  # by volume: the highest index that its own log says to be durable there
 
 
@@ -91,13 +90,21 @@ def _deniers(stands: Sequence[Stand], voting: Collection[bytes], needed: int) ->
     """Return the volumes by whose word a majority of the voters has lost entries that were durable."""
     foreign = {}
     for stand in stands:
-        others = [one for one in stands if one.volume_id in voting and one.is_whole]
-        if sum(one.end < stand.stated.get(one.volume_id, 0) for one in others) >= needed:
+        others = [one for one in stands if one.volume_id in voting]
+        if sum(_has_lost(one, stand, stand.stated.get(one.volume_id, 0)) for one in others) >= needed:
             foreign[stand.volume_id] = (
                 f"{stand.name}: by its metadata log a majority of the volumes had entries that none of them has: the "
                 "disk is of another copy of the store"
             )
     return foreign
+
+
+def _has_lost(one: Stand, teller: Stand, index: int) -> bool:
+    """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost."""
+    if one.end < index:
+        return True
+    own, told = one.log.at(index), teller.log.at(index)
+    return own is not None and told is not None and own[2] != told[2] and own[1] <= told[1]
 
 
 def _is_of_one_leader_a_term(logs: Sequence["Lead"]) -> bool:

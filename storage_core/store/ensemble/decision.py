@@ -327,9 +327,8 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
             place = pool.place_of(commit)
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
         log = pool.lead_to(pool.tip_of(one.evidence))
-        is_whole = one.evidence.bad is None and one.evidence.tip[0] >= (commit.index if commit is not None else 0)
-        stated = Pool([one.evidence]).statements
-        stands.append(Stand(volume_id, one.name, log, tuple(marks), _end(one.evidence), is_whole, stated))
+        end = one.evidence.bad.index - 1 if one.evidence.bad is not None else _end(one.evidence)
+        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, Pool([one.evidence]).statements))
     return branches.compare(stands, voting, needed)
 
 
