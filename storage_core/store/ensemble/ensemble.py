@@ -247,8 +247,9 @@ class Metadata:
             self._undecided = known
             return None
         if not clean and not self._read_only:
-            self._undecided = known
-            if known is None and len(self._volumes) > 1:  # too few volumes to be sure; it may be all that is left
+            # Too few volumes to be sure: what they record in going on from what is known is better than that.
+            self._undecided = (self._advance(known, at, commit) or known) if known is not None else None
+            if known is None and len(self._volumes) > 1:  # it may be all that is left
                 self._undecided = self._read_up_to(commit, False, clean, seen)
             return None
         # What one volume alone records may be that of a copy of the store.
