@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 _NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
-LOOKS_MIN = 2  # of a fetch without time: the first may meet what cannot be read, with other messages behind it
+LOOKS_MIN = 10  # of a fetch whatever its timeout, where others keep taking what it looked at: empty means nothing there
 UNREADABLE_LOOKS_MAX = 64  # reads of one look that bring nothing
 
 
@@ -210,7 +210,8 @@ class Consumer:
         """Return at most `max_messages`: those that are due again, then new ones, in the order of their sequences.
 
         The columns are those of a read, and `delivery_count`, 1 the first time. Waits up to `timeout_s` for the first
-        one; then the table is empty. What one look takes, and waiting for the store's lock, come on top of that.
+        one; then the table is empty. What one look takes, and waiting for the store's lock, come on top of that, and a
+        few looks more where other fetches keep taking what this one looked at.
 
         `max_bytes` bounds the bytes of subjects, headers and data (default FETCH_SIZE_MAX); one message is returned
         whatever its size. If that or max_ack_pending kept messages back, `fetching.capped_by(table)` says which.
@@ -229,7 +230,8 @@ class Consumer:
                 return table
             looks += 1
             is_over = slept >= timeout_s or time.monotonic() >= until
-            if table is None and (not is_over or looks < LOOKS_MIN):  # something has moved; look again at once
+            # Something has moved: look again at once. Empty would say that nothing is there.
+            if table is None and (looks < LOOKS_MIN or not is_over):
                 continue
             if is_over:
                 return FETCH_SCHEMA.empty_table()

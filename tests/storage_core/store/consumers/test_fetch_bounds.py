@@ -10,6 +10,7 @@ import pytest
 from harness.faults import Call, FaultyFiles
 
 from storage_core.files import OS_FILES
+from storage_core.store.consumers.consumer import LOOKS_MIN
 from storage_core.store.consumers.fetching import capped_by
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
@@ -96,4 +97,4 @@ def test_fetches_that_get_in_each_other_s_way_end_in_time(tmp_path: Path) -> Non
         one.start()
     for one in threads:
         one.join()
-    assert max(worst) <= 2
+    assert max(worst) <= LOOKS_MIN
