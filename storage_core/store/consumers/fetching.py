@@ -48,7 +48,7 @@ NOTHING = SequenceSet.empty()
 PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
 EVENT_REASONS_MAX = 5
 COUNTS_KEPT_MAX = 65_536  # blocks whose wanted messages are counted already
-_COUNTS: dict[tuple[bytes, int, int, bytes, tuple[str, ...]], int] = {}
+_COUNTS: dict[tuple[bytes, int, int, int, bytes, tuple[str, ...]], int] = {}
 FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
 
@@ -266,7 +266,7 @@ def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
 
 def _count_in(store: "Store", one: BlockSlice, filters: tuple[str, ...]) -> int:
     """Return how many messages of a slice the filters take; a block never changes, so the answer is remembered."""
-    key = (one.block_id, one.first, one.end, one.removed, filters)
+    key = (one.digest, one.block_first, one.first, one.end, one.removed, filters)
     known = _COUNTS.get(key)
     if known is not None:
         return known

@@ -286,7 +286,7 @@ def stores_a_batch_that_came_again() -> list[Replacement]:
 def forgets_duplicates_among_messages_of_earlier_appends() -> list[Replacement]:
     from storage_core.store.writing.duplicates import MsgIdWindow
 
-    return [(MsgIdWindow, "hashes", lambda self, *arguments: np.empty((0, 2), np.uint64))]
+    return [(MsgIdWindow, "seen", lambda self, state, stream, volumes, hashes, env: np.zeros(len(hashes), bool))]
 
 
 # --- consumers, and errors of the process -------------------------------------------------------------------------
