@@ -1,6 +1,5 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,6 @@ from storage_core.errors import (
     InvalidMessageError,
     NotFoundError,
     StaleIncarnationError,
-    StorageError,
     StoreBusyError,
 )
 from storage_core.metadata import machine
@@ -37,7 +35,6 @@ from storage_core.store.writing.staging import Stager, Transaction
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
-logger = logging.getLogger(__name__)
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -148,11 +145,8 @@ class Stream:
         assert got is not None  # one row
         if msg_id is None or not got.duplicate_count:
             return Published(got.first, False)
-        try:
-            first = contents.find_msg_id(self._store, self.state(), msg_id)
-        except StorageError as error:  # it is there already, wherever: that was committed
-            logger.warning("stream %r: where the message with msg_id %r is: %s", self.name, msg_id, error)
-            first = None
+        # Where that cannot be read now, an error is right: nothing was stored, and the same msg_id may be sent again.
+        first = contents.find_msg_id(self._store, self.state(), msg_id)
         return Published(first if first is not None else got.first, True)
 
     # --- reading
