@@ -1,20 +1,17 @@
 """Known mistakes of the data source, and of what it knows batches by, each made in the real code by a `with` block."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
+from harness.mutants import Replacement, maker_of
 
 from datasource import source, stream_offsets, stream_writer, writer
 from datasource.stream_writer import StreamWriter
 from storage_core.metadata import appends
 from storage_core.store.writing import staging
 from storage_core.store.writing.content import message_hashes
-
-Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
 
 
 def takes_whatever_has_a_known_number_for_a_replay() -> list[Replacement]:
@@ -137,11 +134,4 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
     )
 }
 
-
-@contextmanager
-def made(name: str) -> Iterator[None]:
-    """Make this mistake while the block runs."""
-    with ExitStack() as stack:
-        for owner, attribute, replacement in MUTANTS[name]():
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
+made = maker_of(MUTANTS)

@@ -1,17 +1,15 @@
 """Known mistakes of pipelines: batches under wrong identities. Each is made in the real code by a `with` block."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
-from unittest.mock import patch
+
+from harness.mutants import Replacement, maker_of
 
 from spark_stream.pipelines import sinks
 from spark_stream.pipelines.backfill import Wanted
 from spark_stream.pipelines.identity import Identity
-
-Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
 
 
 def numbers_all_batches_alike() -> list[Replacement]:
@@ -55,11 +53,4 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
     )
 }
 
-
-@contextmanager
-def made(name: str) -> Iterator[None]:
-    """Make this mistake while the block runs."""
-    with ExitStack() as stack:
-        for owner, attribute, replacement in MUTANTS[name]():
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
+made = maker_of(MUTANTS)

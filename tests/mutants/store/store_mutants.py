@@ -4,14 +4,13 @@ The simulation must find every one of them by its invariants alone: if it does n
 made by accident. Where an implementation known to the public had the mistake, the line says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
+from harness.mutants import Replacement, maker_of
 from msgspec import structs
 
 from storage_core.block.reader import BlockReader
@@ -33,9 +32,6 @@ from storage_core.store.volume import log
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.writing import orphans, staging
 from storage_core.store.writing.mirrored_file import MirroredFile
-
-Replacement = tuple[Any, str, Any]  # owner, name, what takes its place
-
 
 # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -365,11 +361,4 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
     )
 }
 
-
-@contextmanager
-def made(name: str) -> Iterator[None]:
-    """Make this mistake in the store while the block runs."""
-    with ExitStack() as stack:
-        for owner, attribute, replacement in MUTANTS[name]():
-            stack.enter_context(patch.object(owner, attribute, replacement))
-        yield
+made = maker_of(MUTANTS)
