@@ -73,7 +73,7 @@ class MergePolicy:
 
     fan_in: int  # blocks of one level; 2 takes what there is, whatever its level
     block_count_max: int  # of one run
-    size_max: int  # bytes of files of one run
+    size_max: int  # bytes of one run, of its files or of what they unpack to: what reading and writing it costs
     looked_at_max: int  # blocks of a stream, the newest, that runs are looked for among
 
 
@@ -162,7 +162,7 @@ def _cut(stream: StreamState, rows: np.ndarray, start: int, end: int, policy: Me
     limits = (
         (np.cumsum(rows["row_count"][start:end]), stream.config.block_max_msgs),
         (np.cumsum(rows["data_size"][start:end]), stream.config.block_max_bytes),
-        (np.cumsum(rows["file_size"][start:end]), policy.size_max),
+        (np.cumsum(np.maximum(rows["file_size"], rows["data_size"])[start:end]), policy.size_max),
     )
     at, length = 0, end - start
     while at < length:

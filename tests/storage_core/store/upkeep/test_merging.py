@@ -200,6 +200,18 @@ def test_streams_and_blocks_that_are_large_are_left_alone() -> None:
     assert list(merging.due(state_of(store), COMPACTING, 0)) == [(0, 3), (3, 5)]
 
 
+def test_an_append_never_waits_for_more_than_a_few_mebibytes_to_be_merged_however_small_the_files() -> None:
+    machine = Machine(1)
+    store = machine.create()
+    stream = store.add_stream({"name": NAME, "subjects": ["orders.>"], "compression": "zstd"})
+    for _ in range(FAN_IN):
+        stream.append(to_table([Row("orders.x", bytes(1 << 20))]))
+    assert int(state_of(store).blocks.rows["file_size"].sum()) < 1 << 20
+    assert len(state_of(store).blocks) == FAN_IN, "what they unpack to is left to maintain"
+    store.maintain()
+    assert len(state_of(store).blocks) == 1
+
+
 # --- readers whose plan names blocks that are not there any more
 
 
