@@ -11,6 +11,7 @@ from storage_core.errors import (
     DataLossError,
     DiskFullError,
     InvalidMessageError,
+    NoQuorumError,
     NotFoundError,
     StaleIncarnationError,
     StoreBusyError,
@@ -122,7 +123,8 @@ class Stream:
             raise
         try:
             result = self._store.commit(transaction, staged, writer)
-        except (StoreBusyError, DiskFullError):  # nothing was stored, and asking would meet the same once more
+        except (StoreBusyError, DiskFullError, NoQuorumError):
+            # Nothing was stored, and asking would meet the same once more.
             stager.discard()
             raise
         except BaseException as error:

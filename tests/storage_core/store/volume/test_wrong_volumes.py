@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
 
@@ -49,8 +50,10 @@ def messages(store: Store) -> list[bytes]:
     return found
 
 
-def listing(*roots: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
+def listing(*roots: Path) -> dict[Path, str]:
+    """Return all files and what they hold, as digests: bytes of whole blocks take pytest minutes to compare."""
+    files = (path for root in roots for path in root.rglob("*") if path.is_file())
+    return {path: sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 FULL = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("create", "write", "make_directory"))
