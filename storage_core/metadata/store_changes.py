@@ -19,6 +19,7 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
+from storage_core.raft import rules
 
 
 def init(state: StoreState, place: Place, time_ns: int, command: Init) -> tuple[StoreState, Result]:
@@ -49,12 +50,9 @@ def change_volumes(state: StoreState, place: Place, time_ns: int, command: Chang
     before, after = _voting(state.voters), _voting(command.voters)
     if len({one.volume_id for one in command.voters}) < len(command.voters):
         refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
-    if len(before ^ after) > 1:
-        refuse(errors.RequirementError, f"the voters change by one at a time, not from {len(before)} to {len(after)}")
-    if not after:
-        refuse(errors.RequirementError, "a store has at least one voter")
-    if len(after) % 2 == 0 and command.change is None:
-        refuse(errors.RequirementError, f"{len(after)} voters: a store has an odd number of them")
+    reason = rules.why_not(before, after, is_recorded=command.change is not None)
+    if reason:
+        refuse(errors.RequirementError, reason)
     kept = {one.volume_id for one in command.voters}
     for stream in state.streams.values():
         if not kept.issuperset(stream.placement):

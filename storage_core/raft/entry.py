@@ -8,11 +8,23 @@ missing entry cannot pass. The chain before the first entry is CHAIN_START.
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
+from typing import NamedTuple
 
 CHAIN_SIZE = 16
 HISTORY_SIZE = 8
 CHAIN_START = bytes(CHAIN_SIZE)
 _PLACE = Struct("<QQ")
+
+
+class EntryId(NamedTuple):
+    """One position of the log and what stands there: two logs that have it are the same up to there."""
+
+    index: int  # type: ignore[assignment]  # of a tuple it is a method; 0: before the first entry
+    term: int
+    chain: bytes
+
+
+START = EntryId(0, 0, CHAIN_START)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,10 @@ class Entry:
     history: bytes  # 8 bytes, new with every leader session
     payload: bytes  # encoded Envelope: time, durable indexes, command
     chain: bytes  # hash over the predecessor's chain and this entry
+
+    @property
+    def id(self) -> EntryId:
+        return EntryId(self.index, self.term, self.chain)
 
     def follows(self, chain_before: bytes) -> bool:
         """Return whether this entry was made on top of the log that ends with `chain_before`."""
@@ -62,3 +78,8 @@ class CommitRecord:
     term: int
     index: int
     chain: bytes
+
+    @property
+    def entry(self) -> EntryId:
+        """The entry that it names."""
+        return EntryId(self.index, self.term, self.chain)

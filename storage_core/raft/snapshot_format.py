@@ -17,7 +17,7 @@ import msgspec
 from crc32c import crc32c
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
-from storage_core.raft.entry import CHAIN_SIZE, Vote
+from storage_core.raft.entry import CHAIN_SIZE, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE
 
 FORMAT_VERSION = 1
@@ -39,6 +39,11 @@ class SnapshotHeader:
     history: bytes  # history id of the entry at `index`
     payload_size: int
     payload_digest: bytes
+
+    @property
+    def entry(self) -> EntryId:
+        """The last entry of the log that it takes the place of."""
+        return EntryId(self.index, self.term, self.chain)
 
 
 class SnapshotBody(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import GROUP, PRIVATE
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
 

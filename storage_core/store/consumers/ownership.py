@@ -23,7 +23,7 @@ from storage_core.files import Lock
 from storage_core.metadata.commands import Event, TakeConsumer
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment

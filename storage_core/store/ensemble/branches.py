@@ -62,7 +62,7 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
             if leading is None and one.log.chain_at(mark[0]) not in (mark[1], None):
                 agrees = False  # with what stands beside it
             elif leading is None and mark[0] > majority[0]:  # its log was cut: the mark lies where that would have led
-                agrees = _agree((one.log.tip[0], one.log.tip[2]), one.log, majority, log)
+                agrees = _agree((one.log.tip.index, one.log.tip.chain), one.log, majority, log)
             else:
                 agrees = _agree(mark, leading, majority, log)
             if agrees is None and mark[0] > majority[0]:
@@ -129,10 +129,12 @@ def _index(mark: "tuple[Node, Lead | None]") -> int:
 def _are_on_one(stands: Sequence[Stand]) -> bool:
     """Return whether everything lies on the longest log, for certain."""
     logs = [one.log for one in stands] + [log for one in stands for _, log in one.marks if log is not None]
-    longest = max(logs, key=lambda log: log.tip[0], default=None)
+    longest = max(logs, key=lambda log: log.tip.index, default=None)
     if longest is None:
         return True
-    nodes = [(one.log.tip[0], one.log.tip[2]) for one in stands] + [mark for one in stands for mark, _ in one.marks]
+    nodes = [(one.log.tip.index, one.log.tip.chain) for one in stands] + [
+        mark for one in stands for mark, _ in one.marks
+    ]
     return all(index > longest.tip[0] or longest.chain_at(index) == chain for index, chain in nodes)
 
 
@@ -158,9 +160,9 @@ def _agree(mark: Node, path: "Lead | None", held: Node, log: "Lead | None") -> b
 def _tell(stands: Sequence[Stand], majority: Node, log: "Lead | None") -> str:
     """Return who stands where, for people."""
     branches: dict[Node, list[Stand]] = {}
-    for one in sorted(stands, key=lambda one: -one.log.tip[0]):
-        node = (one.log.tip[0], one.log.tip[2])
+    for one in sorted(stands, key=lambda one: -one.log.tip.index):
+        node = (one.log.tip.index, one.log.tip.chain)
         leaf = next((leaf for leaf, there in branches.items() if there[0].log.chain_at(node[0]) == node[1]), node)
         branches.setdefault(leaf, []).append(one)
-    told = [", ".join(f"{one.name} up to entry {one.log.tip[0]}" for one in there) for there in branches.values()]
+    told = [", ".join(f"{one.name} up to entry {one.log.tip.index}" for one in there) for there in branches.values()]
     return f"{' against '.join(told)}; the last entry that a majority holds is {majority[0]}"

@@ -14,7 +14,7 @@ from storage_core.errors import AlreadyExistsError, RequirementError
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.snapshot_format import PAYLOAD_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble import unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
@@ -127,9 +127,9 @@ def write_metadata(one: Volume, first: "FirstEntry", env: Environment, directory
     volume_log = log.VolumeLog(env.files, one.path, one.identity)
     volume_log.directory = one.path / directory
     if first.body is None:
-        position = volume_log.start_segment((0, 0, CHAIN_START), None, [first.vote, first.entry])
+        position = volume_log.start_segment(START, None, [first.vote, first.entry])
     else:
-        tip = (first.entry.index, first.entry.term, first.entry.chain)
+        tip = first.entry.id
         volume_log.write_snapshot(tip, first.entry.history, first.body)
         position = volume_log.start_segment(tip, None, [first.vote])
     commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
@@ -226,7 +226,7 @@ def _first_entry(command: Init | NoOp, time_ns: int, env: Environment) -> FirstE
     """Return the first vote and entry of a new log."""
     vote = Vote(1, env.new_id())
     payload = encode_envelope(Envelope(time_ns, command))
-    return FirstEntry(vote, make_entry(CHAIN_START, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload))
+    return FirstEntry(vote, make_entry(START.chain, 1, vote.term, env.random_bytes(HISTORY_SIZE), payload))
 
 
 def first_entry_of(state: StoreState, env: Environment) -> FirstEntry:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from storage_core.errors import CorruptionError, NoQuorumError, StorageError
 from storage_core.metadata.commands import Voter, decode_envelope
-from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry
-from storage_core.raft.quorum import losses_survived, majority
+from storage_core.raft.entry import CHAIN_START, START, CommitRecord, Entry, EntryId
+from storage_core.raft.rules import is_quorum, losses_survived, majority, rank
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader, trail_chain
 from storage_core.store.ensemble import branches
 from storage_core.store.ensemble.branches import Branches, Node, Stand
@@ -37,8 +37,6 @@ PROBLEMS = {  # of a directory (volumes.py): what it means for the volume's meta
     volumes.UNREADABLE: DAMAGED,
     volumes.FOREIGN: FOREIGN,
 }
-Tip = tuple[int, int, bytes]  # index, term, chain of an entry
-START: Tip = (0, 0, CHAIN_START)
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 
@@ -75,44 +73,41 @@ class Finding:
 class Lead:
     """The log to lead with."""
 
-    tip: Tip
+    tip: EntryId
     snapshot: SnapshotHeader | None
     snapshot_body: SnapshotBody | None
     entries: tuple[Entry, ...]  # after the snapshot, up to the tip
 
     @property
-    def base(self) -> Tip:
+    def base(self) -> EntryId:
         """Return where the entries begin."""
-        return (self.snapshot.index, self.snapshot.term, self.snapshot.chain) if self.snapshot is not None else START
+        return self.snapshot.entry if self.snapshot is not None else START
 
-    def at(self, index: int) -> Tip | None:
+    def at(self, index: int) -> EntryId | None:
         """Return the entry at `index`, None below the snapshot or above the tip."""
-        place = index - self.base[0]
+        place = index - self.base.index
         if place == 0:
             return self.base
-        if not 0 < place <= len(self.entries):
-            return None
-        entry = self.entries[place - 1]
-        return entry.index, entry.term, entry.chain
+        return self.entries[place - 1].id if 0 < place <= len(self.entries) else None
 
     def chain_at(self, index: int) -> bytes | None:
         """Return the chain of the entry at `index`, None above the tip and further below than the snapshot knows."""
         there = self.at(index)
         if there is not None:
-            return there[2]
-        return trail_chain(self.snapshot_body.trail, self.base[0], index) if self.snapshot_body is not None else None
+            return there.chain
+        return trail_chain(self.snapshot_body.trail, self.base.index, index) if self.snapshot_body is not None else None
 
     def agrees(self, index: int, chain: bytes) -> bool:
         """Return whether the log holds this entry; what even its snapshot does not know is taken for granted."""
         there = self.chain_at(index)
-        return there == chain if there is not None else index < self.base[0]
+        return there == chain if there is not None else index < self.base.index
 
     def nodes(self) -> Iterator[Node]:
         """Return every entry that is known of the log, by index and chain."""
         for entry in self.entries:
             yield entry.index, entry.chain
-        yield self.base[0], self.base[2]
-        for index in range(self.base[0] - 1, 0, -1):
+        yield self.base.index, self.base.chain
+        for index in range(self.base.index - 1, 0, -1):
             chain = self.chain_at(index)
             if chain is None:
                 break
@@ -180,17 +175,15 @@ class Pool:
         """Return whether a whole chain leads to the entry."""
         return entry is not None and (entry.index, entry.chain) in self._entries
 
-    def tip_of(self, evidence: Evidence) -> Tip:
+    def tip_of(self, evidence: Evidence) -> EntryId:
         """Return the last entry of a volume that a whole chain leads to, whoever has the entries before it."""
-        best = START
-        if evidence.snapshot is not None:
-            best = (evidence.snapshot.index, evidence.snapshot.term, evidence.snapshot.chain)
+        best = evidence.snapshot.entry if evidence.snapshot is not None else START
         for entry in evidence.everything.values():
-            if entry.index > best[0] and self.holds(entry):
-                best = (entry.index, entry.term, entry.chain)
+            if entry.index > best.index and self.holds(entry):
+                best = entry.id
         return best
 
-    def lead_to(self, tip: Tip) -> Lead:
+    def lead_to(self, tip: EntryId) -> Lead:
         """Return the log that ends with `tip`, from the newest snapshot on its way on."""
         index, _, chain = tip
         entries: list[Entry] = []
@@ -201,11 +194,11 @@ class Pool:
         header, body = self._roots.get((index, chain), (None, None))
         return Lead(tip, header, body, tuple(reversed(entries)))
 
-    def place_of(self, commit: CommitRecord) -> Tip | None:
+    def place_of(self, commit: CommitRecord) -> EntryId | None:
         """Return the entry that a commit record names, None if no whole chain leads there."""
         place = (commit.index, commit.chain)
         known = place in self._entries or place in self._roots
-        return (commit.index, commit.term, commit.chain) if known else None
+        return commit.entry if known else None
 
 
 class Contended(Exception):
@@ -218,7 +211,7 @@ class _Judged:
 
     found: Found
     evidence: Evidence
-    tip: Tip
+    tip: EntryId
     bad: int = 0  # first position that is not whole; 0: none
     vote: bool = True
     written: bool = True
@@ -320,9 +313,7 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
         snapshot, commit = one.evidence.snapshot, one.evidence.commit
         marks: list[tuple[Node, Lead | None]] = []
         if snapshot is not None:
-            marks.append(
-                ((snapshot.index, snapshot.chain), pool.lead_to((snapshot.index, snapshot.term, snapshot.chain)))
-            )
+            marks.append(((snapshot.index, snapshot.chain), pool.lead_to(snapshot.entry)))
         if commit is not None:
             place = pool.place_of(commit)
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
@@ -334,12 +325,12 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
 
 def _end(evidence: Evidence) -> int:
     """Return the last entry that a volume has, on a whole chain or not."""
-    return max([evidence.tip[0], *evidence.everything])
+    return max([evidence.tip.index, *evidence.everything])
 
 
-def _best(tips: Iterable[Tip], pool: Pool, held: Sequence[Node]) -> Lead:
+def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
     """Return the best log that holds these entries; below its snapshot that is taken for granted."""
-    logs = [pool.lead_to(tip) for tip in sorted(set(tips), key=_rank, reverse=True)]
+    logs = [pool.lead_to(tip) for tip in sorted(set(tips), key=rank, reverse=True)]
     return next(
         (log for log in logs if all(log.agrees(*node) for node in held)),
         logs[0] if logs else Lead(START, None, None, ()),
@@ -347,19 +338,14 @@ def _best(tips: Iterable[Tip], pool: Pool, held: Sequence[Node]) -> Lead:
 
 
 def _foreign(why: str, evidence: Evidence) -> Finding:
-    return Finding(FOREIGN, why, votes=False, written=False, index=evidence.tip[0])
-
-
-def _rank(tip: Tip) -> tuple[int, int, bytes]:
-    index, term, chain = tip
-    return term, index, chain
+    return Finding(FOREIGN, why, votes=False, written=False, index=evidence.tip.index)
 
 
 def _excluded(one: Found, voter: Voter) -> Finding | None:
     """Return why a volume is no part of this turn at all, None if it is."""
     if one.evidence is None:
         return Finding(one.state, one.reason, votes=False, written=False)
-    index = one.evidence.tip[0]
+    index = one.evidence.tip.index
     if one.instance_id != voter.instance_id:
         reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
         return Finding(FOREIGN, reason, votes=False, written=False, index=index)
@@ -392,9 +378,9 @@ class _Rules:
         if evidence.bad is not None:
             one.bad, followed = evidence.bad.index, evidence.bad.followed
             what = f"the metadata log is damaged at entry {one.bad} ({evidence.bad.where})"
-        elif evidence.tip[0] < max(1, own.index if own is not None else 0):
-            one.bad = evidence.tip[0] + 1
-            what = f"the metadata log ends at entry {evidence.tip[0]}: it was cut or rolled back"
+        elif evidence.tip.index < max(1, own.index if own is not None else 0):
+            one.bad = evidence.tip.index + 1
+            what = f"the metadata log ends at entry {evidence.tip.index}: it was cut or rolled back"
         if not one.bad:
             return one
         if self._has_copy(found.volume_id, one.bad):
@@ -422,21 +408,21 @@ class _Rules:
 
 
 def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
-    index, commit, snapshot = one.evidence.tip[0], one.evidence.commit, one.evidence.snapshot
+    index, commit, snapshot = one.evidence.tip.index, one.evidence.commit, one.evidence.snapshot
     for mark in (snapshot, commit):
-        if is_split and mark is not None and mark.index <= lead.tip[0] and not lead.agrees(mark.index, mark.chain):
+        if is_split and mark is not None and mark.index <= lead.tip.index and not lead.agrees(mark.index, mark.chain):
             return _foreign(branches.why_foreign(one.found.name, mark.index, 2), one.evidence)
     in_step = (
         not one.bad
         and one.evidence.tip == lead.tip
         and commit is not None
-        and (commit.index, commit.chain) == (lead.tip[0], lead.tip[2])
+        and (commit.index, commit.chain) == (lead.tip.index, lead.tip.chain)
         and one.evidence.tail_is_clean
         and one.evidence.slots_are_whole
     )
     state, reason = one.state, one.reason
-    if state == CURRENT and one.evidence.tip[0] < lead.tip[0]:
-        state, reason = BEHIND, f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip[0]}"
+    if state == CURRENT and one.evidence.tip.index < lead.tip.index:
+        state, reason = BEHIND, f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
     drop = bool(one.bad) and commit is not None and one.bad <= commit.index
     keep = _kept(one, lead)
     if one.bad:
@@ -449,20 +435,20 @@ def _kept(one: _Judged, lead: Lead) -> int:
     evidence = one.evidence
     base = evidence.snapshot.index if evidence.snapshot is not None else 0
     durable = base
-    if evidence.commit is not None and base <= evidence.commit.index <= evidence.tip[0]:
+    if evidence.commit is not None and base <= evidence.commit.index <= evidence.tip.index:
         durable = evidence.commit.index
     while durable > base:
         entry = evidence.entries[durable - base - 1]
-        if lead.agrees(entry.index, entry.chain) and entry.index <= lead.tip[0]:
+        if lead.agrees(entry.index, entry.chain) and entry.index <= lead.tip.index:
             break
         durable -= 1
     return durable
 
 
 def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
-    needed = majority(len(voting_ids))
-    if len(decision.voting) >= needed:
+    if is_quorum(voting_ids, decision.voting):
         return
+    needed = majority(len(voting_ids))
     if any(one.evidence is not None and one.busy for one in found):
         raise Contended
     if len(voting_ids) == 1:
@@ -492,7 +478,7 @@ def _above(judged: Sequence[_Judged], lead: Lead) -> str | None:
         if commit is None or lead.agrees(commit.index, commit.chain):
             continue
         return (
-            f"{one.found.name}: the metadata log ends at entry {lead.tip[0]} without entry {commit.index}, and entries "
-            f"up to there were committed: it was cut or rolled back. {_UNCHANGED}"
+            f"{one.found.name}: the metadata log ends at entry {lead.tip.index} without entry {commit.index}, and "
+            f"entries up to there were committed: it was cut or rolled back. {_UNCHANGED}"
         )
     return None

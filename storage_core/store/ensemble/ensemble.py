@@ -27,8 +27,8 @@ from storage_core.errors import (
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit, raise_if_of_process
-from storage_core.raft.entry import CommitRecord, Entry
-from storage_core.raft.quorum import majority
+from storage_core.raft.entry import CommitRecord, Entry, EntryId
+from storage_core.raft.rules import is_quorum, majority
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Contended, Finding, Found, Lead, Pool, examine, newest
@@ -70,7 +70,7 @@ class Metadata:
         self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
         self.foreign: Mapping[bytes, CommitRecord | None] = {}  # volumes of another copy of the store: what they record
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
-        self._replayed: tuple[rules.Tip, StoreState, Streams] | None = None  # the last log, its end and its beginning
+        self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
         self.renew()
         locks.renew_in_children(self)
 
@@ -138,7 +138,7 @@ class Metadata:
         """Return the streams as of the snapshot that a log begins with."""
         return self._replay(lead)[2]
 
-    def _replay(self, lead: Lead) -> tuple[rules.Tip, StoreState, Streams]:
+    def _replay(self, lead: Lead) -> tuple[EntryId, StoreState, Streams]:
         known = self._replayed  # other threads put theirs in its place
         if known is None or known[0] != lead.tip:
             begun = first_state(lead)
@@ -384,12 +384,12 @@ class Metadata:
                 if one.tip == lead.tip and one.tail_is_clean
             },
             term_seen=max(one.term for one in evidences.values()),
-            snapshot_index=lead.base[0],
+            snapshot_index=lead.base.index,
             durable=pool.statements,
             snapshot_streams=self.snapshot_streams_of(lead),
             trail=trail_of(lead),
         )
-        tip = max(pool.tip_of(one)[0] for one in evidences.values())
+        tip = max(pool.tip_of(one).index for one in evidences.values())
         if first and not self._is_being_written(tip, max(index, commit.index)):
             if not clean:
                 raise CorruptionError(
@@ -406,11 +406,15 @@ class Metadata:
         One that is further below says nothing of what stands above it.
         """
         records = {volume_id: one.commit for volume_id, one in evidences.items() if one.commit is not None}
-        if any(one.index <= lead.tip[0] and not lead.agrees(one.index, one.chain) for one in records.values()):
+        if any(one.index <= lead.tip.index and not lead.agrees(one.index, one.chain) for one in records.values()):
             return False
         voting = [one.volume_id for one in self.state_of(lead).voters if not one.learner]
-        agreeing = [key for key, one in records.items() if key in voting and (one.index, one.chain) == lead.tip[::2]]
-        return len(agreeing) >= majority(len(voting))
+        agreeing = [
+            key
+            for key, one in records.items()
+            if key in voting and (one.index, one.chain) == (lead.tip.index, lead.tip.chain)
+        ]
+        return is_quorum(voting, agreeing)
 
     def _ours(self, found: list[Found], commit: CommitRecord) -> tuple[list[Found], CommitRecord]:
         """Return those of the volumes that are not of another copy of the store, and their highest commit record.
@@ -596,7 +600,7 @@ def _goes_on_from(view: View, known: View) -> bool:
 def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:
     """Return the log that ends with the snapshot at `index`."""
     header = next(one.snapshot for one in evidences if one.snapshot is not None and one.snapshot.index == index)
-    return pool.lead_to((header.index, header.term, header.chain))
+    return pool.lead_to(header.entry)
 
 
 @contextmanager

@@ -50,9 +50,9 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit
-from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, Vote, make_entry
+from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, EntryId, Vote, make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
@@ -247,7 +247,7 @@ class Turn:
         voting = {one.volume_id for one in known.state.voters if not one.learner}
         if set(known.positions) != set(usable) or any(paths[one] not in self.locked for one in usable):
             return False
-        if len(voting.intersection(usable)) < majority(len(voting)):
+        if not is_quorum(voting, usable):
             return False
         view, positions, read = known, {}, False
         for volume_id in usable:
@@ -335,17 +335,17 @@ class Turn:
     def _check_known(self, lead: Lead) -> None:
         """Raise CorruptionError if the volumes hold less than this process has seen to be committed."""
         known = self._metadata.known_view
-        if known is None or (known.index <= lead.tip[0] and lead.agrees(known.index, known.chain)):
+        if known is None or (known.index <= lead.tip.index and lead.agrees(known.index, known.chain)):
             return
         raise CorruptionError(
-            f"{self.label}: the metadata log ends at entry {lead.tip[0]} or is another one, and this process has seen "
-            f"entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been changed; to "
-            "use the store as it is now, open it anew"
+            f"{self.label}: the metadata log ends at entry {lead.tip.index} or is another one, and this process has "
+            f"seen entry {known.index} of it committed: volumes were rolled back or exchanged. Nothing has been "
+            "changed; to use the store as it is now, open it anew"
         )
 
     def _settle(self, decision: Decision, frees: bool) -> None:
         """Rewrite what may be in the page cache only, bring volumes up to the log that leads, and commit it."""
-        leadership = self._new_leadership(decision.term_seen + 1)
+        leadership = self._new_leadership(decision.term_seen)
         body = self._snapshot_body(decision.lead, leadership)
 
         def prepare(volume_id: bytes) -> Callable[[], Position]:
@@ -393,7 +393,7 @@ class Turn:
         cannot be told.
         """
         frees = frees or isinstance(command, FREEING)
-        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
         change = self._apply(command, leadership)
         if change.changes_nothing:
             return change.result
@@ -452,7 +452,7 @@ class Turn:
 
     def check(self, command: Command) -> machine.Result:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
-        result = self._apply(command, self._new_leadership(self.view.term_seen + 1)).result
+        result = self._apply(command, self._new_leadership(self.view.term_seen)).result
         if isinstance(result, machine.Refused):
             result.raise_()
         return result
@@ -467,8 +467,8 @@ class Turn:
         place = machine.Place(self.view.index + 1, leadership.history)
         return _Applied(envelope, self.state, *machine.apply(self.state, place, envelope))
 
-    def _new_leadership(self, term: int) -> Leadership:
-        return Leadership(term, self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
+    def _new_leadership(self, term_seen: int) -> Leadership:
+        return Leadership(next_term([term_seen]), self._env.random_bytes(HISTORY_SIZE), self._env.new_id())
 
     def _campaign(self, leadership: Leadership, frees: bool = False) -> None:
         """Open a new term: the vote is durable on a majority before any entry of the term is written."""
@@ -517,6 +517,9 @@ class Turn:
             self._take_back()
             raise
         generation = before.commit.generation + 1 if before.commit is not None else 1
+        ends = dict.fromkeys(self._voting.intersection(positions), last.id)
+        known = before.commit.index if before.commit is not None else 0
+        assert committed_index(self._voting_ids(), ends, last.term, known) == last.index, (ends, last.id)
         commit = CommitRecord(generation, last.term, last.index, last.chain)
         durable = {**before.durable, **dict.fromkeys(positions, last.index)}
         self.view = replace(self.view, commit=commit, positions=positions, durable=durable)
@@ -568,12 +571,12 @@ class Turn:
                 self._metadata.forget()
                 raise outcome
         voting = self._voting_ids()
-        reached = sum(one in self._voting for one in positions)
+        reached = self._voting.intersection(positions)
         for volume_id, error in errors.items():
             # A file that was new has been taken away again; on the only volume the next attempt may do better.
             forgiven = len(voting) == 1 and what in ("segment", "snapshot")
             self._leave_out(volume_id, error, forgiven)
-        if reached >= majority(len(voting)):
+        if is_quorum(voting, reached):
             return positions
         self._metadata.forget()
         raise self._failure(positions, errors, what, len(voting), frees)
@@ -678,7 +681,7 @@ class Turn:
 
     def _retire(self) -> None:
         """Say on the others that a volume has failed: it counts again after it was verified."""
-        if not self._retiring or len(self._voting) < majority(len(self._voting_ids())):
+        if not self._retiring or not is_quorum(self._voting_ids(), self._voting):
             return
         retiring, self._retiring = self._retiring, {}
         voters = tuple(
@@ -689,7 +692,7 @@ class Turn:
             Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
             for volume_id, reason in retiring.items()
         )
-        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen + 1)
+        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
         self._say(ChangeVolumes(voters, self.state.volume_change, events), leadership)
 
     def _say(self, command: Command, leadership: Leadership) -> None:
@@ -717,7 +720,7 @@ class Turn:
         view, leadership = self.view, self._metadata.leadership
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
-        tip, vote = (view.index, view.term, view.chain), leadership.vote
+        tip, vote = EntryId(view.index, view.term, view.chain), leadership.vote
         state = msgspec.Raw(encode_state(view.state))
         body = SnapshotBody(state, vote.term, vote.candidate, dict(view.durable), view.trail)
 
@@ -774,7 +777,7 @@ def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, b
         assert lead.snapshot is not None and body is not None, (finding, lead.base)
         base, installed = lead.base, True
         log.write_snapshot(base, lead.snapshot.history, body)
-    entries = lead.entries[base[0] - lead.base[0] :]
+    entries = lead.entries[base.index - lead.base.index :]
     commit = decision.commit
     own, _ = log.read_commit_record()
     carried = commit if commit is not None and own == commit and not finding.drop_record else None
@@ -782,7 +785,7 @@ def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, b
     if carried is None and commit is not None:  # only now is the log durable up to there
         log.write_commit_record(position.segment, commit)
     if installed:
-        log.remove_older(position.segment, base[0])
+        log.remove_older(position.segment, base.index)
     return position
 
 

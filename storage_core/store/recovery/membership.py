@@ -31,6 +31,7 @@ from storage_core.metadata.commands import (
     Voter,
 )
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.raft.rules import Step, StepKind, next_step
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -222,11 +223,10 @@ class Membership:
         if change is None:
             return False
         self._join()
-        for volume_id in change.added:
-            self._promote(change, volume_id)
-        self._move_all(change)
-        for volume_id in change.removed:
-            self._remove(change, volume_id)
+        while (step := _next(self._state())) is not None:
+            if step.kind is StepKind.REMOVE:
+                self._move_all(change)
+            self._take(step)
         return True
 
     def _turn_with_change(self, step: Callable[[Turn, VolumeChange], None]) -> None:
@@ -249,31 +249,27 @@ class Membership:
                 rejoin.make_directory(absent, self._state().settings, self._env)
         self._turn_with_change(join)
 
-    def _promote(self, change: VolumeChange, volume_id: bytes) -> None:
-        """Let a learner that is in step vote."""
+    def _take(self, planned: Step) -> None:
+        """Let a learner that is in step vote, or a volume go."""
 
-        def promote(turn: Turn, change: VolumeChange) -> None:
-            voter = turn.state.voter(volume_id)
-            if voter is None or not voter.learner:
-                return
-            if volume_id not in {one.volume_id for one in turn.writable}:
-                raise RequirementError(f"volume {volume_id.hex()} cannot be written now, so it does not get to vote")
-            voters = tuple(
-                msgspec.structs.replace(one, learner=False) if one.volume_id == volume_id else one
-                for one in turn.state.voters
-            )
-            is_last = change.kind == ADD and sum(one.learner for one in voters) == 0
-            _propose(turn, ChangeVolumes(voters, None if is_last else change, _done(change) if is_last else ()))
+        def take(turn: Turn, change: VolumeChange) -> None:
+            step = _next(turn.state)
+            if step is None or step != planned:
+                return  # another process has taken it
+            if step.kind is StepKind.REMOVE:
+                voters = tuple(one for one in turn.state.voters if one.volume_id != step.member)
+            else:
+                if step.member not in {one.volume_id for one in turn.writable}:
+                    name = step.member.hex()
+                    raise RequirementError(f"volume {name} cannot be written now, so it does not get to vote")
+                voters = tuple(
+                    msgspec.structs.replace(one, learner=False) if one.volume_id == step.member else one
+                    for one in turn.state.voters
+                )
+            recorded, events = (None, _done(change)) if step.is_last else (change, ())
+            _propose(turn, ChangeVolumes(voters, recorded, events))
 
-        self._turn_with_change(promote)
-
-    def _remove(self, change: VolumeChange, volume_id: bytes) -> None:
-        def remove(turn: Turn, change: VolumeChange) -> None:
-            voters = tuple(one for one in turn.state.voters if one.volume_id != volume_id)
-            is_last = not {one.volume_id for one in voters}.intersection(change.removed)
-            _propose(turn, ChangeVolumes(voters, None if is_last else change, _done(change) if is_last else ()))
-
-        self._turn_with_change(remove)
+        self._turn_with_change(take)
 
     # --- moving streams
 
@@ -413,6 +409,14 @@ def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tu
 
 def _voting(state: StoreState) -> list[bytes]:
     return [one.volume_id for one in state.voters if not one.learner]
+
+
+def _next(state: StoreState) -> Step | None:
+    """Return the next step of the change that is under way, None if there is none."""
+    change = state.volume_change
+    if change is None:
+        return None
+    return next_step({one.volume_id: one.learner for one in state.voters}, change.added, change.removed)
 
 
 def _volume_id(state: StoreState, name: str) -> bytes:

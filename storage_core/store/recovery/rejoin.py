@@ -26,6 +26,7 @@ from storage_core.metadata.commands import ChangeVolumes, Event, Voter
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import raise_if_of_process
+from storage_core.raft.entry import EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.turn import Turn
@@ -199,7 +200,7 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
         files.sync_directory(meta)
     make_stream_directories(turn.state, made, env)
     volume_log = VolumeLog(files, path, made.identity)
-    tip = (view.index, view.term, view.chain)
+    tip = EntryId(view.index, view.term, view.chain)
     durable = {**view.durable, made.volume_id: view.index}
     vote = leadership.vote
     body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable, view.trail)

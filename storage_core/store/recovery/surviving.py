@@ -173,7 +173,7 @@ def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
     if lead is None or (lead.snapshot_body is None and not lead.entries):
         return None
     state = replay(lead)
-    return (state, lead.tip[0]) if state.store_id else None
+    return (state, lead.tip.index) if state.store_id else None
 
 
 def store_of(remains: Sequence[Remains], env: Environment) -> bytes:

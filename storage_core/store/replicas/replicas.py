@@ -24,7 +24,7 @@ import numpy as np
 
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.ensemble.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
 from storage_core.store.ensemble.turn import Standing
 from storage_core.store.ensemble.view import View

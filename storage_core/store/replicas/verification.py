@@ -336,8 +336,8 @@ def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[st
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return [*found, (str(log.directory), str(error))]
-    if journaled > evidence.tip[0]:
-        ends = f"it ends at entry {evidence.tip[0]}, and the journal of placements has blocks of entry {journaled}"
+    if journaled > evidence.tip.index:
+        ends = f"it ends at entry {evidence.tip.index}, and the journal of placements has blocks of entry {journaled}"
         found.append((str(log.directory), f"the metadata was rolled back: {ends}"))
     return found
 

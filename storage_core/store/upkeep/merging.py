@@ -42,7 +42,7 @@ from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.merging import apply_to
 from storage_core.metadata.state import COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn

@@ -7,7 +7,7 @@ from storage_core.errors import (
     CorruptRecordError,
 )
 from storage_core.raft import log_format
-from storage_core.raft.entry import CHAIN_START, HISTORY_SIZE, CommitRecord, Entry, Vote
+from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE, Record
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 
@@ -56,14 +56,11 @@ class Evidence:
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
 
     @property
-    def tip(self) -> tuple[int, int, bytes]:
-        """Return (index, term, chain) of the last entry on the chain."""
+    def tip(self) -> EntryId:
+        """Return the last entry on the chain."""
         if self.entries:
-            last = self.entries[-1]
-            return last.index, last.term, last.chain
-        if self.snapshot is not None:
-            return self.snapshot.index, self.snapshot.term, self.snapshot.chain
-        return 0, 0, CHAIN_START
+            return self.entries[-1].id
+        return self.snapshot.entry if self.snapshot is not None else START
 
     @property
     def tip_history(self) -> bytes:
@@ -76,7 +73,7 @@ class Evidence:
         """Return the highest term that any record speaks of, also one that no chain leads to."""
         entries = max((entry.term for entry in self.everything.values()), default=0)
         votes = max((vote.term for vote in self.votes), default=0)
-        return max(self.tip[1], entries, votes, self.commit.term if self.commit else 0)
+        return max(self.tip.term, entries, votes, self.commit.term if self.commit else 0)
 
 
 class Collected:

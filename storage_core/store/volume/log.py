@@ -24,7 +24,7 @@ from storage_core.errors import (
 from storage_core.files import File, Files
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
-from storage_core.raft.entry import CommitRecord, Seal, Vote
+from storage_core.raft.entry import CommitRecord, EntryId, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.evidence import (
@@ -318,12 +318,10 @@ class VolumeLog:
             _sync(file)
         return Position(position.segment, position.offset_bytes + len(batch))
 
-    def start_segment(
-        self, base: tuple[int, int, bytes], commit: CommitRecord | None, records: Sequence[Record]
-    ) -> Position:
+    def start_segment(self, base: EntryId, commit: CommitRecord | None, records: Sequence[Record]) -> Position:
         """Write a new segment with these records and make it durable, name and all; return the position after them.
 
-        `base` is (index, term, chain) of the log before the first entry of the segment. Older segments stay; the one
+        `base`: the last entry before the first one of the segment. Older segments stay; the one
         before is sealed, so that the loss of the new one would be noticed.
         """
         before = self.segments()[-1:]
@@ -351,7 +349,7 @@ class VolumeLog:
             self._discard(path)
             raise
         for old in before:
-            self._seal(old, Seal(base[1], number))
+            self._seal(old, Seal(base.term, number))
         return Position(number, BATCHES_OFFSET + len(batch))
 
     def _discard(self, path: Path) -> None:
@@ -397,7 +395,7 @@ class VolumeLog:
                 self._files.unlink(self.snapshot_path(index))
         self._files.sync_directory(self.directory)
 
-    def write_snapshot(self, tip: tuple[int, int, bytes], history: bytes, body: SnapshotBody) -> None:
+    def write_snapshot(self, tip: EntryId, history: bytes, body: SnapshotBody) -> None:
         """Write a snapshot of the state after entry `tip`, which has this history id, and make it durable."""
         index, term, chain = tip
         payload = snapshot_format.encode_body(body)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from storage_core.errors import NoQuorumError
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.volume.volumes import MISSING, Volume
 
 BLOCK_SUFFIX = ".blk"

@@ -13,7 +13,7 @@ from storage_core.errors import CorruptionError, NotAStoreError, StorageError, U
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import is_of_process, raise_if_limit
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"

@@ -28,7 +28,7 @@ from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event,
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment

@@ -22,7 +22,7 @@ from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, Block
 from storage_core.block.writer import BlockWriter
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
-from storage_core.raft.quorum import majority
+from storage_core.raft.rules import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.writing.content import message_hashes

@@ -4,7 +4,7 @@ The simulation must find every one of them by its invariants alone: if it does n
 made by accident. Where an implementation known to the public had the mistake, the line says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from storage_core.files import File
 from storage_core.metadata import appends, consumers, removals
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState, WriterState
-from storage_core.raft.entry import CommitRecord
+from storage_core.raft import rules
+from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble import decision, ensemble, turn
 from storage_core.store.ensemble.branches import Branches
@@ -110,7 +111,7 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
 
 def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
     fewer = lambda count: max(1, count // 2)  # noqa: E731
-    return [(module, "majority", fewer) for module in (decision, ensemble, turn)]
+    return [(module, "majority", fewer) for module in (rules, decision, ensemble)]
 
 
 def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
@@ -141,10 +142,10 @@ def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
 def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
     """NATS #6153: the state of now under the applied index of a moment ago, so that replay shifts everything."""
 
-    def write(self: VolumeLog, tip: tuple[int, int, bytes], history: bytes, body: Any) -> None:
+    def write(self: VolumeLog, tip: EntryId, history: bytes, body: Any) -> None:
         evidence = self.read()
         entries = [one for one in evidence.entries if one.index == tip[0] - 1]
-        plain(self, (entries[0].index, entries[0].term, entries[0].chain) if entries else tip, history, body)
+        plain(self, entries[0].id if entries else tip, history, body)
 
     plain = VolumeLog.write_snapshot
     return [(VolumeLog, "write_snapshot", write)]
@@ -185,8 +186,11 @@ def a_blank_volume_votes() -> list[Replacement]:
         if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
             plain(decided, voting_ids, found)
 
-    plain = decision._check_votes
-    return [(decision, "_check_votes", check), (turn, "majority", lambda count: 1)]
+    def any_end(voters: Any, ends: Mapping[bytes, EntryId], term: int, commit: int) -> int:
+        return max(commit, *(end.index for end in ends.values()))
+
+    plain, one = decision._check_votes, lambda voters, present: bool(present)
+    return [(decision, "_check_votes", check), (turn, "is_quorum", one), (turn, "committed_index", any_end)]
 
 
 def does_not_hear_what_was_said_of_a_volume() -> list[Replacement]:
