@@ -26,7 +26,6 @@ from storage_core.errors import (
     DataLossError,
     NotAStoreError,
     NotFoundError,
-    RequirementError,
     StalePlanError,
     StorageError,
 )
@@ -129,15 +128,9 @@ def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) ->
             raise ValueError("streams: none is named; None means all of them")
         chosen = Streams({name.casefold(): store.stream_state(name, state) for name in names})
     graves, transactions = Table.empty(GRAVE_DTYPE), Table.empty(TRANSACTION_DTYPE)
-    found = replace(
+    return replace(
         state, streams=chosen, graveyard=graves, replaced=graves, transactions=transactions, volume_change=None
     )
-    size = len(encode_state(found))
-    if size > layout.STATE_SIZE_MAX:
-        raise RequirementError(
-            f"{store.label}: the metadata has {size} bytes, a backup takes {layout.STATE_SIZE_MAX}; name some streams"
-        )
-    return found
 
 
 # --- the directory

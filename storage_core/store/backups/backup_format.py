@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.metadata.state import StoreState, StreamState, decode_state
-from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
+from storage_core.raft import snapshot_format
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
 from storage_core.store.volume.identity import PAGE_SIZE, VolumeIdentity, decode_identity
 
@@ -33,8 +33,7 @@ HEADER = Struct("<8sIIQ16s")  # ... size and digest of the payload
 _CRC = Struct("<I")
 HEADER_SIZE = HEADER.size + _CRC.size
 DIGEST_SIZE = 16
-PAYLOAD_SIZE_MAX = 2 * ENTRY_SIZE_MAX  # bytes; a state must fit the one entry that a restored log begins with
-STATE_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes; room for the rest of that entry
+PAYLOAD_SIZE_MAX = snapshot_format.PAYLOAD_SIZE_MAX  # bytes: the state is what a snapshot holds
 NUMBER_DTYPE = np.dtype([("block_id", "V16"), ("number", "<u4")])
 NUMBER_MAX = 99_999_999
 VOLUME_COUNT_MAX = 16  # identities in a mark; a store has five volumes at most

@@ -36,9 +36,9 @@ from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams
 from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
-from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
 from storage_core.store.backups.backup_format import Backup, NumberedBlock
 from storage_core.store.backups.restore import Progressing, check_files
@@ -56,6 +56,7 @@ from storage_core.store.writing import appends
 from storage_core.store.writing.mirrored_file import MirroredFile, remove
 
 logger = logging.getLogger(__name__)
+STREAMS_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes of streams that come into a store: they go into one entry
 PREPARED_NS = 7 * 24 * 3_600 * 1_000_000_000  # for so long a restore may take; what it left is unlinked after it
 _COLUMNS = ("sequence", *FRAME_SCHEMA.names)
 
@@ -160,9 +161,9 @@ def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
     )  # fmt: skip
     command = RestoreStreams(tuple(encode_stream(one) for one in made), events)
     size = sum(len(one) for one in command.streams)
-    if size > backup_format.STATE_SIZE_MAX:
+    if size > STREAMS_SIZE_MAX:
         raise RequirementError(
-            f"the streams have {size} bytes of metadata, one entry takes {backup_format.STATE_SIZE_MAX}; restore some"
+            f"the streams have {size} bytes of metadata, one entry takes {STREAMS_SIZE_MAX}; restore some"
         )
     return command
 

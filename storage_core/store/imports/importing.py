@@ -43,8 +43,7 @@ from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
 from storage_core.os_errors import raise_if_of_process
-from storage_core.store.backups.backup_format import STATE_SIZE_MAX
-from storage_core.store.backups.restored_streams import PREPARED_NS
+from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -382,9 +381,10 @@ class _Import:
     def _command(self, made: Sequence[Assembled]) -> RestoreStreams:
         encoded = tuple(encode_stream(one.stream) for one in made)
         size = sum(map(len, encoded))
-        if size > STATE_SIZE_MAX:
+        if size > STREAMS_SIZE_MAX:
             raise RequirementError(
-                f"the streams have {size} bytes of metadata, one entry takes {STATE_SIZE_MAX}: import some, by --stream"
+                f"the streams have {size} bytes of metadata, one entry takes {STREAMS_SIZE_MAX}: "
+                "import some, by --stream"
             )
         return RestoreStreams(encoded, tuple(event for one in made for event in one.events))
 

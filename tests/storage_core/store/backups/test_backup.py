@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from harness.backups import BACKUP, NEW, files_below, lived, reopened, restored, small
 from harness.cases import Cases, quiet
@@ -31,11 +32,14 @@ from storage_core.errors import (
     TransactionAbortedError,
     UnsupportedVersionError,
 )
-from storage_core.metadata.manifest import Table
-from storage_core.metadata.state import StoreState, encode_stream
-from storage_core.store.backups import backup_format
-from storage_core.store.backups.backup import backup, open_backup
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.state import StoreState, encode_state, encode_stream
+from storage_core.raft import log_format
+from storage_core.store.backups import backup_format, restored_streams
+from storage_core.store.backups.backup import backup, open_backup, read_manifest
 from storage_core.store.backups.restore import restore, restore_store
+from storage_core.store.ensemble import creation
+from storage_core.store.environment import REAL
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
 from storage_core.store.volume.placement import block_directory
@@ -449,16 +453,33 @@ def test_what_is_on_the_volumes_of_a_restored_store_is_the_same_byte_for_byte(sa
         assert after
 
 
-def test_metadata_that_no_log_could_begin_with_is_refused_before_anything_is_copied(
+def test_a_backup_takes_the_metadata_of_a_store_that_no_entry_would_take(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "volume") as store:
+        store.add_stream({"name": "S"})
+        state = store.state()
+    count = 640_000
+    rows = np.zeros(count, BLOCK_DTYPE)
+    rows["block_id"] = np.arange(1, 1 + count).astype("<u8").repeat(2).view("V16")
+    rows["first"], rows["span"], rows["row_count"] = np.arange(count) + 1, 1, 1
+    stream = replace(state.streams["s"], blocks=Table.of(rows), next_sequence=count + 1, message_count=count)
+    numbers = np.zeros(count, backup_format.NUMBER_DTYPE)
+    numbers["block_id"], numbers["number"] = rows["block_id"], np.arange(1, 1 + count)
+    encoded = encode_state(state.with_stream(stream))
+    assert len(encoded) > log_format.PAYLOAD_SIZE_MAX
+    manifest = backup_format.Manifest(1, 2, "host", True, numbers.tobytes(), encoded)
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / backup_format.MANIFEST).write_bytes(backup_format.encode_manifest(manifest))
+    made = read_manifest(tmp_path / "saved", REAL)
+    assert made.state.streams["s"].message_count == count
+    assert creation.first_entry_of(made.state, REAL).body is not None, "and a restored log begins with it"
+
+
+def test_streams_that_no_entry_takes_are_not_restored_into_a_store(
     saved: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = saved.copy()
     store = machine.open()
-    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 2048)
-    with pytest.raises(RequirementError, match=r"metadata has \d+ bytes, a backup takes 2048; name some streams"):
-        backup(store, "/disk/other")
-    assert not machine.files().is_directory(Path("/disk/other"))
-    monkeypatch.setattr(backup_format, "STATE_SIZE_MAX", 256)
+    monkeypatch.setattr(restored_streams, "STREAMS_SIZE_MAX", 256)
     with pytest.raises(RequirementError, match=r"bytes of metadata, one entry takes 256; restore some"):
         store.restore_streams(BACKUP, None, {"orders": "copy-1", "notes": "copy-2"})
     assert store.streams() == ["notes", "orders"]
