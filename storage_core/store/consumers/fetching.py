@@ -47,8 +47,8 @@ CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more 
 NOTHING = SequenceSet.empty()
 PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
 EVENT_REASONS_MAX = 5
-COUNTS_KEPT_MAX = 65_536  # blocks whose wanted messages are counted already
-_COUNTS: dict[tuple[bytes, int, int, int, bytes, tuple[str, ...]], int] = {}
+WANTED_KEPT_MAX = 65_536  # blocks of which is remembered what filters take of them
+_WANTED: dict[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[int, int]] = {}  # count and first
 FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
 
@@ -258,27 +258,47 @@ def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
     start, end = max(consumer.next_sequence, stream.floor), stream.next_sequence
     if not consumer.config.filter_subjects:
         return max(0, end - start) - stream.removed.count_in(start, end)
-    request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=consumer.config.filter_subjects)
-    return sum(
-        _count_in(store, one, consumer.config.filter_subjects) for one in contents.slices(store, stream, request)
-    )
+    return sum(count for count, _ in _wanted_by_block(store, stream, consumer))
 
 
-def _count_in(store: "Store", one: BlockSlice, filters: tuple[str, ...]) -> int:
-    """Return how many messages of a slice the filters take; a block never changes, so the answer is remembered."""
-    key = (one.digest, one.block_first, one.first, one.end, one.removed, filters)
-    known = _COUNTS.get(key)
+def first_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -> int | None:
+    """Return the first message that is there, was never handed out and can be read; found as `count_wanted` counts."""
+    if not consumer.config.filter_subjects:
+        ahead = stream.shown().clip(consumer.next_sequence, stream.next_sequence)
+        return int(ahead.starts[0]) if ahead else None
+    return next((first for _, first in _wanted_by_block(store, stream, consumer) if first), None)
+
+
+def _wanted_by_block(store: "Store", stream: StreamState, consumer: ConsumerState) -> Iterator[tuple[int, int]]:
+    filters = consumer.config.filter_subjects
+    start, end = max(consumer.next_sequence, stream.floor), stream.next_sequence
+    request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=filters)
+    for block in contents.slices(store, stream, request):
+        yield _wanted_in(store, block, filters)
+
+
+def _wanted_in(store: "Store", block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
+    """Return how many messages of a slice the filters take, and the first of them, 0 if there is none.
+
+    A block never changes, so the answer is remembered.
+    """
+    key = (block.digest, block.block_first, block.first, block.end, block.removed, filters)
+    known = _WANTED.get(key)
     if known is not None:
         return known
     damage: list[ReadDamage] = []
     options = ReadOptions(("sequence",), filters, on_loss=REPORT)
-    count = int(sum(batch.num_rows for batch in read_slices([one], options, damage.append, store.environment)))
+    count = first = 0
+    for batch in read_slices([block], options, damage.append, store.environment):
+        if batch.num_rows and not count:
+            first = batch.column("sequence")[0].as_py()
+        count += batch.num_rows
     if any(not found.served for found in damage):
-        return one.row_count
-    while len(_COUNTS) >= COUNTS_KEPT_MAX:
-        _COUNTS.pop(next(iter(_COUNTS)), None)  # the oldest
-    _COUNTS[key] = count
-    return count
+        return block.row_count, first
+    while len(_WANTED) >= WANTED_KEPT_MAX:
+        _WANTED.pop(next(iter(_WANTED)), None)  # the oldest
+    _WANTED[key] = count, first
+    return count, first
 
 
 def _read(

@@ -1,7 +1,7 @@
 """How far consumers are behind their streams, in messages and in time: the table that operators look at.
 
-Whatever the metadata has is taken from there. Only two things have to be read: the time of one message a consumer,
-where the bounds of its block do not say it, and with filter_subjects which messages are wanted at all.
+Whatever the metadata has is taken from there. Only two things have to be read, and once: the time of one message a
+consumer, where the bounds of its block do not say it, and with filter_subjects which messages are wanted at all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,15 @@ from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
-from storage_core.store.consumers.fetching import decision_of
+from storage_core.store.consumers.fetching import decision_of, first_wanted
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
+
+TIMES_KEPT_MAX = 65_536
+_TIMES: dict[tuple[bytes, int], int] = {}  # of messages, by their block's digest and their place in it
 
 
 def consumer_report(store: "Store", streams: Sequence[str] | None = None, settle: bool = True) -> list[dict[str, Any]]:
@@ -66,13 +69,7 @@ def oldest_open(store: "Store", stream: StreamState, consumer: ConsumerState) ->
     waiting = consumer.outstanding().intersection(shown)
     if waiting:
         return int(waiting.starts[0])
-    if not consumer.config.filter_subjects:
-        ahead = shown.clip(consumer.next_sequence, stream.next_sequence)
-        return int(ahead.starts[0]) if ahead else None
-    for found in _taken(store, stream, consumer, consumer.next_sequence):
-        if len(found):
-            return int(found[0])
-    return None
+    return first_wanted(store, stream, consumer)
 
 
 def wanted(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
@@ -104,12 +101,19 @@ def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:
     bounds = int(rows["time_min_ns"][at]), int(rows["time_max_ns"][at])
     if bounds[0] == bounds[1]:
         return bounds[0]
+    key = bytes(rows["digest"][at]), sequence - int(rows["first"][at])
+    known = _TIMES.get(key)
+    if known is not None:
+        return known
     request = ReadRequest((stream.name,), {stream.name: (sequence, sequence + 1)})
     options = ReadOptions(("timestamp_ns",), on_loss=REPORT)
     try:
         for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
             if batch.num_rows:
-                return int(batch.column("timestamp_ns")[0].as_py())
+                while len(_TIMES) >= TIMES_KEPT_MAX:
+                    _TIMES.pop(next(iter(_TIMES)), None)  # the oldest
+                found = _TIMES[key] = int(batch.column("timestamp_ns")[0].as_py())
+                return found
     except StorageError:
         return bounds[0]  # damage is told by reads and by verify, not by failing to show the rest
     return bounds[0]

@@ -12,6 +12,7 @@ from harness.faults import Call, FaultyFiles
 from storage_core.files import OS_FILES
 from storage_core.store.consumers.consumer import LOOKS_MIN
 from storage_core.store.consumers.fetching import capped_by
+from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
 
@@ -63,6 +64,11 @@ def test_a_filtered_consumer_is_counted_without_reading_its_blocks_again(tmp_pat
     assert opened.count(".blk") >= 4
     opened.clear()
     assert consumer.info()["num_pending"] == 20
+    assert ".blk" not in opened
+    (report,) = consumer_report(store)
+    assert report["lag"]["oldest_seq"] == 2
+    opened.clear()
+    assert consumer_report(store)[0]["lag"]["oldest_ts"] == report["lag"]["oldest_ts"] is not None
     assert ".blk" not in opened
     consumer.ack(consumer.fetch(7, 0).column("sequence"))
     stream.remove([40])
