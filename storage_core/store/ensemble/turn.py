@@ -34,6 +34,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
+    Acknowledge,
     Bury,
     ChangeVolumes,
     Command,
@@ -58,12 +59,11 @@ from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
 from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
-from storage_core.store.volume import lock_domain, probe
+from storage_core.store.volume import lock_domain, probe, reserve
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
-from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
 # What may use the reserves of full volumes: there is less to keep after it, so it comes to an end. Not what makes no
-# room and may come again and again, until none is left for a removal: Acknowledge, AdvanceConsumers, a writer's Abort.
+# room and may come again and again, until none is left for a removal: AdvanceConsumers, a writer's Abort.
 FREEING = (Remove, DeleteStream, DeleteConsumer, Bury)
+ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements may use no more of what removals need
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Turn:
         self._decision: Decision | None = None
         self._wrote = False  # a command in this turn
         self._frees = False  # what is being written: it may use the reserves
+        self._leaves = 0  # and has to leave so many bytes of each
         self._grouping = False
         self._staged: list[Entry] = []  # made, and not written yet
         self.view: View
@@ -159,6 +161,15 @@ class Turn:
     def failing(self) -> frozenset[bytes]:
         """The volumes that failed in this turn, or are known to have failed, and are about to be retired."""
         return frozenset(self._retiring)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every volume's log was read and ends with what is committed: no other entry is anywhere."""
+        durable = self.view.durable
+        return all(
+            voter.volume_id in self._members and durable.get(voter.volume_id) == self.view.index
+            for voter in self.state.voters
+        )
 
     def standing(self, volume_id: bytes) -> Standing:
         """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
@@ -388,11 +399,14 @@ class Turn:
     def propose(self, command: Command, frees: bool = False) -> machine.Result:
         """Return the command's result; unless it was refused, it is committed: durable on a majority.
 
-        `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may.
+        `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may;
+        acknowledgements, by which work is finished, may use a part of them.
         Raises DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored, OutcomeUnknownError if that
         cannot be told.
         """
-        frees = frees or isinstance(command, FREEING)
+        is_ack = isinstance(command, Acknowledge)
+        frees = frees or is_ack or isinstance(command, FREEING)
+        self._leaves = max(self._leaves if self._staged else 0, ACKNOWLEDGE_LEAVES if is_ack else 0)
         leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
         change = self._apply(command, leadership)
         if change.changes_nothing:
@@ -584,7 +598,7 @@ class Turn:
     def _with_room(self, volume_id: bytes, call: Callable[[], Position]) -> Callable[[], Position]:
         """Return the call, done again while there is no room for it and the volume has a reserve to give up."""
         path = next(one.path for one in self.volumes if one.volume_id == volume_id)
-        reserve = Reserve(self._env.files, path)
+        spare = reserve.Reserve(self._env.files, path)
 
         def with_room() -> Position:
             while True:
@@ -593,7 +607,7 @@ class Turn:
                 except SyncError:  # which is never tried again
                     raise
                 except OSError as error:
-                    if error.errno not in FULL or not reserve.give_up():
+                    if error.errno not in FULL or not spare.give_up(self._leaves):
                         raise
 
         return with_room
@@ -638,8 +652,10 @@ class Turn:
             )
         failures = [error for error in errors.values() if isinstance(error, OSError)]
         if any(error.errno in FULL for error in failures):
-            reserve = "; the reserve for removals is used up: make room by other means" if frees else ""
-            return DiskFullError(f"{label}: {told}; nothing was stored{reserve}")
+            used_up = "; the reserve for removals is used up: make room by other means" if frees else ""
+            if self._leaves:
+                used_up = "; what acknowledgements may use of the reserve is used up: remove messages first"
+            return DiskFullError(f"{label}: {told}; nothing was stored{used_up}")
         closed = next((error for error in failures if error.errno in CLOSED), None)
         if closed is not None:
             return closed

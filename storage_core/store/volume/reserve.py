@@ -25,16 +25,16 @@ class Reserve:
     def __init__(self, files: Files, volume: Path) -> None:
         self._files, self.path = files, volume / FILE_NAME
 
-    def give_up(self) -> bool:
-        """Give a piece back to the disk; return whether there was one."""
+    def give_up(self, leave: int = 0) -> bool:
+        """Give a piece back to the disk, and leave so many bytes; return whether there was one."""
         try:
             file = self._files.open(self.path, writable=True)
             try:
                 size = file.size()
-                if size:
-                    file.truncate(max(0, size - PIECE_SIZE))
+                if size > leave:
+                    file.truncate(max(leave, size - PIECE_SIZE))
                     file.sync()  # some file systems give the room to nobody before
-                return size > 0
+                return size > leave
             finally:
                 file.close()
         except FileNotFoundError:

@@ -21,7 +21,7 @@ import numpy as np
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.deadlines import together
-from storage_core.errors import RequirementError, StorageError
+from storage_core.errors import DiskFullError, RequirementError, StorageError
 from storage_core.files import Files
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
@@ -403,15 +403,25 @@ def _duplicate_size(removed: SequenceSet, blocks: Sequence[BlockSlice], env: Env
 
 
 def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
-    """Fence the transaction and sweep its blocks; False, and nothing touched, if it had been committed."""
+    """Fence the transaction and sweep its blocks; False, and nothing touched, if it had been committed.
+
+    On a full disk they are swept without a fence if that is safe: an entry that names them would stand in some log,
+    and all have been read. A commit that comes late finds the blocks gone, and is refused.
+    """
     outcome = turn.state.outcome(transaction.id)
     if outcome == COMMITTED:
         return False
+    writable, is_whole = turn.writable, turn.is_whole
     if outcome != ABORTED:
-        result = turn.propose(Abort(transaction.id))
-        if isinstance(result, machine.Refused):
-            result.raise_()
-    for volume in turn.writable:
+        try:
+            result = turn.propose(Abort(transaction.id))
+        except DiskFullError:
+            if not is_whole:
+                raise
+        else:
+            if isinstance(result, machine.Refused):
+                result.raise_()
+    for volume in writable:
         try:
             for target in transaction.targets.values():
                 _sweep(volume.path, target, transaction.id, turn.state, env.files)

@@ -21,12 +21,13 @@ from harness.model import Row, seen_in_store, seen_in_stream
 from harness.processes import Machine
 from harness.simulated_disk import ProcessEnded
 
-from storage_core.errors import DiskFullError, ReadOnlyError, StorageError
+from storage_core.errors import DiskFullError, ReadOnlyError, RequirementError, StorageError
 from storage_core.files import OS_FILES, PAGE_SIZE
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.store.volume import reserve
+from storage_core.store.writing.staging import Stager
 
 ROW = Row("orders", bytes(range(256)) * 40)  # does not compress
 
@@ -224,6 +225,70 @@ def test_writers_that_try_again_and_again_take_nothing_of_the_reserve(tmp_path: 
     files.judge = NoRoom(paths)
     assert store.stream("orders").purge() == 8
     check_room_again(store, files, paths)
+
+
+@pytest.mark.parametrize("is_opened_anew", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_staged_and_given_up_is_swept_from_full_volumes(
+    tmp_path: Path, count: int, is_opened_anew: bool
+) -> None:
+    store, files, paths = make_full(tmp_path, count, count)
+    before = sorted(tmp_path.rglob("*.blk"))
+    files.judge = lambda call: 0
+    transaction = store.begin(["orders"])
+    stager = Stager(transaction, transaction.targets["orders"], 0, env=store.environment)
+    stager.write(to_table([Row("orders.0", b"staged")]), "orders.0")
+    blocks = stager.finish()
+    files.judge = NoRoom(paths)
+    opened = Store.open(paths, env=store.environment) if is_opened_anew else store
+    assert opened.abort(transaction)
+    assert sorted(tmp_path.rglob("*.blk")) == before
+    assert [reserve_size(path) for path in paths] == [reserve.SIZE] * count
+    check_room_again(store, files, paths)
+    with pytest.raises(RequirementError):
+        store.commit(transaction, blocks)
+    assert len(seen_in_stream(store.stream("orders")).messages) == 8
+
+
+def test_blocks_that_an_entry_elsewhere_may_name_wait_for_room(tmp_path: Path) -> None:
+    store, files, paths = make_full(tmp_path, 3, 3)
+    files.judge = lambda call: 0
+    transaction = store.begin(["orders"])
+    stager = Stager(transaction, transaction.targets["orders"], 0, env=store.environment)
+    stager.write(to_table([Row("orders.0", b"staged")]), "orders.0")
+    stager.finish()
+    staged = sorted(tmp_path.rglob("*.blk"))
+    (paths[0] / "meta").rename(paths[0] / "elsewhere")  # its log cannot be read
+    files.judge = NoRoom(paths)
+    with pytest.raises(DiskFullError):
+        Store.open(paths, env=store.environment).abort(transaction)
+    assert sorted(tmp_path.rglob("*.blk")) == staged
+
+
+def test_work_is_acknowledged_on_a_full_disk_and_leaves_room_for_removals(mounted: Path) -> None:
+    volume = mounted / "volume"
+    store = Store.create(volume, graveyard_keep="0s", snapshot_every=100_000)
+    stream = store.add_stream({"name": "orders"})
+    acked = append_until_full(stream)
+    (mounted / "ballast").touch()
+    stream.purge(keep=acked // 2)
+    store.maintain()
+    stream.append([to_table([Row("orders", b"")] * 400)])
+    consumer = stream.add_consumer({"name": "reader", "max_ack_pending": -1})
+    waiting = consumer.fetch(1000, timeout_s=0).column("sequence").to_pylist()
+    fill(mounted / "ballast")
+    done = 0
+    with suppress(DiskFullError):
+        while done < len(waiting):
+            done += consumer.ack(waiting[done])
+    assert 50 < done < len(waiting), "a part of the reserve, and no more"
+    seen = Store.open(volume).stream("orders").consumer("reader").info()
+    assert seen["num_ack_pending"] == len(waiting) - done
+    assert (volume / "reserve").stat().st_size == reserve.SIZE // 2
+    with pytest.raises(DiskFullError):
+        consumer.ack(waiting[-1])
+    assert stream.purge() == len(waiting)
+    assert store.verify()["ok"]
 
 
 @pytest.mark.parametrize("is_maintained", [False, True])
