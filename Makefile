@@ -26,7 +26,7 @@ demo: setup
 	@$(RUN) -m spark_stream.demo
 
 test: setup
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n auto --dist loadgroup $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -1,7 +1,10 @@
-"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one JVM, Delta.
+"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one JVM, Delta, two workers.
 
 A JVM takes ten seconds until its first read, so tests use the sessions `spark` and `delta_spark` of one together.
 Tests that kill a driver, or need another master, start a process of their own with `spark_settings`.
+
+`make test` runs the whole in two processes of pytest-xdist. All tests of the shared JVM are one group, which is handed
+out first and whole, so there is one such JVM; the other worker takes the rest, test by test, the long ones first.
 """
 
 import os
@@ -9,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +21,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))  # for tests/harness
+
+from harness.cases import REPORTS  # noqa: E402
+
+WORKER_COUNT_MAX = 2  # each may hold a JVM of 1 GB and as much of its own
+# Tests that use one of these stay together, since it takes long to make: by fixture, the name of the group.
+GROUPS = {"delta_spark": "jvm", "kernel": "notebooks", "wheel": "packaging"}
+LONG = ("lives", "simulation", "specification")  # folders whose tests are handed out before all others
 RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
 SESSION_CATALOG = "spark.sql.catalog.spark_catalog"
 NO_DELTA = "Delta's JARs are not here: see what `make setup` says, or set JSTREAM_DELTA_JARS"
@@ -60,6 +71,44 @@ def find_delta_jars() -> list[Path]:
     folder = os.environ.get("JSTREAM_DELTA_JARS")
     jars = sorted(Path(folder).glob("*.jar")) if folder else []
     return jars if any("delta-spark" in jar.name for jar in jars) else []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many workers `-n auto` starts: none for a choice of tests, which is done before they would be up."""
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if not is_whole or config.option.keyword or config.option.lf or config.option.collectonly:
+        return 0
+    return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say to the workers of a run what stays together and what comes first."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        for name in GROUPS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(GROUPS[name]))
+    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a worker hand on how many cases its tests tried."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cases"] = list(REPORTS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    REPORTS.extend(getattr(node, "workeroutput", {}).get("cases", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if REPORTS:
+        terminalreporter.section("cases tried")
+        for line in REPORTS:
+            terminalreporter.write_line(line)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,6 @@
 """The data source as Spark drives it, without Spark: objects are pickled wherever Spark would pickle them."""
 
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from datasource import source
 from storage_core import Store
 from storage_core.schema import READ_SCHEMA
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for tests/harness
-
-from harness.cases import REPORTS  # noqa: E402
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if REPORTS:
-        terminalreporter.section("cases tried")
-        for line in REPORTS:
-            terminalreporter.write_line(line)
-        REPORTS.clear()
 
 
 def travel(value: Any) -> Any:

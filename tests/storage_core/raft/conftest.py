@@ -1,6 +1,0 @@
-"""Makes tests/harness importable."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
