@@ -195,6 +195,20 @@ class OsFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def next_data(self, offset_bytes: int) -> int:
+        """Return where the next bytes begin that the file holds, from `offset_bytes` on; its size if there are none.
+
+        What lies between is zero bytes. Where the file system does not tell, `offset_bytes` itself. Raises OSError.
+        """
+        try:
+            return os.lseek(self._descriptor, offset_bytes, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            if error.errno in (errno.EINVAL, errno.ENOTSUP):
+                return offset_bytes
+            raise
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

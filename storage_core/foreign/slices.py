@@ -69,6 +69,7 @@ class ForeignSlice:
     truncate_bad_eof: bool = False  # layout=stan: read past an unexpected end of the file
     key: bytes = field(default=b"", repr=False)  # layout=nats: opens the key file of an encrypted block
     no_crc: bool = False  # layout=stan: serve messages whose checksum fails, each told as damage
+    bounds: tuple[int, int] = (1, 1 << 63)  # layout=stan: what the whole file answers for; the rest of it is not its
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,21 +19,33 @@ from storage_core.foreign.arrays import gather, to_strings
 from storage_core.foreign.digests import DIGEST_KEY, mixed
 from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.stan.protobuf import elements
-from storage_core.foreign.stan.record import SEQUENCE_MAX, Records
+from storage_core.foreign.stan.record import SEQUENCE_MAX, SUBJECT, Records
 from storage_core.schema import HEADERS_TYPE, TIMESTAMP_TYPE, read_schema
 
 ENCRYPTED_SIZE_MIN = 1 + 12 + 1 + 16  # bytes
 ENCRYPTED_RUN_MIN = 3  # messages after each other whose nonces count up
-SEQUENCE, SUBJECT, DATA, TIME = 1, 2, 4, 5  # numbers of fields
+SEQUENCE, DATA, TIME = 1, 4, 5  # numbers of fields
 
 
-def place_sequences(records: Records, last: int | None, gap_before: bool) -> np.ndarray:
+def strangers(records: Records, bounds: tuple[int, int]) -> np.ndarray:
+    """Return which records are true, but of another channel, or with a sequence outside of `bounds`, half open."""
+    sequences = records.fields[SEQUENCE].values
+    inside = sequences - np.uint64(bounds[0]) < np.uint64(bounds[1] - bounds[0])  # below the first it wraps
+    return np.asarray(records.good & ~(records.own & inside))
+
+
+def place_sequences(records: Records, last: int | None, gap_before: bool, strange: np.ndarray) -> np.ndarray:
     """Return the sequence of each record, 0 for one that has none: its number is not above all before it, or cannot
     be told.
 
     `last` is the sequence of the record in front, None if these are the first of the file; `gap_before` says that
-    bytes which are no record lie between.
+    bytes which are no record lie between. `strange` records have none, see strangers().
     """
+    if strange.any():
+        placed = np.zeros(len(records), np.int64)
+        rest = records.take(~strange)
+        placed[~strange] = place_sequences(rest, last, gap_before, np.zeros(len(rest), bool))
+        return placed
     own = np.minimum(records.fields[SEQUENCE].values, SEQUENCE_MAX + 1).astype(np.int64)
     own[own > SEQUENCE_MAX] = 0
     placed = np.where(records.good, own, 0)

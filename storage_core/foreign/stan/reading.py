@@ -18,10 +18,12 @@ from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_siz
 from storage_core.foreign.digests import Digests
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.foreign.stan.messages import (
+    SEQUENCE,
     build_batch,
     content_digests,
     encrypted_at,
     place_sequences,
+    strangers,
     subjects_of,
     times_of,
 )
@@ -32,6 +34,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.subjects import match_mask
 
+NAME_SIZE_MAX = 64  # characters of another channel's name that are told
 SEQUENCE_END = (1 << 63) - 1  # end of a part of which nobody knows how far it went
 
 
@@ -124,6 +127,7 @@ class _Account:
         self._apart = False  # bytes that are no record came after it
         self._shown = part.first - 1  # highest sequence that was served, or lies before the part
         self._pending: list[Stretch] = []  # stretches after the last served record
+        self._beyond = 0  # highest sequence of this channel at or above what the file answers for
         self._read_bytes = 0  # of the file
 
     def take(self, window: Window) -> tuple[Records, np.ndarray]:
@@ -132,10 +136,15 @@ class _Account:
         stretches_end = max((one.end_bytes for one in window.stretches), default=0)
         records_end = window.offset_bytes + int(np.max(records.ends, initial=0))
         self._read_bytes = max(self._read_bytes, records_end, stretches_end)
-        sequences = place_sequences(records, self._placed, self._apart)
+        strange = strangers(records, part.bounds)
+        if strange.any():
+            numbers = records.fields[SEQUENCE].values[strange & records.own]
+            self._beyond = max(self._beyond, *numbers[numbers >= part.bounds[1]].tolist(), 0)
+        sequences = place_sequences(records, self._placed, self._apart, strange)
         self._note_places(window, sequences)
         shown = (sequences > 0) & (records.good | part.no_crc)
-        here = sorted([*window.stretches, *_hidden(window, shown)], key=lambda one: one.offset_bytes)
+        hidden = _hidden(window, shown, strange, part)
+        here = sorted([*window.stretches, *hidden], key=lambda one: one.offset_bytes)
         stretches = join([*self._pending, *here])
         rows = np.flatnonzero(shown)
         self._tell_all(window, stretches, rows, sequences[rows])
@@ -148,6 +157,8 @@ class _Account:
     def finish(self) -> None:
         """Tell the damage at the end of the file, and what is missing of the part."""
         part, low = self._part, self._shown + 1
+        if self._beyond and part.end == part.bounds[1]:
+            self._tell_overlap(part.end, self._beyond + 1)
         trouble = any(one.cause not in (Cause.PADDING, Cause.HARMLESS) for one in self._pending)
         if part.end < SEQUENCE_END:
             self._tell(self._pending, low, part.end, part.file_size, "the file ends here, later messages are expected")
@@ -156,6 +167,15 @@ class _Account:
         else:
             self._tell(self._pending, low, low, part.file_size, "")
 
+    def _tell_overlap(self, first: int, end: int) -> None:
+        """Tell that the next file begins with sequences that this one has, too: the server never writes them twice."""
+        reason = (
+            f"the file goes on to sequence {end - 1}, but the next one begins with {first}: one of them is not of this "
+            "store, or is a copy"
+        )
+        stretch = Stretch(self._part.file_size, self._part.file_size, Cause.FOREIGN, reason, b"")
+        self._report(stretch, first, end, None, served=False, allowed=False, disputed=True)
+
     def _note_places(self, window: Window, sequences: np.ndarray) -> None:
         placed = np.flatnonzero(sequences)
         if len(placed):
@@ -163,7 +183,8 @@ class _Account:
             end = window.offset_bytes + int(window.records.ends[placed[-1]])
         else:
             end = window.offset_bytes
-        self._apart |= any(one.end_bytes > end for one in window.stretches) or bool(len(sequences) and not placed.size)
+        unplaced = int(placed[-1]) + 1 < len(sequences) if len(placed) else bool(len(sequences))
+        self._apart |= unplaced or any(one.end_bytes > end for one in window.stretches)
 
     def _tell_all(self, window: Window, stretches: list[Stretch], rows: np.ndarray, sequences: np.ndarray) -> None:
         """Tell what lies in front of each served row, and the suspects among the rows; keep the rest for later."""
@@ -209,10 +230,17 @@ class _Account:
     def _allows(self, cause: Cause) -> bool:
         if cause is Cause.BAD:
             return self._part.no_crc
-        return self._part.truncate_bad_eof and cause is not Cause.MISSING
+        return self._part.truncate_bad_eof and cause not in (Cause.MISSING, Cause.FOREIGN)
 
     def _report(
-        self, stretch: Stretch, first: int | None, end: int | None, count: int | None, served: bool, allowed: bool
+        self,
+        stretch: Stretch,
+        first: int | None,
+        end: int | None,
+        count: int | None,
+        served: bool,
+        allowed: bool,
+        disputed: bool = False,
     ) -> None:
         part = self._part
         damage = ForeignDamage(
@@ -229,6 +257,7 @@ class _Account:
             reason=stretch.reason,
             served=served,
             allowed=allowed,
+            disputed=disputed,
             record=show(MESSAGES, stretch),
         )
         if self._on_damage is not None:
@@ -237,26 +266,38 @@ class _Account:
             raise DataLossError(damage.explain())
 
 
-def _hidden(window: Window, shown: np.ndarray) -> list[Stretch]:
+def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: ForeignSlice) -> list[Stretch]:
     """Return the records that are not served as stretches, those together that follow each other."""
     hidden = np.flatnonzero(~shown)
     if not len(hidden):
         return []
     records = window.records
     follows = (hidden[1:] == hidden[:-1] + 1) & (records.heads[hidden[1:]] == records.ends[hidden[:-1]])
-    follows &= records.good[hidden[1:]] == records.good[hidden[:-1]]
+    kinds = records.good + 2 * strange + 4 * (strange & records.own)
+    follows &= kinds[hidden[1:]] == kinds[hidden[:-1]]
     cuts = np.flatnonzero(~follows) + 1
     found = []
     for run in np.split(hidden, cuts):
         first, end = int(run[0]), int(run[-1]) + 1
         one = window.suspect(first, end)
-        if records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
-            base = window.offset_bytes
+        if strange[first]:
+            one = replace(one, cause=Cause.FOREIGN, reason=_strange_reason(window, first, end, part))
+        elif records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
             reason = "the sequence is not above that of the record in front"
-            start, stop = base + int(records.heads[first]), base + int(records.ends[end - 1])
-            one = Stretch(start, stop, Cause.HARMLESS, reason, one.shown)
+            one = replace(one, cause=Cause.HARMLESS, reason=reason)
         found.append(one)
     return found
+
+
+def _strange_reason(window: Window, first: int, end: int, part: ForeignSlice) -> str:
+    records = window.records
+    if records.own[first]:
+        numbers = records.fields[SEQUENCE].values[first:end]
+        low, high = part.bounds
+        between = f"[{low}, {high})" if high < SEQUENCE_END else f"from {low} on"
+        return f"sequences {int(numbers.min())} to {int(numbers.max())} have no place in this file, which has {between}"
+    name = subjects_of(window.buffer, records.take(slice(first, first + 1)))[0].as_py()[:NAME_SIZE_MAX]
+    return f"{end - first} messages from here on are of channel {name!r}, not of this one"
 
 
 def _served(

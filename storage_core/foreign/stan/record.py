@@ -27,6 +27,7 @@ VERSION = 1
 HEADER = Struct("<II")
 HEADER_SIZE = HEADER.size
 PAYLOAD_SIZE_MIN = 2  # bytes: every payload begins with a field that is not empty
+SUBJECT = 2  # number of the field
 SEQUENCE_MAX = (1 << 62) - 1  # no stream comes near it; what is above is damage
 Checksum = Callable[[memoryview], int]
 POLYNOMIALS: Mapping[str, Checksum] = {"IEEE": zlib.crc32, "Castagnoli": crc32c}  # the server's default first
@@ -95,6 +96,7 @@ class Records:
     types: np.ndarray  # uint8
     good: np.ndarray  # the checksum holds
     readable: np.ndarray  # the payload is a message of its type
+    own: np.ndarray  # it does not name another channel
     fields: Mapping[int, Field] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -111,6 +113,7 @@ class Records:
             self.types[which],
             self.good[which],
             self.readable[which],
+            self.own[which],
             {number: one.take(which) for number, one in self.fields.items()},
         )
 
@@ -120,7 +123,7 @@ def merge(parts: list[Records]) -> Records:
     parts = [one for one in parts if len(one)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    starts, ends, types, good, readable = (
+    starts, ends, types, good, readable, own = (
         np.concatenate([getattr(one, name) for one in parts]) for name in Records.__slots__[:-1]
     )
     fields = {
@@ -130,7 +133,7 @@ def merge(parts: list[Records]) -> Records:
         )
         for number in parts[0].fields
     }
-    merged = Records(starts, ends, types, good, readable, fields)
+    merged = Records(starts, ends, types, good, readable, own, fields)
     return merged.take(np.argsort(merged.starts, kind="stable"))
 
 
@@ -154,10 +157,13 @@ def walk(view: memoryview, first: int, end: int, kind: Kind) -> tuple[np.ndarray
     return edges[:-1] + HEADER_SIZE, edges[1:].copy(), at
 
 
-def check(view: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: Kind, prefer: str) -> tuple[Records, str]:
+def check(
+    view: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: Kind, prefer: str, subject: bytes = b""
+) -> tuple[Records, str]:
     """Return the records with what their checksums and payloads say, and the polynomial that most of them have.
 
-    Those that fail with the preferred polynomial are tried with the others: a server's option may have changed.
+    `subject` is the channel that messages have to name. Those that fail with the preferred polynomial are tried with
+    the others: a server's option may have changed.
     """
     good = np.zeros(len(starts), bool)
     counts: dict[str, int] = {}
@@ -172,7 +178,8 @@ def check(view: np.ndarray, starts: np.ndarray, ends: np.ndarray, kind: Kind, pr
     types = view[starts - 5] if kind.typed else np.zeros(len(starts), np.uint8)
     fields, readable = _decode(view, starts, ends, types, kind)
     best = max(counts, key=lambda name: counts[name], default=prefer)
-    return Records(starts, ends, types, good, readable, fields), best
+    own = np.ones(len(starts), bool) if kind.typed else _equal(view, fields[SUBJECT], subject)
+    return Records(starts, ends, types, good, readable, own, fields), best
 
 
 def checksum_name(payload: memoryview, crc: int) -> str | None:
@@ -184,6 +191,18 @@ def _checksums_hold(view: np.ndarray, starts: np.ndarray, ends: np.ndarray, chec
     bytes_of = view.data
     found = [checksum(bytes_of[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     return np.asarray(np.array(found, np.uint32) == elements(view, "<u4")[starts - 4])
+
+
+def _equal(view: np.ndarray, texts: Field, wanted: bytes) -> np.ndarray:
+    """Return which of the texts are this one, eight bytes of all of them at a time."""
+    equal = texts.values == np.uint64(len(wanted))
+    words, starts = elements(view, "<u8"), texts.starts if equal.all() else np.where(equal, texts.starts, 0)
+    if len(wanted) < 8:
+        mask = np.uint64((1 << 8 * len(wanted)) - 1)
+        return np.asarray(equal & (words[starts] & mask == np.uint64(int.from_bytes(wanted, "little"))))
+    for at in (*range(0, len(wanted) - 8, 8), len(wanted) - 8):
+        equal &= words[starts + at] == np.uint64(int.from_bytes(wanted[at : at + 8], "little"))
+    return np.asarray(equal)
 
 
 def _decode(

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.files import OS_FILES, File, Files
+from storage_core.files import OS_FILES, File, Files, OsFile
 from storage_core.foreign.stan.protobuf import PADDING, elements, read_uvarints
 from storage_core.foreign.stan.record import (
     FILE_HEADER_SIZE,
@@ -54,6 +54,7 @@ class Cause(Enum):
     END = "unexpected end"
     PADDING = "zero bytes"
     MISSING = "missing"  # no bytes at all
+    FOREIGN = "foreign"  # a true record, but not of this channel or not of this place in it
     HARMLESS = "harmless"  # what is wrong is told, and cost nothing
 
 
@@ -127,7 +128,7 @@ class _Scan:
         self._polynomial = "IEEE"
         self._last_sequence = 0  # of the true messages so far
         self._cut_at = -1  # where the window before ended inside a stretch, offset_bytes in the file
-        self._budget = SEARCH_SIZE_MAX + SEARCH_FACTOR * end
+        self._budget, self._budgeted = SEARCH_SIZE_MAX, 0  # bytes that may be hashed, and up to where more was given
         self._record_size_max = kind.payload_size_max + HEADER_SIZE
 
     def windows(self) -> Iterator[Window]:
@@ -136,6 +137,12 @@ class _Scan:
         if version is not None:
             yield Window(0, pa.py_buffer(b""), _none(self._kind), (version,))
         while at < self._end:
+            data = self._file.next_data(at) if isinstance(self._file, OsFile) else at
+            if data - at > WINDOW_SIZE:  # a sparse file: what it does not hold need not be read
+                end = self._end if data >= self._end else data - HEADER_SIZE  # a head may begin with zero bytes
+                yield self._hole(at, end)
+                at = end
+                continue
             size = min(size_max, self._end - at)
             buffer = pa.allocate_buffer(size + PADDING)
             view = np.frombuffer(buffer, np.uint8)
@@ -149,6 +156,13 @@ class _Scan:
                 continue
             yield window
             at, size_max = at + done, WINDOW_SIZE
+
+    def _hole(self, first: int, end: int) -> Window:
+        """Return a window of zero bytes that the file does not even hold."""
+        reason = f"{end - first} zero bytes where a record should be"
+        stretch = Stretch(first, end, Cause.PADDING, reason, b"", continued=first == self._cut_at)
+        self._cut_at = end
+        return Window(first, pa.py_buffer(b""), _none(self._kind), (stretch,))
 
     def _version(self) -> Stretch | None:
         if not self._end:
@@ -166,8 +180,10 @@ class _Scan:
     def _scan(self, buffer: pa.Buffer, view: np.ndarray, base: int, size: int) -> tuple[Window, int]:
         """Return the window, and how many bytes of it are done: the next one begins there."""
         last = base + size == self._end
+        self._budget += SEARCH_FACTOR * max(0, base + size - max(base, self._budgeted))
+        self._budgeted = max(self._budgeted, base + size)
         starts, ends, stop = walk(view.data, 0, size, self._kind)
-        records, self._polynomial = check(view, starts, ends, self._kind, self._polynomial)
+        records, self._polynomial = check(view, starts, ends, self._kind, self._polynomial, self._subject)
         true = records.good & records.readable
         limit = size
         # The chain goes on behind the window if it led up to a possible head.
@@ -178,7 +194,7 @@ class _Scan:
         else:
             window, limit = self._settle(buffer, view, base, limit, size, records, true)
         if not self._kind.typed:
-            sequences = window.records.fields[1].values[window.records.good]
+            sequences = window.records.fields[1].values[window.records.good & window.records.own]
             self._last_sequence = max(self._last_sequence, int(np.max(sequences, initial=0)))
         return window, limit
 
@@ -240,7 +256,7 @@ class _Scan:
                         places.append((start + HEADER_SIZE, stop))
                         done = stop
         found = self._check(view, places)
-        return found.take(self._belong(view, found, chained))
+        return found.take(self._belong(found, chained))
 
     def _candidates(self, view: np.ndarray, first: int, stop: int, end: int) -> list[tuple[int, int]]:
         """Return the places in `[first, stop)` with the head of a record that fits in front of `end`, and its end."""
@@ -260,30 +276,21 @@ class _Scan:
             starts, ends = starts[plausible], ends[plausible]
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
-    def _belong(self, view: np.ndarray, found: Records, chained: Records) -> np.ndarray:
+    def _belong(self, found: Records, chained: Records) -> np.ndarray:
         """Return which found records are of this channel, and between their neighbours by sequence: the data of a
         message may hold whole records, too."""
-        keep = found.readable.copy()
+        keep = found.readable & found.own
         if self._kind.typed or not len(found):
-            return keep
+            return np.asarray(keep)
+        chained = chained.take(chained.own)
         sequences = chained.fields[1].values.astype(np.int64)
         after = np.searchsorted(chained.starts, found.starts)
         low = np.concatenate(([self._last_sequence], np.maximum.accumulate(sequences)))[after]
         high = np.concatenate((sequences, [SEQUENCE_MAX + 1]))[after]
         own = found.fields[1].values.astype(np.int64)
         keep &= (own > low) & (own < high)
-        keep &= self._own_subject(view, found)
         highest = np.maximum.accumulate(np.where(keep, own, 0))
-        return keep & (own > np.concatenate(([0], highest[:-1])))
-
-    def _own_subject(self, view: np.ndarray, found: Records) -> np.ndarray:
-        """Return which messages carry the channel's subject; of other records, all."""
-        if self._kind.typed:
-            return np.ones(len(found), bool)
-        subject = found.fields[2]
-        ends = subject.starts + subject.values.astype(np.int64)
-        places = zip(subject.starts.tolist(), ends.tolist(), strict=True)
-        return np.array([view[start:end].tobytes() == self._subject for start, end in places], bool)
+        return np.asarray(keep & (own > np.concatenate(([0], highest[:-1]))))
 
     def _resize(self, view: np.ndarray, gaps: list[tuple[int, int]]) -> Records:
         """Return the gaps that are one record each, their checksum holds for all of it, whatever size they declare."""
@@ -295,7 +302,7 @@ class _Scan:
         """Return the gaps that can be read as one record each, suspects; not what the file or a window cuts off."""
         whole = [(first, end) for first, end in gaps if end != limit and base + first != self._cut_at]
         found = self._check(view, [(first + HEADER_SIZE, end) for first, end in whole if self._fits(first, end)])
-        return found.take(found.readable & self._own_subject(view, found))
+        return found.take(found.readable & found.own)
 
     def _fits(self, first: int, end: int) -> bool:
         return PAYLOAD_SIZE_MIN <= end - first - HEADER_SIZE <= self._kind.payload_size_max
@@ -303,7 +310,7 @@ class _Scan:
     def _check(self, view: np.ndarray, places: list[tuple[int, int]]) -> Records:
         edges = np.array(places, np.int64).reshape(-1, 2)
         starts, ends = edges[:, 0].copy(), edges[:, 1].copy()
-        return check(view, starts, ends, self._kind, self._polynomial)[0]
+        return check(view, starts, ends, self._kind, self._polynomial, self._subject)[0]
 
     # --- what is left ------------------------------------------------------------------------------------------------
 

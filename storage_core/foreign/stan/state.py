@@ -1,9 +1,10 @@
 """What a channel holds: for each slice the sequences that it answers for.
 
-A slice answers for everything from its first message up to the first of the next slice, since sequences rise without
-holes; so the first record of each slice tells all but the end. The end is what the last index entry says if it fits
-the end of the file, else the last slice is read. Where the end of the file is damaged and no index tells how far the
-channel went, the last part has no end.
+A slice answers for everything from its first message up to the first of the next slice by number, since sequences rise
+without holes; so the first record of each slice tells all but the end. One that begins out of order with the others is
+not of this channel: of it counts what fits between its neighbours, which is none of it as a rule. The end is what the
+last index entry says if it fits the end of the file, else the last slice is read. Where the end of the file is damaged
+and no index tells how far the channel went, the last part has no end.
 
 Messages that the server's limits have removed stay in a slice until all of it is dropped, and nothing in the store
 marks them: they are read.
@@ -21,7 +22,7 @@ import numpy as np
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.directory import ChannelDirectory, SliceFile
 from storage_core.foreign.stan.index import IndexEntry, first_and_last
-from storage_core.foreign.stan.messages import SEQUENCE, place_sequences
+from storage_core.foreign.stan.messages import SEQUENCE, place_sequences, strangers
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.reading import SEQUENCE_END, refuse_encrypted
 from storage_core.foreign.stan.record import (
@@ -31,6 +32,7 @@ from storage_core.foreign.stan.record import (
     MESSAGES,
     PAYLOAD_SIZE_MIN,
     SEQUENCE_MAX,
+    SUBJECT,
     checksum_name,
 )
 from storage_core.foreign.stan.scan import Cause, scan_file
@@ -48,6 +50,7 @@ class SliceState:
     first: int
     end: int  # SEQUENCE_END: not known
     row_count: int
+    bounds: tuple[int, int]  # the same, but that the last slice of a channel goes on without end
 
     @property
     def known(self) -> bool:
@@ -59,6 +62,7 @@ class ChannelState:
     first: int  # sequence of the first message; last + 1 if there is none
     last: int  # highest sequence ever used, as far as it is known
     slices: tuple[SliceState, ...]  # by sequence
+    notes: tuple[str, ...] = ()  # what nobody can tell, and slices that are left out
 
     @property
     def removed(self) -> SequenceSet:
@@ -90,21 +94,75 @@ def load_channel(channel: ChannelDirectory, files: Files = OS_FILES) -> ChannelS
         look.find_first(looks[-1] if looks else None, file is channel.slices[-1])
         if look.first:
             looks.append(look)
-    looks.sort(key=lambda look: (look.first, look.file.number))
     if not looks:
         return ChannelState(1, 0, ())
+    looks, notes = _in_order(looks)
     firsts = [look.first for look in looks]
     slices = [
-        SliceState(look.file, look.first, end, end - look.first)
+        SliceState(look.file, look.first, end, 0 if look.out_of_order else end - look.first, (look.first, end))
         for look, end in zip(looks[:-1], firsts[1:], strict=True)
-        if look.first < end
     ]
     end = looks[-1].end()
     count = end - firsts[-1] if end < SEQUENCE_END else looks[-1].summary.count
-    slices.append(SliceState(looks[-1].file, firsts[-1], end, count))
+    slices.append(SliceState(looks[-1].file, firsts[-1], end, count, (firsts[-1], SEQUENCE_END)))
     # A damaged end held one more message at least.
     last = end - 1 if end < SEQUENCE_END else max(looks[-1].summary.last, firsts[-1] - 1) + 1
-    return ChannelState(firsts[0], last, tuple(slices))
+    if firsts[0] > 1:
+        notes.insert(
+            0,
+            f"{Path(looks[0].file.path).name} begins with message {firsts[0]}, and nothing tells what became of "
+            f"[1, {firsts[0]}): removed by limits, or lost with a slice that is gone or another one's",
+        )
+    return ChannelState(firsts[0], last, tuple(slices), tuple(notes))
+
+
+def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list[str]]:
+    """Return the slices by number with firsts that rise, and what is left out for it.
+
+    Those that rise stay as they are, as many as can. Another one answers for what is free between its neighbours.
+    """
+    firsts = [look.first for look in looks]
+    if all(one < two for one, two in zip(firsts, firsts[1:], strict=False)):
+        return looks, []
+    rising = _longest_rise(firsts, [look.file.size for look in looks])
+    behind = [SEQUENCE_END] * len(looks)  # the first of the next slice that stays
+    for at in range(len(looks) - 1, 0, -1):
+        behind[at - 1] = firsts[at] if at in rising else behind[at]
+    kept: list[_Look] = []
+    notes = []
+    for at, look in enumerate(looks):
+        if at not in rising:
+            begins = look.first
+            look.out_of_order = True
+            look.first = kept[-1].last + 1 if kept else 1
+            if look.first >= behind[at] or (kept and kept[-1].out_of_order):
+                name = Path(look.file.path).name
+                notes.append(f"{name} begins with message {begins}, out of order with the slices beside it: left out")
+                continue
+        kept.append(look)
+    return kept, notes
+
+
+def _longest_rise(firsts: Sequence[int], weights: Sequence[int]) -> set[int]:
+    """Return the positions of as many numbers as rise strictly; of several such, those with the greatest weight."""
+    ranks = {first: rank for rank, first in enumerate(sorted(set(firsts)), 1)}
+    best: list[tuple[int, int, int]] = [(0, 0, -1)] * (len(ranks) + 1)  # Fenwick tree: count, weight, position
+    before = [-1] * len(firsts)
+    top = (0, 0, -1)
+    for at, (first, weight) in enumerate(zip(firsts, weights, strict=True)):
+        lower, rank = (0, 0, -1), ranks[first] - 1
+        while rank:
+            lower, rank = max(lower, best[rank]), rank & (rank - 1)
+        before[at] = lower[2]
+        mine, rank = (lower[0] + 1, lower[1] + weight, at), ranks[first]
+        top = max(top, mine)
+        while rank <= len(ranks):
+            best[rank], rank = max(best[rank], mine), rank + (rank & -rank)
+    chosen, at = set(), top[2]
+    while at >= 0:
+        chosen.add(at)
+        at = before[at]
+    return chosen
 
 
 def _refuse_encrypted(channel: ChannelDirectory, file: SliceFile, files: Files) -> None:
@@ -121,6 +179,7 @@ class _Look:
 
     def __init__(self, channel: str, file: SliceFile, files: Files) -> None:
         self.file, self.first = file, 0  # first: sequence it answers for from; 0: it holds nothing
+        self.out_of_order = False  # what it holds is not of this place in the channel
         self._channel, self._files = channel, files
         self._summary: _Summary | None = None
         self._entries: tuple[IndexEntry, IndexEntry] | None = None
@@ -162,6 +221,8 @@ class _Look:
     def end(self) -> int:
         """Return the end of the channel if this is its last slice, SEQUENCE_END if nothing tells it."""
         last, summary = self.last, self._summary
+        if self.out_of_order:
+            return SEQUENCE_END
         if summary is not None and summary.tail_damaged and last == max(summary.last, self.first - 1):
             return SEQUENCE_END
         return last + 1
@@ -199,6 +260,7 @@ class _Look:
             return 0
         fields, readable = decode_one(payload)
         sequence = fields.get(SEQUENCE, 0)
+        readable &= fields.get(SUBJECT, b"") == self._channel.encode("utf-8", "surrogateescape")
         return sequence if readable and isinstance(sequence, int) and sequence <= SEQUENCE_MAX else 0
 
 
@@ -207,7 +269,8 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
     front = tail = False
     try:
         for window in scan_file(file.path, MESSAGES, channel, file.size, files):
-            sequences = place_sequences(window.records, last or None, tail)
+            strange = strangers(window.records, (1, SEQUENCE_END))
+            sequences = place_sequences(window.records, last or None, tail, strange)
             placed = np.flatnonzero(sequences)
             places: Sequence[int] = [one.offset_bytes for one in window.stretches if _matters(one.cause)]
             if len(placed):

@@ -8,7 +8,7 @@ from storage_core.errors import StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.copies import CopiesStore
-from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream
+from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
 from storage_core.foreign.stan.reading import SEQUENCE_END
 from storage_core.foreign.stan.state import ChannelState, SliceState, load_channel
@@ -67,8 +67,10 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         return 0
 
     def _notes(self, one: ChannelDirectory) -> list[ForeignDamage]:
-        """Return nothing: a channel has no configuration on disk."""
-        return []
+        try:
+            return [note_damage(LAYOUT, "", one.name, one.path, note) for note in self._state(one).notes]
+        except StorageError:  # told where its messages are asked for
+            return []
 
     def _consumers(
         self, one: ChannelDirectory, on_damage: Callable[[ForeignDamage], None] | None
@@ -126,6 +128,7 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
             byte_size=state.file.size * row_count // max(1, state.row_count),
             truncate_bad_eof=self._truncate_bad_eof,
             no_crc=self._no_crc,
+            bounds=state.bounds,
         )
 
     def _replay(self) -> ReplayOptions:
