@@ -4,8 +4,10 @@ import errno
 import os
 import random
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
@@ -503,7 +505,7 @@ def test_streams_that_cannot_be_read_are_told_and_the_others_imported(tmp_path: 
 
 def test_names_and_paths_that_are_no_utf8_are_imported(tmp_path: Path) -> None:
     place = tmp_path / "stor\udce9"
-    shutil.copytree(DATA / "stan" / "basic" / "store" / "leer", place / "caf\udce9")
+    write_channel(place / "caf\udce9")
     store = Machine(1).create()
     report = import_streams(store, open_foreign(place, "stan"), ImportRequest())
     assert store.streams() == ["caf_E9"]
@@ -537,16 +539,21 @@ def test_more_streams_than_one_entry_takes_come_in_several(
     assert progress[-1] == (7, 7)
 
 
+def write_channel(place: Path) -> None:
+    """Make the directory of a channel of STAN, of its name, with one message."""
+    name = os.fsencode(place.name)
+    payload = b"\x08\x01\x12" + bytes([len(name)]) + name + b"\x28\x07"  # sequence, subject, time
+    place.mkdir(parents=True)
+    (place / "msgs.1.dat").write_bytes(pack("<III", 1, len(payload), zlib.crc32(payload)) + payload)
+
+
 @pytest.fixture
 def make_store() -> Callable[[Path, int], Path]:
-    """Return a function that copies one channel of STAN under several names."""
+    """Return a function that makes some channels of STAN."""
 
     def make(folder: Path, count: int) -> Path:
-        origin = DATA / "stan" / "basic" / "store" / "leer"
         for number in range(count):
-            target = folder / "many" / "leer"
-            target.parent.mkdir(exist_ok=True)
-            shutil.copytree(origin, target if number == 0 else target.with_name(f"leer{number}"))
+            write_channel(folder / "many" / f"leer{number}")
         return folder / "many"
 
     return make
