@@ -44,10 +44,20 @@ from storage_core.metadata.commands import (
     TellConsumer,
 )
 from storage_core.metadata.consumers import ConsumerCommand, advanced, apply_to
-from storage_core.metadata.results import AppendDone, ConsumerDone, Done, Place, Refusal, Refused, RemoveDone, Result
+from storage_core.metadata.results import (
+    AppendDone,
+    ConsumerDone,
+    Done,
+    Outcome,
+    Place,
+    Refusal,
+    Refused,
+    RemoveDone,
+    Result,
+)
 from storage_core.metadata.state import StoreState
 
-__all__ = ["AppendDone", "ConsumerDone", "Done", "Place", "Refused", "RemoveDone", "Result", "apply"]
+__all__ = ["AppendDone", "ConsumerDone", "Done", "Outcome", "Place", "Refused", "RemoveDone", "Result", "apply"]
 
 
 def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreState, Result]:

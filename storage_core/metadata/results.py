@@ -1,6 +1,7 @@
 """What the state machine's handlers take and give: where an entry stands, what a command came to, refusals."""
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from storage_core import errors
 from storage_core.metadata.state import BatchResult
@@ -21,7 +22,7 @@ class Refused:
     error: type[errors.StorageError]
     reason: str
 
-    def raise_(self) -> None:
+    def raise_(self) -> NoReturn:
         raise self.error(self.reason)
 
 
@@ -48,12 +49,13 @@ class ConsumerDone:
     message_count: int  # messages that were handed out, or were waiting and that the acknowledgement was about
 
 
-Result = Refused | Done | AppendDone | RemoveDone | ConsumerDone
+Outcome = Done | AppendDone | RemoveDone | ConsumerDone
+Result = Refused | Outcome
 
 
 class Refusal(Exception):
     """Leaves a handler early; never leaves this module."""
 
 
-def refuse(error: type[errors.StorageError], reason: str) -> None:
+def refuse(error: type[errors.StorageError], reason: str) -> NoReturn:
     raise Refusal(error, reason)

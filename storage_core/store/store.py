@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage_core.errors import NotFoundError, ReadOnlyError
-from storage_core.metadata import machine
-from storage_core.metadata.commands import AddStream, Command, DeleteStream, EditStream
+from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.paths import local_path
@@ -191,7 +190,7 @@ class Store:
             command = AddStream(incarnation, checked, chosen)
             turn.check(command)
             appends.make_directories(turn, incarnation, chosen, self._env)
-            self.propose(turn, command)
+            turn.propose(command)
         return Stream(self, incarnation, checked.name)
 
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
@@ -214,13 +213,13 @@ class Store:
         with self.turn() as turn:
             stream = self.stream_state(name, turn.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-            self.propose(turn, EditStream(stream.incarnation, merged))
+            turn.propose(EditStream(stream.incarnation, merged))
         return Stream(self, stream.incarnation, name)
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
         with self.turn(frees=True) as turn:
-            self.propose(turn, DeleteStream(self.stream_state(name, turn.state).incarnation))
+            turn.propose(DeleteStream(self.stream_state(name, turn.state).incarnation))
 
     # --- appends: begin, write through Stagers, then commit or abort
 
@@ -484,13 +483,6 @@ class Store:
     def together(self, call: Callable[[Turn], T]) -> T:
         """Return what `call` returns, done in a turn that threads may share: one round of fsyncs for all of it."""
         return self._commits.run(call)
-
-    def propose(self, turn: Turn, command: Command) -> machine.Result:
-        """Return the result of a command that was carried out; raises what it was refused with."""
-        result = turn.propose(command)
-        if isinstance(result, machine.Refused):
-            result.raise_()
-        return result
 
 
 def resolve_paths(paths: Paths) -> list[Path]:

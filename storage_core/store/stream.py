@@ -268,7 +268,7 @@ class Stream:
             if stream is None:
                 raise self._stale()
             made = removal.command(state, stream, request, turn.volumes, store.environment)
-            result = store.propose(turn, made)
+            result = turn.propose(made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
 

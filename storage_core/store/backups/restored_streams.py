@@ -93,7 +93,7 @@ def restore_streams(
                 one.write(turn.state.store_id, counter)
             with store.turn() as turn:
                 made = [one.finished(turn) for one in writings]
-                store.propose(turn, _command(found, made))
+                turn.propose(_command(found, made))
         except OutcomeUnknownError:
             raise  # the streams may be there: their blocks stay
         except (Exception, KeyboardInterrupt):
@@ -132,7 +132,7 @@ def _prepare(
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
     _check_free(turn.state, names)
     incarnations = tuple(env.new_id() for _ in chosen)
-    store.propose(turn, PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
+    turn.propose(PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
     voter_count = sum(not one.learner for one in turn.state.voters)
     targets = []
     for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):

@@ -135,7 +135,7 @@ class Consumer:
     def add(cls, store: "Store", stream: StreamState, config: ConsumerConfig) -> "Consumer":
         """Make a consumer of the stream; raises AlreadyExistsError, ValueError for a start beyond the end."""
         start = _start(store, stream, config)
-        store.together(lambda turn: store.propose(turn, AddConsumer(stream.incarnation, config, start)))
+        store.together(lambda turn: turn.propose(AddConsumer(stream.incarnation, config, start)))
         return cls(store, stream.incarnation, stream.name, config.name)
 
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ class Consumer:
             "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
             f"{made.action.value}: {made.reason}",
         )  # fmt: skip
-        self._store.propose(turn, move_of(stream, consumer, made, (event,)))
+        turn.propose(move_of(stream, consumer, made, (event,)))
         return made
 
     def _tell_failure(self, turn: Turn, reason: str) -> None:
@@ -202,7 +202,7 @@ class Consumer:
             return
         place = str(consumer.next_sequence - 1)
         event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
-        self._store.propose(turn, TellConsumer(self._incarnation, self.name, (event,)))
+        turn.propose(TellConsumer(self._incarnation, self.name, (event,)))
 
     # --- messages
 
@@ -339,7 +339,7 @@ class Consumer:
         if look.ahead is not None or _reads_ahead(stream, consumer, handout.sequences, look.size_max):
             if look.ahead is None or look.ahead.sequences != handout.sequences:
                 return _Handed(stream, consumer, nothing, look_again=True)
-        self._store.propose(turn, command_of(stream, consumer, handout, now_ns, look.damage))
+        turn.propose(command_of(stream, consumer, handout, now_ns, look.damage))
         is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
         capped = "max_ack_pending" if handout.is_capped else ""
         return _Handed(*self._find(turn.state), handout.sequences, not is_over, capped=capped)
@@ -352,7 +352,7 @@ class Consumer:
             is_news = bool(damage) and not consumer.pending.withheld_count
             events = (withheld_event(stream.name, consumer.name, sequences, damage),) if is_news else ()
             command = Acknowledge(self._incarnation, self.name, WITHHOLD, sequences.encode(), events=events)
-            self._store.propose(turn, command)
+            turn.propose(command)
 
         self._store.together(job)
 
@@ -382,7 +382,7 @@ class Consumer:
                 return 0
             deadline_ns = self._store.environment.now_ns() + delay_ns if kind == NAK else 0
             command = Acknowledge(self._incarnation, self.name, kind, waiting.encode(), deadline_ns)
-            result = self._store.propose(turn, command)
+            result = turn.propose(command)
             assert isinstance(result, machine.ConsumerDone)
             return result.message_count
 
@@ -434,7 +434,7 @@ class Consumer:
             reason = "reset by hand" if sequence is not None else "reset by hand to where it can go on"
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
-            self._store.propose(turn, MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
+            turn.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
             return to
 
         return self._store.together(job)
@@ -452,13 +452,13 @@ class Consumer:
 
     def _pause(self, until_ns: int) -> None:
         command = PauseConsumer(self._incarnation, self.name, until_ns)
-        self._store.together(lambda turn: self._store.propose(turn, command))
+        self._store.together(lambda turn: turn.propose(command))
 
     def delete(self) -> None:
         """Delete the consumer. Messages stay."""
         self._find(self._store.state())
         with self._store.turn(frees=True) as turn:
-            self._store.propose(turn, DeleteConsumer(self._incarnation, self.name))
+            turn.propose(DeleteConsumer(self._incarnation, self.name))
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

@@ -141,7 +141,7 @@ class Ownership:
                 "another query reads as it from now on, as option consumerTakeover says",
             )  # fmt: skip
             logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, holder)
-            self._store.propose(turn, TakeConsumer(incarnation, name, title.generation, (event,)))
+            turn.propose(TakeConsumer(incarnation, name, title.generation, (event,)))
 
     # --- locks
 

@@ -133,7 +133,7 @@ class QueryReader:
         assert self._consumer is not None
         logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, start.sequence)
         config = ConsumerConfig(name=self._consumer)
-        self._store.propose(turn, AddConsumer(stream.incarnation, config, start.sequence, start))
+        turn.propose(AddConsumer(stream.incarnation, config, start.sequence, start))
         if self._ownership is not None:
             made = self._store.stream_state(stream.name, turn.state)
             self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
@@ -200,7 +200,7 @@ class QueryReader:
                 found.name, stream.name, before, after, reason,
             )  # fmt: skip
         move = MoveConsumer(stream.incarnation, found.name, after, 0, events, query_start)
-        self._store.propose(turn, move)
+        turn.propose(move)
 
     def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
         places = {}
@@ -333,9 +333,9 @@ class QueryReader:
         there = turn.state.by_incarnation(stream.incarnation)
         found = self._found(there) if there is not None and self._ownership is not None else None
         if found is None:
-            self._store.propose(turn, RecordEvents((event,)))
+            turn.propose(RecordEvents((event,)))
         else:
-            self._store.propose(turn, TellConsumer(stream.incarnation, found.name, (event,)))
+            turn.propose(TellConsumer(stream.incarnation, found.name, (event,)))
 
     def _event(self, name: str, one: _Verdict) -> Event:
         who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)
@@ -352,9 +352,9 @@ class QueryReader:
             return
         found = self._found(one.stream) if one.stream is not None else None
         if self._ownership is None or found is None or one.stream is None:
-            self._store.propose(turn, RecordEvents((event,)))
+            turn.propose(RecordEvents((event,)))
         else:
-            self._store.propose(turn, TellConsumer(one.stream.incarnation, found.name, (event,)))
+            turn.propose(TellConsumer(one.stream.incarnation, found.name, (event,)))
 
     def _carry_out(self, turn: Turn, name: str, one: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
@@ -363,15 +363,15 @@ class QueryReader:
         stream = one.stream
         if self._consumer is None or self._ownership is None or stream is None:
             if events:
-                self._store.propose(turn, RecordEvents(events))
+                turn.propose(RecordEvents(events))
             return
         found = self._found(stream)
         if found is None:
             self._make(turn, stream, QueryStart(one.made.next_sequence))
-            self._store.propose(turn, TellConsumer(stream.incarnation, self._consumer, events))
+            turn.propose(TellConsumer(stream.incarnation, self._consumer, events))
         else:
             self._ownership.generation(stream, found)
-            self._store.propose(turn, move_of(stream, found, decision_of(stream, found, CONTINUE), events))
+            turn.propose(move_of(stream, found, decision_of(stream, found, CONTINUE), events))
 
     def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
         """Make the consumers of streams that have none, or none any more, where the query stands."""
@@ -417,13 +417,13 @@ class QueryReader:
                     reason = f"{made.action.value}: {made.reason}"
                     places = str(found.next_sequence - 1), str(made.next_sequence - 1)
                     event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
-                    self._store.propose(turn, move_of(stream, found, made, (event,)))
+                    turn.propose(move_of(stream, found, made, (event,)))
             advances = [
                 ConsumerAdvance(stream.incarnation, found.name, end, self._generation(stream, found))
                 for stream, found, end in self._advances(turn.state, ends)
             ]
             if advances:
-                self._store.propose(turn, AdvanceConsumers(tuple(advances)))
+                turn.propose(AdvanceConsumers(tuple(advances)))
 
         self._store.together(job)
 
@@ -467,7 +467,7 @@ class QueryReader:
         found = self._found(stream) if stream is not None else None
         if stream is not None and found is not None and found.is_clock_behind(now_ns):
             until_ns = found.by_clock(now_ns).paused_until_ns
-            self._store.propose(turn, PauseConsumer(stream.incarnation, found.name, until_ns))
+            turn.propose(PauseConsumer(stream.incarnation, found.name, until_ns))
 
     def filters(self, stream: str) -> tuple[str, ...]:
         """Return the filter_subjects of the stream's consumer; none without."""

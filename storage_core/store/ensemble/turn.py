@@ -115,6 +115,12 @@ class _Applied:
             return self.state is self.before
         return isinstance(self.result, machine.Refused)
 
+    def outcome(self) -> machine.Outcome:
+        """Return the result; raises what the command is refused with."""
+        if isinstance(self.result, machine.Refused):
+            self.result.raise_()
+        return self.result
+
 
 class Relock(Exception):
     """The log speaks of volumes that this turn has not locked: begin again with all of them."""
@@ -396,13 +402,13 @@ class Turn:
 
     # --- proposing
 
-    def propose(self, command: Command, frees: bool = False) -> machine.Result:
-        """Return the command's result; unless it was refused, it is committed: durable on a majority.
+    def propose(self, command: Command, frees: bool = False) -> machine.Outcome:
+        """Return the command's result: it is committed, durable on a majority, if it changes anything.
 
         `frees`: the caller makes room with it, so it may use the reserves of full volumes, as those in FREEING may;
         acknowledgements, by which work is finished, may use a part of them.
-        Raises DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored, OutcomeUnknownError if that
-        cannot be told.
+        Raises what it is refused with, DiskFullError, VolumeFailedError or NoQuorumError if nothing was stored,
+        OutcomeUnknownError if that cannot be told.
         """
         is_ack = isinstance(command, Acknowledge)
         frees = frees or is_ack or isinstance(command, FREEING)
@@ -410,7 +416,7 @@ class Turn:
         leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
         change = self._apply(command, leadership)
         if change.changes_nothing:
-            return change.result
+            return change.outcome()
         if self._metadata.leadership is None:
             self._campaign(leadership, frees)
         self._stage(change, frees)
@@ -418,7 +424,7 @@ class Turn:
             self._flush()
             self._wrote = True
             self._retire()
-        return change.result
+        return change.outcome()
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -441,11 +447,11 @@ class Turn:
             self._wrote = True
             self._retire()
 
-    def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> machine.Result:
-        """Return the result of the entry that takes in a volume, whose log was made to end where the others end.
+    def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> None:
+        """Propose the entry that takes in a volume, whose log was made to end where the others end.
 
         It is written together with the others from that entry on, and counts once the others have committed it. The
-        caller holds its lock.
+        caller holds its lock. Raises as `propose` does.
         """
         volume_id = volume.volume_id
         known = {one.volume_id: one for one in self.volumes} | {volume_id: volume}
@@ -458,18 +464,13 @@ class Turn:
             positions={**self.view.positions, volume_id: position},
             durable={**self.view.durable, volume_id: self.view.index},
         )
-        result = self.propose(command)
-        is_in = not isinstance(result, machine.Refused)
-        if is_in and volume_id in self._members and volume_id in self._voting_ids():
+        self.propose(command)
+        if volume_id in self._members and volume_id in self._voting_ids():
             self._voting.add(volume_id)
-        return result
 
-    def check(self, command: Command) -> machine.Result:
+    def check(self, command: Command) -> machine.Outcome:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
-        result = self._apply(command, self._new_leadership(self.view.term_seen)).result
-        if isinstance(result, machine.Refused):
-            result.raise_()
-        return result
+        return self._apply(command, self._new_leadership(self.view.term_seen)).outcome()
 
     def _apply(self, command: Command, leadership: Leadership) -> _Applied:
         """Return what the command comes to as the next entry of this leadership. The state machine is pure, and a

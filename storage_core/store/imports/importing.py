@@ -293,7 +293,7 @@ class _Import:
             for one in new:
                 check_use(_last_use(turn.state, one), one)
             if new:
-                self._store.propose(turn, RecordEvents(tuple(_use_event(one) for one in new)))
+                turn.propose(RecordEvents(tuple(_use_event(one) for one in new)))
 
     # --- filling directories
 
@@ -309,7 +309,7 @@ class _Import:
                     if one.source in new
                 }
                 until_ns = self._env.now_ns() + PREPARED_NS
-                self._store.propose(turn, PrepareStreams(tuple(new.values()), until_ns))
+                turn.propose(PrepareStreams(tuple(new.values()), until_ns))
             for one in planned:
                 known = prepared.get(one.source)
                 if known is not None:
@@ -354,7 +354,7 @@ class _Import:
         with self._store.turn() as turn:
             made = [assemble(turn, work, records[work.stream.incarnation], self._id, self._env) for work in works]
             left_over = [path for one in made for path in leftovers(turn, one.stream, self._env)]
-            self._store.propose(turn, self._command(made))
+            turn.propose(self._command(made))
             sweep(left_over, self._env)
         for work, one in zip(works, made, strict=True):
             self._tell(work.planned, one.stream, one.records, False, one.notes)

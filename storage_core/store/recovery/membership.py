@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from storage_core.errors import AlreadyExistsError, RequirementError, StorageError, VolumeFailedError
-from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     ChangePlacement,
     ChangeVolumes,
@@ -173,7 +172,7 @@ class Membership:
             voters = [msgspec.structs.replace(one, path=places[one.volume_id]) for one in state.voters]
             voters += [Voter(one, bytes(16), places[one], learner=True) for one in added]
             change = VolumeChange(kind, added, removed, self._env.now_ns())
-            _propose(turn, ChangeVolumes(tuple(voters), change))
+            turn.propose(ChangeVolumes(tuple(voters), change))
 
     def _check(self, path: Path) -> None:
         """Raise ValueError or AlreadyExistsError if the path is none for a new volume."""
@@ -209,7 +208,7 @@ class Membership:
                 Event("volume_removed", volume=one.hex(), reason=f"the change ({change.kind}) was taken back")
                 for one in named
             )
-            _propose(turn, ChangeVolumes(voters, None, events))
+            turn.propose(ChangeVolumes(voters, None, events))
         return True
 
     # --- the steps
@@ -267,7 +266,7 @@ class Membership:
                     for one in turn.state.voters
                 )
             recorded, events = (None, _done(change)) if step.is_last else (change, ())
-            _propose(turn, ChangeVolumes(voters, recorded, events))
+            turn.propose(ChangeVolumes(voters, recorded, events))
 
         self._turn_with_change(take)
 
@@ -398,7 +397,7 @@ class Move:
                 commands.append(RecordHolders(stream.incarnation, volume_id, part))
         with turn.group():
             for command in commands:
-                _propose(turn, command)
+                turn.propose(command)
 
 
 def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tuple[bytes, ...]:
@@ -441,13 +440,6 @@ def _told(change: VolumeChange, paths: dict[bytes, str]) -> str:
     parts += [f"volume {one.hex()} at {paths.get(one, 'an unknown place')} comes" for one in change.added]
     parts += [f"volume {one.hex()} goes" for one in change.removed]
     return " ".join([parts[0], ", ".join(parts[1:])])
-
-
-def _propose(turn: Turn, command: Command) -> machine.Result:
-    result = turn.propose(command)
-    if isinstance(result, machine.Refused):
-        result.raise_()
-    return result
 
 
 def resume_quietly(metadata: Metadata, env: Environment, lock_timeout_s: float) -> str:

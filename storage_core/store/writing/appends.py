@@ -162,8 +162,6 @@ def commit(
             for name, blocks in chosen.items()
         ]
         result = turn.propose(_append(transaction, parts, writer, content))
-    if isinstance(result, machine.Refused):
-        result.raise_()
     assert isinstance(result, machine.AppendDone)
     if result.already:
         assert writer is not None
@@ -414,13 +412,10 @@ def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
     writable, is_whole = turn.writable, turn.is_whole
     if outcome != ABORTED:
         try:
-            result = turn.propose(Abort(transaction.id))
+            turn.propose(Abort(transaction.id))
         except DiskFullError:
             if not is_whole:
                 raise
-        else:
-            if isinstance(result, machine.Refused):
-                result.raise_()
     for volume in writable:
         try:
             for target in transaction.targets.values():

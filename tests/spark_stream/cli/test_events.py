@@ -13,7 +13,7 @@ from storage_core.metadata.state import EVENT_COUNT_MAX
 
 def record(store: Store, *events: Event) -> None:
     with store.turn() as turn:
-        store.propose(turn, RecordEvents(events))
+        turn.propose(RecordEvents(events))
 
 
 @pytest.fixture

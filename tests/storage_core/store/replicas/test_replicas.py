@@ -340,7 +340,7 @@ def test_a_change_of_volumes_in_progress_is_shown_with_its_learners(store: Store
     learner = Voter(b"L" * 16, b"I" * 16, "d", learner=True)
     with store.turn() as turn:
         change = VolumeChange("add", (learner.volume_id,), (), 1_000_000_000)
-        store.propose(turn, ChangeVolumes((*turn.state.voters, learner), change))
+        turn.propose(ChangeVolumes((*turn.state.voters, learner), change))
     info = Store.open(paths[0], read_only=True).cluster_info()
     assert (info["voters"], info["quorum"]) == (3, 2)
     assert info["change"] == {
