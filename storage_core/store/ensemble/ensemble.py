@@ -24,21 +24,19 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeFailedError,
 )
-from storage_core.metadata.commands import Event, Voter
-from storage_core.metadata.state import StoreState, Streams
-from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit, raise_if_of_process
-from storage_core.raft.entry import CommitRecord, Entry, EntryId
+from storage_core.metadata.commands import Voter
+from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
+from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.rules import is_quorum, majority
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble import decision as rules
-from storage_core.store.ensemble.decision import Contended, Finding, Found, Lead, Pool, examine, newest
-from storage_core.store.ensemble.turn import Leadership, Relock, Standing, Turn
-from storage_core.store.ensemble.view import View, applied, first_state, replay, trail_of
+from storage_core.store.ensemble.decision import Contended, Found, Lead, Pool, examine, newest
+from storage_core.store.ensemble.known import Memory
+from storage_core.store.ensemble.turn import Relock, Standing, Turn
+from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
-from storage_core.store.volume.evidence import Evidence, Position
-from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -63,20 +61,14 @@ class Metadata:
         self._volumes = tuple(known)
         self.store_id = next(one.identity.store_id for one in known if one.identity is not None)
         self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
-        self.known_view: View | None = None  # replaced as a whole, never by a lower one
         self._undecided: View | None = None  # what a commit record says while newer entries may count
-        self.led_to: Mapping[bytes, Position] = {}  # the end of each log when this process last wrote as leader
-        self.failed: dict[tuple[bytes, bytes], str] = {}  # (volume, instance) that this process writes no more: why
-        self.findings: Mapping[bytes, Finding] = {}  # of the last turn that read everything
-        self.foreign: Mapping[bytes, CommitRecord | None] = {}  # volumes of another copy of the store: what they record
-        self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
-        self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
+        self.memory = Memory(env, self.store_id)
         self.renew()
         locks.renew_in_children(self)
 
     def renew(self) -> None:
         """Lead nothing, and hold nothing: a forked child is another process."""
-        self.leadership: Leadership | None = None
+        self.memory.renew()
         self._reading = threading.Lock()
 
     @classmethod
@@ -90,12 +82,7 @@ class Metadata:
     @property
     def label(self) -> str:
         """The store, for messages."""
-        return str(self._volumes[0].path) if len(self._volumes) == 1 else ", ".join(str(o.path) for o in self._volumes)
-
-    @property
-    def term_seen(self) -> int:
-        """The highest term that this process has heard of."""
-        return self.known_view.term_seen if self.known_view is not None else 0
+        return volumes.label(self._volumes)
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
@@ -125,54 +112,6 @@ class Metadata:
             )
         if more:
             self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
-
-    def log_of(self, one: Volume) -> VolumeLog:
-        identity = one.identity or VolumeIdentity(self.store_id, one.volume_id, bytes(16), 0)
-        return VolumeLog(self.env.files, one.path, identity)
-
-    def state_of(self, lead: Lead) -> StoreState:
-        """Return the state at the end of a log; the last answer is remembered."""
-        return self._replay(lead)[1]
-
-    def snapshot_streams_of(self, lead: Lead) -> Streams:
-        """Return the streams as of the snapshot that a log begins with."""
-        return self._replay(lead)[2]
-
-    def _replay(self, lead: Lead) -> tuple[EntryId, StoreState, Streams]:
-        known = self._replayed  # other threads put theirs in its place
-        if known is None or known[0] != lead.tip:
-            begun = first_state(lead)
-            known = self._replayed = (lead.tip, replay(lead, begun), begun.streams)
-        return known
-
-    def found(self, one: Volume, held: locks.Held | None = None, for_state: bool = False) -> Found:
-        """Return a volume with all that its log says, as a turn that holds these locks finds it.
-
-        `for_state`: only with what leads to its newest state.
-        """
-        locked, busy = (one.path in held.locked, one.path in held.busy) if held is not None else (True, False)
-        there = Found(one.volume_id, str(one.path), locked=locked, busy=busy)
-        if one.identity is None:
-            return replace(there, state=rules.PROBLEMS[one.problem], reason=one.reason)
-        there = replace(there, instance_id=one.identity.instance_id)
-        why = self.failed.get((one.volume_id, one.identity.instance_id))
-        if why is not None:
-            failed = VolumeFailedError(f"{one.path} is not written any more: {why}; check it, then open anew")
-            return replace(there, state=rules.RETIRED, reason=why, error=failed)
-        try:
-            return replace(there, evidence=self.log_of(one).read(for_state))
-        except UnsupportedVersionError:
-            raise
-        except (StorageError, OSError) as caught:
-            raise_if_limit(caught, one.path)
-            if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
-                ours = of_process(caught, one.path)
-                return replace(there, state=rules.MISSING, reason=str(ours), error=ours)
-            if isinstance(caught, StorageError):
-                error = caught
-            else:
-                error = VolumeFailedError(f"{one.path} cannot be read: {caught}")
-        return replace(there, state=rules.DAMAGED, reason=str(error), error=error)
 
     def _complete(self, voters: Sequence[Voter]) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
@@ -231,13 +170,13 @@ class Metadata:
             reason = error if error is not None else "it was never written, or is lost"
             raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}") from error
         logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self.label)
-        self.known_view = self._undecided
+        self.memory.keep(self._undecided)
         return self._undecided
 
     def _follow_commit_record(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
         self._undecided = None
-        known, seen = self.known_view, None
+        known, seen = self.memory.known.view, None
         if known is None and not self._voters:
             seen = self._learn_voters()
         at, commit, clean, agreed = self._best_commit_record()
@@ -261,7 +200,7 @@ class Metadata:
                 return None
         if view.state.voters != self._voters and self._complete(view.state.voters):
             return self._follow_commit_record()
-        self.known_view = view
+        self.memory.keep(view)
         return view
 
     def _learn_voters(self) -> list[Found]:
@@ -271,11 +210,11 @@ class Metadata:
         another one, all are asked.
         """
         at, commit, _, _ = self._best_commit_record()
-        found = [self.found(at, for_state=True)]
+        found = [self.memory.found(at, for_state=True)]
         if not found[0].evidence or found[0].evidence.bad is not None or not self._all_record(commit):
-            found = [self.found(one) for one in self._volumes]
+            found = [self.memory.found(one) for one in self._volumes]
         lead = newest(found)
-        voters = self.state_of(lead).voters if lead is not None else ()
+        voters = self.memory.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
             self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
         self._voters = voters
@@ -285,7 +224,7 @@ class Metadata:
         """Return whether no volume that can be read has another commit record."""
         for one in self._volumes:
             try:
-                if self.log_of(one).read_commit_record()[0] != commit:
+                if self.memory.log_of(one).read_commit_record()[0] != commit:
                     return False
             except (StorageError, OSError):
                 continue
@@ -302,12 +241,12 @@ class Metadata:
         learners = {one.volume_id for one in self._voters if one.learner}
         for one in self._volumes:
             try:
-                commit, clean = self.log_of(one).read_commit_record()
+                commit, clean = self.memory.log_of(one).read_commit_record()
             except (StorageError, OSError) as error:
                 raise_if_limit(error, one.path)
                 errors.append(error)
                 continue
-            if commit is not None and self.foreign.get(one.volume_id) == commit and len(self._volumes) > 1:
+            if commit is not None and self.memory.known.foreign.get(one.volume_id) == commit and len(self._volumes) > 1:
                 errors.append(CorruptionError(f"{one.path} is of another copy of the store"))
                 continue
             clean_count += clean and one.volume_id not in learners
@@ -322,7 +261,7 @@ class Metadata:
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
         start = known.positions.get(at.volume_id)
-        tail = self.log_of(at).read_tail(start) if start is not None else None
+        tail = self.memory.log_of(at).read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
         state, index, chain, trail = known.state, known.index, known.chain, known.trail
@@ -349,7 +288,7 @@ class Metadata:
 
         `seen`: what was read a moment ago, if it was.
         """
-        found = self._seen_beside(seen) if seen is not None else [self.found(one) for one in self._volumes]
+        found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self._volumes]
         if seen is None and len(found) > 1:
             found, commit = self._ours(found, commit)
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
@@ -373,7 +312,7 @@ class Metadata:
             return self._read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(
-            state=self.state_of(lead),
+            state=self.memory.state_of(lead),
             index=index,
             term=term,
             chain=chain,
@@ -386,7 +325,7 @@ class Metadata:
             term_seen=max(one.term for one in evidences.values()),
             snapshot_index=lead.base.index,
             durable=pool.statements,
-            snapshot_streams=self.snapshot_streams_of(lead),
+            snapshot_streams=self.memory.snapshot_streams_of(lead),
             trail=trail_of(lead),
         )
         tip = max(pool.tip_of(one).index for one in evidences.values())
@@ -408,7 +347,7 @@ class Metadata:
         records = {volume_id: one.commit for volume_id, one in evidences.items() if one.commit is not None}
         if any(one.index <= lead.tip.index and not lead.agrees(one.index, one.chain) for one in records.values()):
             return False
-        voting = [one.volume_id for one in self.state_of(lead).voters if not one.learner]
+        voting = [one.volume_id for one in self.memory.state_of(lead).voters if not one.learner]
         agreeing = [
             key
             for key, one in records.items()
@@ -424,7 +363,7 @@ class Metadata:
         lead = newest(found)
         if lead is None:
             return found, commit
-        voters = self.state_of(lead).voters or self._voters
+        voters = self.memory.state_of(lead).voters or self._voters
         decision = examine(found, voters)
         foreign = rules.foreign_of(found, decision)
         if foreign:  # or the others were read before it, and are being written
@@ -432,16 +371,17 @@ class Metadata:
             decision = examine(found, voters)
         if decision.split:
             raise NoQuorumError(rules.split_text(decision))
-        self.foreign = rules.foreign_of(found, decision)
-        if not self.foreign:
+        foreign = rules.foreign_of(found, decision)
+        self.memory.set_aside(foreign)
+        if not foreign:
             return found, commit
         if decision.commit is None:
-            raise CorruptionError(decision.findings[next(iter(self.foreign))].reason)
-        return [one for one in found if one.volume_id not in self.foreign], decision.commit
+            raise CorruptionError(decision.findings[next(iter(foreign))].reason)
+        return [one for one in found if one.volume_id not in foreign], decision.commit
 
     def _found_again(self, before: Found) -> Found:
         volume = next((one for one in self._volumes if one.volume_id == before.volume_id), None)
-        return self.found(volume) if volume is not None else before
+        return self.memory.found(volume) if volume is not None else before
 
     def _seen_beside(self, seen: list[Found]) -> list[Found]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
@@ -452,7 +392,7 @@ class Metadata:
         for one in self._volumes:
             if one.volume_id not in there and one.identity is not None:
                 try:
-                    evidence = self.log_of(one).read_entries(after)
+                    evidence = self.memory.log_of(one).read_entries(after)
                 except UnsupportedVersionError:
                     raise
                 except (StorageError, OSError) as error:  # what it held, if anything, is for a turn to find out
@@ -486,7 +426,7 @@ class Metadata:
         moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
             before, view = result, self.view(lock_timeout_s)
-            findings = examine([self.found(one) for one in self.volumes()], view.state.voters).findings
+            findings = examine([self.memory.found(one) for one in self.volumes()], view.state.voters).findings
             result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
             moving = {
                 volume_id
@@ -509,7 +449,7 @@ class Metadata:
         at_hand = self.volumes()
         paths = self._lockable(at_hand)
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
-            findings = examine([self.found(one) for one in at_hand], self._voters).findings
+            findings = examine([self.memory.found(one) for one in at_hand], self._voters).findings
         return {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
 
     def hold(self, one: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
@@ -544,7 +484,7 @@ class Metadata:
                 needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
                 left_s = max(0.0, deadline - time.monotonic())
                 with locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s)) as held:
-                    turn = Turn(self, at_hand, held)
+                    turn = Turn(self.memory, at_hand, held)
                     try:
                         turn.begin(take_over, frees)
                     except Relock as relock:
@@ -562,33 +502,6 @@ class Metadata:
                         turn.end()
                         return
                 self.env.sleep(CONTENDED_PAUSE_S)
-
-    def last_states(self, state: StoreState) -> Mapping[str, str]:
-        """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
-        events, known = self._told
-        if events is not state.events:
-            known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
-            self._told = (state.events, known)
-        return known
-
-    def forget(self) -> None:
-        """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
-        self.leadership = None
-
-    def doubt(self, volume_ids: Iterable[bytes]) -> None:
-        """Have the next turn read everything: there is damage before the ends of these volumes' logs."""
-        left, known = set(volume_ids), self.known_view
-        if left and known is not None:
-            positions = {one: at for one, at in known.positions.items() if one not in left}
-            self.known_view = replace(known, positions=positions)
-
-    def trust_again(self) -> None:
-        """After the disk was read anew: volumes that failed in this process go on from what is found there."""
-        self.failed.clear()
-        self.leadership, self.known_view = None, None
-
-    def keep(self, view: View) -> None:
-        self.known_view = view
 
 
 def _goes_on_from(view: View, known: View) -> bool:

@@ -17,8 +17,8 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -57,6 +57,7 @@ from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.ensemble.known import Leadership, Memory
 from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe, reserve
@@ -64,10 +65,7 @@ from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
-from storage_core.store.volume.volumes import Volume
-
-if TYPE_CHECKING:
-    from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
@@ -75,19 +73,6 @@ SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so t
 # room and may come again and again, until none is left for a removal: AdvanceConsumers, a writer's Abort.
 FREEING = (Remove, DeleteStream, DeleteConsumer, Bury)
 ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements may use no more of what removals need
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """This process leads, as long as nothing but its own records stands in the logs."""
-
-    term: int
-    history: bytes
-    candidate: bytes
-
-    @property
-    def vote(self) -> Vote:
-        return Vote(self.term, self.candidate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +107,32 @@ class _Applied:
         return self.result
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that a session goes by. Swapped whole: what could not be written is taken back by the record before it.
+
+    Invariant: `voting` are voters of the view's state, and members.
+    """
+
+    view: View
+    members: tuple[bytes, ...]  # volumes that entries are written to, in the order of the voters
+    voting: frozenset[bytes]  # those of them that count
+    retiring: Mapping[bytes, str] = field(default_factory=dict)  # volumes that failed, and why
+    staged: tuple[Entry, ...] = ()  # made, applied to the view, and not written yet
+    frees: bool = False  # what is staged makes room: it may use the reserves
+    leaves: int = 0  # and has to leave so many bytes of each
+
+    def without(self, volume_id: bytes) -> "Record":
+        """Return the record of a session that writes this volume no more."""
+        members = tuple(member for member in self.members if member != volume_id)
+        return replace(self, members=members, voting=self.voting - {volume_id})
+
+    def back_to(self, before: "Record") -> "Record":
+        """Return what was before, but for volumes that were left out since: who counts is decided by its voters."""
+        members = tuple(member for member in before.members if member in self.members)
+        return replace(before, members=members, voting=before.voting.intersection(members), retiring=self.retiring)
+
+
 class Relock(Exception):
     """The log speaks of volumes that this turn has not locked: begin again with all of them."""
 
@@ -129,57 +140,54 @@ class Relock(Exception):
 class Turn:
     """One holder's time with the store. Made by `Metadata.turn`."""
 
-    def __init__(self, metadata: "Metadata", volumes: Sequence[Volume], held: Held) -> None:
-        self._metadata, self._env, self._held = metadata, metadata.env, held
+    def __init__(self, memory: Memory, volumes: Sequence[Volume], held: Held) -> None:
+        self._memory, self._env, self._held = memory, memory.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
-        self._logs = {one.volume_id: metadata.log_of(one) for one in volumes}
-        self._members: list[bytes] = []  # volumes that entries are written to, in the order of the voters
-        self._voting: set[bytes] = set()  # those of them that count
-        self._retiring: dict[bytes, str] = {}
+        self._logs = {volume.volume_id: memory.log_of(volume) for volume in volumes}
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this turn
-        self._frees = False  # what is being written: it may use the reserves
-        self._leaves = 0  # and has to leave so many bytes of each
         self._grouping = False
-        self._staged: list[Entry] = []  # made, and not written yet
-        self.view: View
-        self._written: View  # before the first of them
-        self._counted: set[bytes] = set()  # those that counted before it
+        self._now: Record
+        self._written: Record  # before the first of the entries that are staged
 
     # --- what there is
 
     @property
+    def view(self) -> View:
+        return self._now.view
+
+    @property
     def state(self) -> StoreState:
-        return self.view.state
+        return self._now.view.state
 
     @property
     def label(self) -> str:
         """The store's volumes, for messages."""
-        return self._metadata.label
+        return label(self.volumes)
 
     @property
     def writable(self) -> tuple[Volume, ...]:
         """The volumes that may be written in this turn: locked, of the recorded instance, without a failed I/O."""
-        return tuple(one for one in self.volumes if one.volume_id in self._members)
+        return tuple(one for one in self.volumes if one.volume_id in self._now.members)
 
     @property
     def failing(self) -> frozenset[bytes]:
         """The volumes that failed in this turn, or are known to have failed, and are about to be retired."""
-        return frozenset(self._retiring)
+        return frozenset(self._now.retiring)
 
     @property
     def is_whole(self) -> bool:
         """Return whether every volume's log was read and ends with what is committed: no other entry is anywhere."""
         durable = self.view.durable
         return all(
-            voter.volume_id in self._members and durable.get(voter.volume_id) == self.view.index
+            voter.volume_id in self._now.members and durable.get(voter.volume_id) == self.view.index
             for voter in self.state.voters
         )
 
     def standing(self, volume_id: bytes) -> Standing:
         """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
-        if volume_id in self._members and self.view.durable.get(volume_id) == self.view.index:
+        if volume_id in self._now.members and self.view.durable.get(volume_id) == self.view.index:
             return Standing(rules.CURRENT, "", self.view.index)
         one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
         if one is not None and one.state == rules.FOREIGN:
@@ -203,24 +211,28 @@ class Turn:
 
     def lead(self) -> Leadership:
         """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
-        if self._metadata.leadership is None:
+        if self._memory.known.leadership is None:
             self.propose(NoOp())
-        assert self._metadata.leadership is not None
-        return self._metadata.leadership
+        assert self._memory.known.leadership is not None
+        return self._memory.known.leadership
 
     def _name(self, volume_id: bytes) -> str:
         return next((str(one.path) for one in self.volumes if one.volume_id == volume_id), volume_id.hex())
 
+    def _see(self, **changes: Any) -> None:
+        """Go by this view from here on."""
+        self._now = replace(self._now, view=replace(self._now.view, **changes))
+
     def _voting_ids(self) -> list[bytes]:
-        return [one.volume_id for one in self.state.voters if not one.learner]
+        return _voters_of(self.state)
 
     # --- the beginning: all evidence, what counts
 
     def begin(self, take_over: bool, frees: bool = False) -> None:
         """Read all evidence and make what counts durable and committed; `frees`: from the reserves if need be."""
-        known = self._metadata.known_view
+        known = self._memory.known.view
         if known is None or not self._catch_up(known):
-            self._metadata.forget()
+            self._memory.forget()
             self._decision = self._adopt()
         moved = self._move(take_over)  # refused before anything is written
         if self._decision is not None and not self._decision.is_settled:
@@ -247,7 +259,7 @@ class Turn:
             one = at_hand.get(voter.volume_id)
             if one is None or one.identity is None or one.identity.instance_id != voter.instance_id:
                 continue
-            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._metadata.failed:
+            if not voter.retired and (voter.volume_id, voter.instance_id) not in self._memory.known.failed:
                 found.append(voter.volume_id)
         return found
 
@@ -293,35 +305,30 @@ class Turn:
         if {one.volume_id for one in view.state.voters} != {one.volume_id for one in known.state.voters}:
             return False
         # What others wrote may also lie before the known positions: this process has read since it led.
-        if read or dict(known.positions) != self._metadata.led_to:
-            self._metadata.forget()
+        if read or dict(known.positions) != self._memory.known.led_to:
+            self._memory.forget()
         durable = {**view.durable, **dict.fromkeys(usable, view.index)}
-        self.view = replace(view, positions=positions, durable=durable)
-        self._join(usable, self._metadata.findings)
-        self._metadata.keep(self.view)
+        view = replace(view, positions=positions, durable=durable)
+        self._now = Record(view, tuple(usable), frozenset(usable).intersection(_voters_of(view.state)))
+        self._findings = self._memory.known.findings
+        self._memory.keep(view)
         return True
-
-    def _join(self, members: Sequence[bytes], findings: Mapping[bytes, Finding]) -> None:
-        voting = set(self._voting_ids())
-        self._members = list(members)
-        self._voting = {one for one in members if one in voting}
-        self._findings = findings
 
     def _adopt(self) -> Decision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
-        found = [self._metadata.found(one, self._held) for one in self.volumes]
+        found = [self._memory.found(one, self._held) for one in self.volumes]
         lead = newest(found)
-        voters = self._metadata.state_of(lead).voters if lead is not None else ()
+        voters = self._memory.state_of(lead).voters if lead is not None else ()
         if not {one.volume_id for one in voters} <= {one.volume_id for one in self.volumes}:
             raise Relock(voters)
         # A log of which not even the first entry is whole names no voters: then it is one of what was found.
         voters = voters or tuple(Voter(one.volume_id, one.instance_id, one.name) for one in found)
         decision = decide(found, voters)
-        state = self._metadata.state_of(decision.lead)
+        state = self._memory.state_of(decision.lead)
         if _voting(state.voters) != _voting(voters) and state.voters:
             # The members by the log that leads count; those by the newest one had to agree to it as well.
             decision = decide(found, state.voters)
-            state = self._metadata.state_of(decision.lead)
+            state = self._memory.state_of(decision.lead)
         self._check_known(decision.lead)
         index, term, chain = decision.lead.tip
         evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
@@ -329,29 +336,29 @@ class Turn:
         snapshot = decision.lead.snapshot
         durable = dict(decision.durable)
         durable.update({one: index for one in members if decision.findings[one].in_step})
-        self.view = View(
+        view = View(
             state=state,
             index=index,
             term=term,
             chain=chain,
             commit=decision.commit,
             positions={one: evidences[one].position for one in members if decision.findings[one].in_step},
-            term_seen=max(decision.term_seen, self._metadata.term_seen),
+            term_seen=max(decision.term_seen, self._memory.known.term_seen),
             snapshot_index=snapshot.index if snapshot is not None else 0,
             durable=durable,
-            snapshot_streams=self._metadata.snapshot_streams_of(decision.lead),
+            snapshot_streams=self._memory.snapshot_streams_of(decision.lead),
             trail=trail_of(decision.lead),
         )
-        self._members, self._voting = members, set(decision.voting)
-        self._findings = self._metadata.findings = decision.findings
-        self._metadata.foreign = rules.foreign_of(found, decision)
+        self._now = Record(view, tuple(members), frozenset(decision.voting))
+        self._findings = decision.findings
+        self._memory.decided(decision.findings, rules.foreign_of(found, decision))
         if decision.is_settled:
-            self._metadata.keep(self.view)
+            self._memory.keep(view)
         return decision
 
     def _check_known(self, lead: Lead) -> None:
         """Raise CorruptionError if the volumes hold less than this process has seen to be committed."""
-        known = self._metadata.known_view
+        known = self._memory.known.view
         if known is None or (known.index <= lead.tip.index and lead.agrees(known.index, known.chain)):
             return
         raise CorruptionError(
@@ -373,8 +380,8 @@ class Turn:
 
         positions = self._on_members(prepare, "segment", frees)
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
-        self.view = replace(self.view, positions=positions, term_seen=leadership.term, durable=durable)
-        self._metadata.leadership = leadership
+        self._see(positions=positions, term_seen=leadership.term, durable=durable)
+        self._memory.lead(leadership)
         self._write(self._apply(NoOp(), leadership), frees)
         for one in self.writable:
             if not decision.findings[one.volume_id].in_step:
@@ -412,12 +419,13 @@ class Turn:
         """
         is_ack = isinstance(command, Acknowledge)
         frees = frees or is_ack or isinstance(command, FREEING)
-        self._leaves = max(self._leaves if self._staged else 0, ACKNOWLEDGE_LEAVES if is_ack else 0)
-        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
+        leaves = max(self._now.leaves if self._now.staged else 0, ACKNOWLEDGE_LEAVES if is_ack else 0)
+        self._now = replace(self._now, leaves=leaves)
+        leadership = self._memory.known.leadership or self._new_leadership(self.view.term_seen)
         change = self._apply(command, leadership)
         if change.changes_nothing:
             return change.outcome()
-        if self._metadata.leadership is None:
+        if self._memory.known.leadership is None:
             self._campaign(leadership, frees)
         self._stage(change, frees)
         if not self._grouping:
@@ -432,17 +440,15 @@ class Turn:
 
         Their results hold when this ends. If it raises, none of them was acked.
         """
-        self._grouping, before = True, self.view
+        self._grouping = True
         try:
             yield
         except BaseException:
-            if self._staged:
-                self._take_back()
-            self.view = before
+            self._take_back()
             raise
         finally:
             self._grouping = False
-        if self._staged:
+        if self._now.staged:
             self._flush()
             self._wrote = True
             self._retire()
@@ -457,16 +463,16 @@ class Turn:
         known = {one.volume_id: one for one in self.volumes} | {volume_id: volume}
         order = [one.volume_id for one in command.voters]
         self.volumes = tuple(sorted(known.values(), key=lambda one: _place_in(order, one.volume_id)))
-        self._logs[volume_id] = self._metadata.log_of(volume)
-        self._members = sorted({*self._members, volume_id}, key=lambda one: _place_in(order, one))
-        self.view = replace(
-            self.view,
+        self._logs[volume_id] = self._memory.log_of(volume)
+        members = sorted({*self._now.members, volume_id}, key=lambda one: _place_in(order, one))
+        self._now = replace(self._now, members=tuple(members))
+        self._see(
             positions={**self.view.positions, volume_id: position},
             durable={**self.view.durable, volume_id: self.view.index},
         )
         self.propose(command)
-        if volume_id in self._members and volume_id in self._voting_ids():
-            self._voting.add(volume_id)
+        if volume_id in self._now.members and volume_id in self._voting_ids():
+            self._now = replace(self._now, voting=self._now.voting | {volume_id})
 
     def check(self, command: Command) -> machine.Outcome:
         """Return what the command would come to, or raise what it would be refused with; nothing is written."""
@@ -491,8 +497,8 @@ class Turn:
         positions = self._on_members(
             lambda one: lambda: self._logs[one].append(at[one], [leadership.vote]), "vote", frees
         )
-        self.view = replace(self.view, positions=positions, term_seen=leadership.term)
-        self._metadata.leadership = leadership
+        self._see(positions=positions, term_seen=leadership.term)
+        self._memory.lead(leadership)
 
     def _write(self, change: _Applied, frees: bool = False) -> None:
         self._stage(change, frees)
@@ -500,8 +506,9 @@ class Turn:
 
     def _stage(self, change: _Applied, frees: bool) -> None:
         """Make a command the next entry, and the state that after it; nothing is written yet."""
-        leadership, before = self._metadata.leadership, self.view
+        leadership, record = self._memory.known.leadership, self._now
         assert leadership is not None
+        before = record.view
         payload = encode_envelope(change.envelope)
         if len(payload) > PAYLOAD_SIZE_MAX:
             raise RequirementError(
@@ -509,47 +516,51 @@ class Turn:
                 f"has {PAYLOAD_SIZE_MAX} at most; nothing was stored: do it in several parts"
             )
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
-        if not self._staged:
-            self._written, self._counted, self._frees = before, set(self._voting), frees
-        self._frees = self._frees and frees
-        self._staged.append(entry)
-        self.view = moved_on(before, change.state, entry)
+        if not record.staged:
+            self._written = record
+        voting = record.voting
         if change.state.voters is not before.state.voters:
             # Such an entry is decided by the voters that it names. A learner that is written to is in step.
-            promoted = {one.volume_id for one in before.state.voters if one.learner}.intersection(self._members)
-            self._voting = (self._voting | promoted).intersection(self._voting_ids())
+            promoted = {one.volume_id for one in before.state.voters if one.learner}.intersection(record.members)
+            voting = (voting | promoted).intersection(_voters_of(change.state))
+        self._now = replace(
+            record,
+            view=moved_on(before, change.state, entry),
+            voting=voting,
+            staged=(*record.staged, entry),
+            frees=frees and (record.frees or not record.staged),
+        )
 
     def _flush(self) -> None:
         """Append the staged entries to every member, fsync them, and move the commit records."""
-        entries, before = self._staged, self._written
-        self._staged = []
-        at, last = before.positions, entries[-1]
+        record, before = self._now, self._written.view
+        entries, at, last = record.staged, before.positions, record.staged[-1]
         try:
             positions = self._on_members(
-                lambda one: lambda: self._logs[one].append(at[one], entries), "entry", self._frees
+                lambda one: lambda: self._logs[one].append(at[one], entries), "entry", record.frees
             )
         except BaseException:
             self._take_back()
             raise
         generation = before.commit.generation + 1 if before.commit is not None else 1
-        ends = dict.fromkeys(self._voting.intersection(positions), last.id)
+        ends = dict.fromkeys(self._now.voting.intersection(positions), last.id)
         known = before.commit.index if before.commit is not None else 0
         assert committed_index(self._voting_ids(), ends, last.term, known) == last.index, (ends, last.id)
         commit = CommitRecord(generation, last.term, last.index, last.chain)
         durable = {**before.durable, **dict.fromkeys(positions, last.index)}
-        self.view = replace(self.view, commit=commit, positions=positions, durable=durable)
+        self._now = replace(self._now, staged=())
+        self._see(commit=commit, positions=positions, durable=durable)
         moved = [self._write_commit_record(one, commit) for one in positions]
         if not all(moved):
-            self._metadata.forget()
+            self._memory.forget()
         if not any(moved):  # the command is done; without its record the next turn settles it again
-            self.view = replace(self.view, commit=before.commit)
-        self._metadata.led_to = dict(self.view.positions)
-        self._metadata.keep(self.view)
+            self._see(commit=before.commit)
+        self._memory.led(self.view)
 
     def _take_back(self) -> None:
-        """Forget entries that were not written: who counts is decided by the voters before them."""
-        self._staged, self.view = [], self._written
-        self._voting = self._counted.intersection(self._members)
+        """Forget entries that were not written."""
+        if self._now.staged:
+            self._now = self._now.back_to(self._written)
 
     def _write_commit_record(self, volume_id: bytes, commit: CommitRecord) -> bool:
         """Move the commit record of a volume whose log up to there was fsynced; return whether that went well."""
@@ -569,11 +580,11 @@ class Turn:
         `frees`: a member without room gets some from its reserve. A member that fails is left out from here on. Raises
         if a majority of the voters did not succeed: what was stored then, and whether, is for the error to say.
         """
-        members = list(self._members)
+        members = list(self._now.members)
         try:
             outcomes = self._env.parallel([self._with_room(one, call(one)) if frees else call(one) for one in members])
         except BaseException:
-            self._metadata.forget()
+            self._memory.forget()
             raise
         positions: dict[bytes, Position] = {}
         errors: dict[bytes, OSError | StorageError] = {}
@@ -583,17 +594,17 @@ class Turn:
             elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(members) > 1):
                 errors[volume_id] = outcome
             else:
-                self._metadata.forget()
+                self._memory.forget()
                 raise outcome
         voting = self._voting_ids()
-        reached = self._voting.intersection(positions)
+        reached = self._now.voting.intersection(positions)
         for volume_id, error in errors.items():
             # A file that was new has been taken away again; on the only volume the next attempt may do better.
             forgiven = len(voting) == 1 and what in ("segment", "snapshot")
             self._leave_out(volume_id, error, forgiven)
         if is_quorum(voting, reached):
             return positions
-        self._metadata.forget()
+        self._memory.forget()
         raise self._failure(positions, errors, what, len(voting), frees)
 
     def _with_room(self, volume_id: bytes, call: Callable[[], Position]) -> Callable[[], Position]:
@@ -608,7 +619,7 @@ class Turn:
                 except SyncError:  # which is never tried again
                     raise
                 except OSError as error:
-                    if error.errno not in FULL or not spare.give_up(self._leaves):
+                    if error.errno not in FULL or not spare.give_up(self._now.leaves):
                         raise
 
         return with_room
@@ -616,13 +627,12 @@ class Turn:
     def _leave_out(self, volume_id: bytes, error: OSError | StorageError, forgiven: bool = False) -> None:
         """Write no more to a volume in this turn; after a failed I/O not before it was verified again."""
         logger.warning("%s: %s", self._name(volume_id), error)
-        self._members = [one for one in self._members if one != volume_id]
-        self._voting.discard(volume_id)
+        self._now = self._now.without(volume_id)
         if _is_failure(error) and not forgiven:
             reason = f"fsync failed: {error}" if isinstance(error, SyncError) else f"I/O failed: {error}"
             instance_id = next((one.instance_id for one in self.state.voters if one.volume_id == volume_id), b"")
-            self._metadata.failed[volume_id, instance_id] = reason
-            self._retiring[volume_id] = reason
+            self._memory.distrust(volume_id, instance_id, reason)
+            self._now = replace(self._now, retiring={**self._now.retiring, volume_id: reason})
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
         """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end.
@@ -633,8 +643,7 @@ class Turn:
         if voter is None or voter.retired:
             return
         self._leave_out(volume_id, error)
-        positions = {one: at for one, at in self.view.positions.items() if one != volume_id}
-        self.view = replace(self.view, positions=positions)
+        self._see(positions={one: at for one, at in self.view.positions.items() if one != volume_id})
 
     def _failure(
         self,
@@ -645,7 +654,7 @@ class Turn:
         frees: bool,
     ) -> StorageError | OSError:
         """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
-        label = self._metadata.label
+        label = self.label
         told = "; ".join(f"{self._name(one)}: {error}" for one, error in errors.items())
         if what == "entry" and (reached or any(isinstance(error, SyncError) for error in errors.values())):
             return OutcomeUnknownError(
@@ -654,7 +663,7 @@ class Turn:
         failures = [error for error in errors.values() if isinstance(error, OSError)]
         if any(error.errno in FULL for error in failures):
             used_up = "; the reserve for removals is used up: make room by other means" if frees else ""
-            if self._leaves:
+            if self._now.leaves:
                 used_up = "; what acknowledgements may use of the reserve is used up: remove messages first"
             return DiskFullError(f"{label}: {told}; nothing was stored{used_up}")
         closed = next((error for error in failures if error.errno in CLOSED), None)
@@ -672,15 +681,15 @@ class Turn:
     def end(self) -> None:
         """Do what is left to be done before the locks are let go of. What was done before stays done if this fails."""
         self._retire()
-        if not self._wrote or self._metadata.leadership is None:
+        if not self._wrote or self._memory.known.leadership is None:
             return
         events = self._changes()
         if events:
-            self._say(RecordEvents(events), self._metadata.leadership)
+            self._say(RecordEvents(events), self._memory.known.leadership)
 
     def _changes(self) -> tuple[Event, ...]:
         """Return what is new about the volumes since the last event that spoke of each."""
-        last = self._metadata.last_states(self.state)
+        last = self._memory.last_states(self.state)
         events = []
         for one in self.state.voters:
             if one.learner:
@@ -698,9 +707,10 @@ class Turn:
 
     def _retire(self) -> None:
         """Say on the others that a volume has failed: it counts again after it was verified."""
-        if not self._retiring or not is_quorum(self._voting_ids(), self._voting):
+        retiring = self._now.retiring
+        if not retiring or not is_quorum(self._voting_ids(), self._now.voting):
             return
-        retiring, self._retiring = self._retiring, {}
+        self._now = replace(self._now, retiring={})
         voters = tuple(
             msgspec.structs.replace(one, retired=retiring[one.volume_id]) if one.volume_id in retiring else one
             for one in self.state.voters
@@ -709,13 +719,13 @@ class Turn:
             Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
             for volume_id, reason in retiring.items()
         )
-        leadership = self._metadata.leadership or self._new_leadership(self.view.term_seen)
+        leadership = self._memory.known.leadership or self._new_leadership(self.view.term_seen)
         self._say(ChangeVolumes(voters, self.state.volume_change, events), leadership)
 
     def _say(self, command: Command, leadership: Leadership) -> None:
         """Write a command of our own after that of the caller: what was acked stays acked if this one fails."""
         try:
-            if self._metadata.leadership is None:
+            if self._memory.known.leadership is None:
                 self._campaign(leadership)
             change = self._apply(command, leadership)
             if not change.changes_nothing:
@@ -734,7 +744,7 @@ class Turn:
 
     def snapshot(self) -> bool:
         """Write (state, applied index, term, configuration) in one step, go on in new segments, drop old files."""
-        view, leadership = self.view, self._metadata.leadership
+        view, leadership = self.view, self._memory.known.leadership
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
         tip, vote = EntryId(view.index, view.term, view.chain), leadership.vote
@@ -752,9 +762,8 @@ class Turn:
 
         positions = self._on_members(write, "snapshot")
         streams = view.state.streams
-        self.view = replace(view, positions=positions, snapshot_index=view.index, snapshot_streams=streams)
-        self._metadata.led_to = dict(positions)
-        self._metadata.keep(self.view)
+        self._see(positions=positions, snapshot_index=view.index, snapshot_streams=streams)
+        self._memory.led(self.view)
         for volume_id in positions:
             try:
                 self._logs[volume_id].compact()
@@ -828,6 +837,10 @@ def _is_failure(error: OSError | StorageError) -> bool:
     if isinstance(error, SyncError):
         return True
     return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED) and not is_of_process(error)
+
+
+def _voters_of(state: StoreState) -> list[bytes]:
+    return [voter.volume_id for voter in state.voters if not voter.learner]
 
 
 def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:

@@ -123,7 +123,7 @@ class Membership:
     def step_down(self) -> None:
         """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
         with self._metadata.turn(self._lock_timeout_s) as turn:
-            self._metadata.forget()
+            self._metadata.memory.forget()
             turn.propose(NoOp())
 
     # --- the record

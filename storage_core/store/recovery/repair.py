@@ -97,7 +97,7 @@ class Repair:
         self._reread_only_volume()
         before = self._metadata.standings(self._lock_timeout_s)
         hurt = (decision.DAMAGED, decision.ROLLED_BACK)
-        self._metadata.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
+        self._metadata.memory.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
         with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as turn:
             for one in turn.writable:
                 was = before.get(one.volume_id)
@@ -162,16 +162,16 @@ class Repair:
     def _reread_only_volume(self) -> None:
         """Read the log of a store's only volume past the page cache after its I/O failed, and trust it again."""
         at_hand = self._metadata.volumes()
-        if len(at_hand) > 1 or not self._metadata.failed:
+        if len(at_hand) > 1 or not self._metadata.memory.known.failed:
             return
         (only,) = at_hand
-        log = self._metadata.log_of(only)
+        log = self._metadata.memory.log_of(only)
         with translated(only.path):
             for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
                 self._env.files.drop_cache(path)
             log.read()
         self._afresh.add(only.volume_id)
-        self._metadata.trust_again()
+        self._metadata.memory.trust_again()
 
     # --- metadata files
 

@@ -37,6 +37,11 @@ class Volume:
         return self.volume_id.hex()
 
 
+def label(volumes: Sequence[Volume]) -> str:
+    """Return a store's volumes as messages name them."""
+    return ", ".join(str(volume.path) for volume in volumes)
+
+
 def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     """Return the volume that should be at `path`, with what is wrong if it is not."""
     try:

@@ -68,7 +68,7 @@ def tries_a_failed_fsync_again() -> list[Replacement]:
 
 def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement]:
     def flush(self: Turn) -> None:
-        before, last = self._written, self._staged[-1]
+        before, last = self._written.view, self._now.staged[-1]
         generation = before.commit.generation + 1 if before.commit is not None else 1
         for volume_id, position in before.positions.items():
             record = CommitRecord(generation, last.term, last.index, last.chain)
@@ -83,7 +83,7 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
     """A volume whose fsync failed gets the record of the others, which its own log does not lead to."""
 
     def flush(self: Turn) -> None:
-        before = self._written
+        before = self._written.view
         plain(self)
         for volume_id, position in before.positions.items():
             if volume_id not in self.view.positions and self.view.commit is not None:

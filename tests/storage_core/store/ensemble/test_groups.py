@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 from harness.faults import Call, FaultyFiles
 
-from storage_core.errors import NotFoundError, OutcomeUnknownError, StorageError, StoreBusyError
+from storage_core.errors import AlreadyExistsError, NotFoundError, OutcomeUnknownError, StorageError, StoreBusyError
 from storage_core.files import OS_FILES
+from storage_core.metadata.commands import AddStream
+from storage_core.metadata.config import StreamConfig
 from storage_core.store.ensemble.groups import CommitGroups
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment, one_after_another
@@ -99,6 +101,33 @@ def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path])
     assert outcomes[1] == "stored" and outcomes[0] is not NotFoundError
     assert store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist() == [b"good"]
     assert groups.run(lambda turn: turn.view.index) == store.index()
+
+
+def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Path]) -> None:
+    """The vote was durable when the group was given up: what follows in the same session goes behind it."""
+    Store.create(paths)
+    store = Store.open(paths)  # a process that does not lead yet
+    with store.turn() as turn:
+        term = turn.view.term_seen + 1
+        with pytest.raises(AlreadyExistsError):
+            propose_together(turn, [added(b"A"), added(b"A")])
+        assert not turn.state.streams, "nothing of the group is left"
+        turn.propose(added(b"B"))
+    for volume in store.volumes():
+        contents = store.metadata.memory.log_of(volume).read()
+        assert term in [vote.term for vote in contents.votes], "no entry of a term without its vote"
+        assert contents.tip.term == term
+    assert Store.open(paths).streams() == ["B"]
+
+
+def propose_together(turn: Turn, commands: list[AddStream]) -> None:
+    with turn.group():
+        for command in commands:
+            turn.propose(command)
+
+
+def added(name: bytes) -> AddStream:
+    return AddStream(name.ljust(16), StreamConfig(name=name.decode(), subjects=(name.decode(),)), ())
 
 
 def test_threads_get_sequences_of_their_own(paths: list[Path]) -> None:

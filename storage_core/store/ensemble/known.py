@@ -1,0 +1,180 @@
+"""What one process knows of a store from one session to the next: a record that is never changed, only swapped whole.
+
+Threads that read and the one that holds the store swap it side by side, so each change is one step, and a view is never
+replaced by a lower one. A forked child leads nothing; what was committed stays known.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage_core.errors import StorageError, UnsupportedVersionError, VolumeFailedError
+from storage_core.metadata.commands import Event
+from storage_core.metadata.state import StoreState, Streams
+from storage_core.os_errors import is_of_process, of_process, raise_if_limit
+from storage_core.raft.entry import CommitRecord, EntryId, Vote
+from storage_core.store.ensemble import decision as rules
+from storage_core.store.ensemble.decision import Finding, Found, Lead
+from storage_core.store.ensemble.view import View, first_state, replay
+from storage_core.store.environment import Environment
+from storage_core.store.volume.evidence import Position
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.locks import Held
+from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.volumes import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """This process leads, as long as nothing but its own records stands in the logs."""
+
+    term: int
+    history: bytes
+    candidate: bytes
+
+    @property
+    def vote(self) -> Vote:
+        return Vote(self.term, self.candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that a process knows of a store between sessions."""
+
+    view: View | None = None  # committed
+    leadership: Leadership | None = None  # None: the next command opens a new term
+    led_to: Mapping[bytes, Position] = field(default_factory=dict)  # ends of the logs when it last wrote as leader
+    failed: Mapping[tuple[bytes, bytes], str] = field(default_factory=dict)  # (volume, instance) not written: why
+    findings: Mapping[bytes, Finding] = field(default_factory=dict)  # of the last session that read everything
+    foreign: Mapping[bytes, CommitRecord | None] = field(default_factory=dict)  # of another copy: what they record
+
+    @property
+    def term_seen(self) -> int:
+        """The highest term that this process has heard of."""
+        return self.view.term_seen if self.view is not None else 0
+
+
+class Memory:
+    """Keeps that record, and reads volumes by it. Safe to use from several threads."""
+
+    def __init__(self, env: Environment, store_id: bytes) -> None:
+        self.env, self.store_id = env, store_id
+        self.known = Known()
+        self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
+        self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
+        self.renew()
+
+    def renew(self) -> None:
+        """Lead nothing: a forked child is another process."""
+        self._swapping = threading.Lock()
+        self.forget()
+
+    # --- the record
+
+    def _swap(self, **changes: Any) -> None:
+        with self._swapping:
+            self.known = replace(self.known, **changes)
+
+    def keep(self, view: View) -> None:
+        """Go by this committed view from now on; one that is lower than what is known changes nothing."""
+        with self._swapping:
+            if self.known.view is None or view.index >= self.known.view.index:
+                self.known = replace(self.known, view=view)
+
+    def lead(self, leadership: Leadership) -> None:
+        """The vote of this leadership is durable on a majority."""
+        self._swap(leadership=leadership)
+
+    def led(self, view: View) -> None:
+        """As leader this process has written what the logs end with, and it is committed."""
+        self._swap(led_to=dict(view.positions))
+        self.keep(view)
+
+    def forget(self) -> None:
+        """After a failure: what was believed of the logs' ends is believed no more, and the term is given up."""
+        self._swap(leadership=None)
+
+    def decided(self, findings: Mapping[bytes, Finding], foreign: Mapping[bytes, CommitRecord | None]) -> None:
+        """Remember what reading everything came to."""
+        self._swap(findings=findings, foreign=foreign)
+
+    def set_aside(self, foreign: Mapping[bytes, CommitRecord | None]) -> None:
+        """Remember which volumes are of another copy of the store."""
+        self._swap(foreign=foreign)
+
+    def distrust(self, volume_id: bytes, instance_id: bytes, reason: str) -> None:
+        """Write this instance of a volume no more."""
+        with self._swapping:
+            self.known = replace(self.known, failed={**self.known.failed, (volume_id, instance_id): reason})
+
+    def doubt(self, volume_ids: Iterable[bytes]) -> None:
+        """Have the next session read everything: there is damage before the ends of these volumes' logs."""
+        left = set(volume_ids)
+        with self._swapping:
+            view = self.known.view
+            if left and view is not None:
+                positions = {volume_id: at for volume_id, at in view.positions.items() if volume_id not in left}
+                self.known = replace(self.known, view=replace(view, positions=positions))
+
+    def trust_again(self) -> None:
+        """After the disk was read anew: volumes that failed in this process go on from what is found there."""
+        self._swap(failed={}, leadership=None, view=None)
+
+    # --- volumes and logs
+
+    def log_of(self, volume: Volume) -> VolumeLog:
+        identity = volume.identity or VolumeIdentity(self.store_id, volume.volume_id, bytes(16), 0)
+        return VolumeLog(self.env.files, volume.path, identity)
+
+    def found(self, volume: Volume, held: Held | None = None, for_state: bool = False) -> Found:
+        """Return a volume with all that its log says, as a session that holds these locks finds it.
+
+        `for_state`: only with what leads to its newest state.
+        """
+        locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
+        found = Found(volume.volume_id, str(volume.path), locked=locked, busy=busy)
+        if volume.identity is None:
+            return replace(found, state=rules.PROBLEMS[volume.problem], reason=volume.reason)
+        found = replace(found, instance_id=volume.identity.instance_id)
+        why = self.known.failed.get((volume.volume_id, volume.identity.instance_id))
+        if why is not None:
+            failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
+            return replace(found, state=rules.RETIRED, reason=why, error=failed)
+        try:
+            return replace(found, evidence=self.log_of(volume).read(for_state))
+        except UnsupportedVersionError:
+            raise
+        except (StorageError, OSError) as caught:
+            raise_if_limit(caught, volume.path)
+            if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
+                ours = of_process(caught, volume.path)
+                return replace(found, state=rules.MISSING, reason=str(ours), error=ours)
+            if isinstance(caught, StorageError):
+                error = caught
+            else:
+                error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
+        return replace(found, state=rules.DAMAGED, reason=str(error), error=error)
+
+    def state_of(self, lead: Lead) -> StoreState:
+        """Return the state at the end of a log; the last answer is remembered."""
+        return self._replay(lead)[1]
+
+    def snapshot_streams_of(self, lead: Lead) -> Streams:
+        """Return the streams as of the snapshot that a log begins with."""
+        return self._replay(lead)[2]
+
+    def _replay(self, lead: Lead) -> tuple[EntryId, StoreState, Streams]:
+        known = self._replayed  # other threads put theirs in its place
+        if known is None or known[0] != lead.tip:
+            begun = first_state(lead)
+            known = self._replayed = (lead.tip, replay(lead, begun), begun.streams)
+        return known
+
+    def last_states(self, state: StoreState) -> Mapping[str, str]:
+        """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
+        events, known = self._told
+        if events is not state.events:
+            known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
+            self._told = (state.events, known)
+        return known
