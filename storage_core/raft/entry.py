@@ -78,6 +78,7 @@ class CommitRecord:
     term: int
     index: int
     chain: bytes
+    fsynced: tuple[bytes, ...] = ()  # the volumes on which everything up to `index` was fsynced when this was written
 
     @property
     def entry(self) -> EntryId:

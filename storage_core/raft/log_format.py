@@ -43,7 +43,9 @@ _CRC = Struct("<I")
 _HEADER = Struct(
     "<8sHHI16s16s16sQQQ16s"
 )  # magic, version, 0, page size, store, volume, instance, number, index, term, chain
-_COMMIT = Struct("<8sHHIQQQ16s")  # magic, version, 0, 0, generation, term, index, chain
+_COMMIT = Struct("<8sHHIQQQ16s4036s")  # magic, version, 0, count of fsynced, generation, term, index, chain, fsynced
+_ID_SIZE = 16
+FSYNCED_COUNT_MAX = 4036 // _ID_SIZE  # volumes that a commit record has room for
 _RECORD = Struct("<IIIIQQQ8s16s")
 assert _RECORD.size == 64
 
@@ -97,9 +99,10 @@ def decode_segment_header(page: bytes) -> SegmentHeader:
 
 
 def encode_commit_record(record: CommitRecord) -> bytes:
-    return _seal_page(
-        _COMMIT.pack(COMMIT_MAGIC, FORMAT_VERSION, 0, 0, record.generation, record.term, record.index, record.chain)
-    )
+    count = len(record.fsynced)
+    assert count <= FSYNCED_COUNT_MAX, count
+    place = (record.generation, record.term, record.index, record.chain)
+    return _seal_page(_COMMIT.pack(COMMIT_MAGIC, FORMAT_VERSION, 0, count, *place, b"".join(record.fsynced)))
 
 
 def decode_commit_record(page: bytes) -> CommitRecord | None:
@@ -113,10 +116,13 @@ def decode_commit_record(page: bytes) -> CommitRecord | None:
         return None
     if not _page_is_sealed(page):
         raise CorruptRecordError("commit record", 0, "bad checksum")
-    magic, version, _, _, generation, term, index, chain = _COMMIT.unpack_from(page)
+    magic, version, _, count, generation, term, index, chain, fsynced = _COMMIT.unpack_from(page)
     if magic != COMMIT_MAGIC or version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"commit record of version {version}, this program reads {FORMAT_VERSION}")
-    return CommitRecord(generation, term, index, chain)
+    if count > FSYNCED_COUNT_MAX:
+        raise CorruptRecordError("commit record", 0, f"names {count} volumes, at most {FSYNCED_COUNT_MAX} have room")
+    ids = tuple(fsynced[at : at + _ID_SIZE] for at in range(0, count * _ID_SIZE, _ID_SIZE))
+    return CommitRecord(generation, term, index, chain, ids)
 
 
 def slot_offset(generation: int) -> int:

@@ -36,7 +36,7 @@ def segment() -> bytes:
     data = bytearray(SegmentHeader(STORE, VOLUME, INSTANCE, 1, 0, 0, CHAIN_START).encode())
     data += bytes(BATCHES_OFFSET - len(data))
     for generation, entry in ((1, first), (2, second)):
-        record = CommitRecord(generation, entry.term, entry.index, entry.chain)
+        record = CommitRecord(generation, entry.term, entry.index, entry.chain, (VOLUME,) if generation > 1 else ())
         at = log_format.slot_offset(generation)
         data[at : at + PAGE_SIZE] = log_format.encode_commit_record(record)
     for batch in ([VOTES[0], first], [VOTES[1]], [second]):

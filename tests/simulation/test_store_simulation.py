@@ -29,7 +29,11 @@ COPIES_SEED_COUNT = 30  # and with volumes that are exchanged for those of a cop
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
 
-WITH_COPIES = ("lets_the_best_log_outvote_the_majority", "reads_by_the_highest_commit_record_of_any_volume")
+WITH_COPIES = (
+    "lets_the_best_log_outvote_the_majority",
+    "reads_by_the_highest_commit_record_of_any_volume",
+    "does_not_ask_which_volumes_a_commit_record_names",
+)
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
 

@@ -56,7 +56,7 @@ from ensemble_state import (
     with_process,
     with_volume,
 )
-from ensemble_volume import Block, Record, Volume, durable_log, failed_fsync, fsynced, read
+from ensemble_volume import Block, Record, Volume, durable_log, failed_fsync, fsynced, read, recorded
 from entries import INDEX, LOG, STATED, WHAT, entry_after, is_prefix
 from search import Violation
 
@@ -73,7 +73,7 @@ class Ensemble:
         first = entry_after(0, 1, "init", (0,) * N)
         records = (Record("V", 1, 9, "D"), Record("E", first, 0, "D"))
         blocks = (Block("init", "D"),) if self.budget.blocks else ()
-        volume = Volume(True, 0, "member", -1, records, first, first, blocks, ())
+        volume = Volume(True, 0, "member", -1, records, first, first, (), (), blocks, ())
         one = self.budget
         left = Left(
             one.turns, one.kills, one.interrupts, one.power_losses, one.failed_fsyncs, one.volume_faults, one.absences
@@ -184,7 +184,7 @@ class Ensemble:
         for locked in (True, False):
             for at, one in enumerate(state.volumes):
                 if one.is_there and (one.holder == number) == locked and (locked or self.rules.peek):
-                    evidence[at] = Evidence(read(one.records), max(one.commit, 0), one.standing, locked)
+                    evidence[at] = Evidence(read(one.records), max(one.commit, 0), one.standing, locked, one.named)
         decision = decide(self.rules, evidence, N)
         state = spend(state, "turns")
         voters = [at for at, task in enumerate(decision.tasks) if task is not None and task.votes]
@@ -301,7 +301,7 @@ class Ensemble:
             found = {block.name for one in state.volumes if one.is_there for block in one.blocks}
             blocks = tuple(sorted((*blocks, *(Block(name, "W") for name in missing & found))))
         volume = volume._replace(records=tuple(records), blocks=blocks)
-        return volume._replace(commit=-1, commit_on_disk=-1) if task.drops_record else volume
+        return recorded(volume, -1) if task.drops_record else volume
 
     def _fsync(self, state: State, number: int, process: Process, at: int) -> Iterator[tuple[str, State]]:
         volume, is_entry = state.volumes[at], process.stages[at] == SENT
@@ -357,9 +357,10 @@ class Ensemble:
                  or (stage == SENT and not self.rules.record_after_fsync))
         ]  # fmt: skip
         for at in where[:1]:
-            recorded = process._replace(recorded=process.recorded | {at})
-            volume = state.volumes[at]._replace(commit=process.new)
-            yield f"P{number} records on {at}", with_volume(with_process(state, number, recorded), at, volume)
+            done = process._replace(recorded=process.recorded | {at})
+            named = tuple(one for one, stage in enumerate(process.stages) if stage == STORED)
+            volume = state.volumes[at]._replace(commit=process.new, named=named)
+            yield f"P{number} records on {at}", with_volume(with_process(state, number, done), at, volume)
         if process.at == "recording" and not where:
             self.doing = f"P{number} lets go"
             yield self.doing, self._finished(state, number, process)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ensemble_rules import Rules
 from ensemble_state import QUORUM, N, Process, State, at_rest, put, spend, with_process, with_volume
-from ensemble_volume import BAD, Block, Image, Record, Volume, durable_log, fates
+from ensemble_volume import BAD, Block, Image, Record, Volume, durable_log, fates, recorded
 from entries import INDEX, LOG, TERM, entry_after, is_prefix
 
 
@@ -32,50 +32,48 @@ def faults(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
 def _replaced(state: State, at: int, volume: Volume) -> Iterator[tuple[str, State]]:
     """What may lie at the place of a volume that nobody writes just now."""
     if volume.records:
-        blank = Volume(True, volume.instance + 1, "blank", -1, (), 0, 0, (), ())
-        yield f"volume {at} comes back blank", with_volume(state, at, blank)
+        yield f"volume {at} comes back blank", with_volume(state, at, made_anew(volume))
         if volume.records[-1] != BAD:
             damaged = volume._replace(records=(*volume.records[:-1], BAD))
             yield f"the last record of volume {at} is damaged", with_volume(state, at, damaged)
+    now = Image(volume.records, volume.commit, volume.named, volume.blocks)
+    for ago, image in enumerate((now, *reversed(volume.images))):
+        for length, fork in enumerate(_forked(state, at, volume, image), 1):
+            yield f"volume {at} is that of a copy from {ago} ago, {length} on", with_volume(state, at, fork)
     for number, image in enumerate(volume.images):
-        fork = _forked(state, at, volume, image)
-        if fork is not None:
-            yield f"volume {at} is that of a copy from {len(volume.images) - number} ago", with_volume(state, at, fork)
-        older = volume._replace(
-            records=image.records,
-            commit=image.commit,
-            commit_on_disk=image.commit,
-            blocks=image.blocks,
-            images=volume.images[:number],
-        )
+        older = recorded(volume, image.commit, image.named)
+        older = older._replace(records=image.records, blocks=image.blocks, images=volume.images[:number])
         yield f"volume {at} is rolled back by {len(volume.images) - number}", with_volume(state, at, older)
 
 
 def made_anew(volume: Volume) -> Volume:
     """Return the volume as somebody who repairs it leaves it: to be filled by the next turn."""
-    return Volume(True, volume.instance + 1, "blank", -1, (), 0, 0, (), ())
+    return Volume(True, volume.instance + 1, "blank", -1, (), 0, 0, (), (), (), ())
 
 
-def _forked(state: State, at: int, volume: Volume, image: Image) -> Volume | None:
-    """Return the volume of a copy of the store that was made then and written on by itself; all was whole there.
+def _forked(state: State, at: int, volume: Volume, image: Image) -> Iterator[Volume]:
+    """Yield the volume of a copy of the store that was made then and written on by itself; all was whole there.
 
-    Its entries contradict what the others have written since; or, if that is nothing, say that these had them, too.
+    Its entries contradict what the others have written since; or, if that is nothing, it says that these had them, too.
     """
     base = image.commit
     others = [one for number, one in enumerate(state.volumes) if number != at]
     held = LOG[state.promised][INDEX[base] :][:1] or (base,)
     if base <= 0 or image.records[-1] == BAD or durable_log(volume._replace(records=image.records)).bad:
-        return None
+        return
     if not all(one.is_there and held[0] in durable_log(one).entries for one in others):
-        return None
-    entries, term = [base], TERM[base] + 3  # a better log than ours, by Raft's order
-    for _ in range(2):
-        entries.append(entry_after(entries[-1], term, "copy", (INDEX[entries[-1]],) * N))
+        return
+    entry, term = base, TERM[base] + 3  # a better log than ours, by Raft's order
     records = [one for one in image.records if one.kind != "E" or is_prefix(one.what, base)]
-    records += [Record("V", term, 8, "D"), *(Record("E", entry, 0, "D") for entry in entries[1:])]
-    return Volume(
-        True, volume.instance, volume.standing, -1, tuple(records), entries[-1], entries[-1], image.blocks, (), True
-    )
+    records.append(Record("V", term, 8, "D"))
+    every = tuple(range(N))
+    for _ in range(2):
+        entry = entry_after(entry, term, "copy", (INDEX[entry],) * N)
+        records.append(Record("E", entry, 0, "D"))
+        yield Volume(
+            True, volume.instance, volume.standing, -1, tuple(records), entry, entry, every, every, image.blocks, (),
+            is_fork=True,
+        )  # fmt: skip
 
 
 def _power_losses(rules: Rules, state: State) -> Iterator[tuple[str, State]]:

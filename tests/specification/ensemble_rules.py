@@ -36,6 +36,7 @@ class Rules:
     forget: bool = True  # memory of own fsyncs is forgotten when anybody else has led since
     give_up: bool = True  # after an append without quorum the process gives its term up
     abort_first: bool = True  # blocks are swept only after a committed abort
+    names: bool = True  # a commit record names the volumes that its entry was fsynced on
     majority: bool = True  # what contradicts an entry that a majority holds does not count, whatever its length
     whole_log: bool = True  # (writer, batch) is looked up in the whole adopted log, uncommitted entries included
 
@@ -52,6 +53,7 @@ class Evidence(NamedTuple):
     commit: int  # entry that its commit record names; 0: none can be read
     standing: str  # member, blank, retired
     is_locked: bool  # by who asks; else it was read without its lock
+    named: tuple[int, ...] = ()  # volumes on which its commit record says that entry to be durable
 
 
 class Task(NamedTuple):
@@ -85,7 +87,8 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     asked = dict(list(evidence.items())[: volume_count if rules.read_all else volume_count // 2 + 1])
     foreign, wanted, split = set[int](), [0], False
     if rules.majority:
-        foreign, wanted, split = _branches(asked, volume_count)
+        known = asked if rules.names else {volume: one._replace(named=()) for volume, one in asked.items()}
+        foreign, wanted, split = _branches(known, volume_count)
     asked = {volume: one for volume, one in asked.items() if volume not in foreign}
     whole = _whole(asked)
     readable = {entry for one in asked.values() for entry in one.found.entries if entry}
@@ -129,7 +132,9 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
     """
     whole = _whole(asked)
     logs = {volume: _last(one, whole) for volume, one in asked.items()}
-    foreign = {volume for volume in asked if _denies_a_majority(volume, asked, logs, volume_count)}
+    foreign = {one for one in asked if _denies_a_majority(one, asked, logs, volume_count, of_another_branch=True)}
+    if len(foreign) > volume_count - (volume_count // 2 + 1):  # more than may fail: of two branches either may be ours
+        foreign = {one for one in asked if _denies_a_majority(one, asked, logs, volume_count, of_another_branch=False)}
     asked = {volume: one for volume, one in asked.items() if volume not in foreign}
     logs = {volume: logs[volume] for volume in asked}
     holders = {entry: sum(entry in LOG[log] for log in logs.values()) for log in logs.values() for entry in LOG[log]}
@@ -153,25 +158,36 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
     return foreign, [held, highest], split
 
 
-def _denies_a_majority(volume: int, asked: Mapping[int, Evidence], logs: Mapping[int, int], volume_count: int) -> bool:
+def _denies_a_majority(
+    volume: int, asked: Mapping[int, Evidence], logs: Mapping[int, int], volume_count: int, of_another_branch: bool
+) -> bool:
     """Return whether a majority has lost entries, if what stands on this volume is true: one fault is likelier."""
-    own = {entry for entry in asked[volume].found.entries if entry}
-    denied = [
-        number
-        for number, one in asked.items()
-        if one.standing != "blank" and _has_lost(one, logs[number], logs[volume], _stated(own, number))
-    ]
-    return len(denied) > volume_count // 2
+    teller, whole = asked[volume], _whole(asked)
+    own = {entry for entry in teller.found.entries if entry}
+    denied = 0
+    for number, one in asked.items():
+        if number == volume or one.standing == "blank":
+            continue
+        index = max(_stated(own, number), INDEX[teller.commit] if number in teller.named else 0)
+        is_short = (_bad(one) or len(one.found.entries) + 1) <= index
+        commit = teller.commit if teller.commit in whole else 0
+        denied += is_short or (
+            of_another_branch and _is_elsewhere(LOG[logs[number]], LOG[logs[volume]], LOG[commit], index)
+        )
+    return denied > volume_count // 2
 
 
-def _has_lost(one: Evidence, own_log: int, told_log: int, index: int) -> bool:
-    """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost."""
-    if (_bad(one) or len(one.found.entries) + 1) <= index:
-        return True
-    if not 0 < index <= min(INDEX[own_log], INDEX[told_log]):
+def _is_elsewhere(own: tuple[int, ...], told: tuple[int, ...], committed: tuple[int, ...], index: int) -> bool:
+    """Return whether a volume has another entry in the place of one that is said to be durable on it.
+
+    What a later leader replaced is not lost; what was committed is never replaced.
+    """
+    if not 0 < index <= len(own):
         return False
-    own, told = LOG[own_log][index - 1], LOG[told_log][index - 1]
-    return own != told and TERM[own] <= TERM[told]
+    here = own[index - 1]
+    if index <= len(committed) and committed[index - 1] != here:
+        return True
+    return index <= len(told) and told[index - 1] != here and TERM[here] <= TERM[told[index - 1]]
 
 
 def _stated(readable: set[int], volume: int) -> int:

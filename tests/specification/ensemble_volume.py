@@ -35,6 +35,8 @@ class Volume(NamedTuple):
     records: tuple[Record, ...]
     commit: int  # entry that its commit record names as it is read; 0: none was written; -1: it cannot be read
     commit_on_disk: int
+    named: tuple[int, ...]  # volumes on which that entry was fsynced when the commit record was written, as it is read
+    named_on_disk: tuple[int, ...]
     blocks: tuple[Block, ...]
     images: tuple["Image", ...]  # what it was after earlier fsyncs, oldest first, for the fault that puts one back
     is_fork: bool = False  # it is of a copy of the store that was written on by itself; nobody is told
@@ -43,6 +45,7 @@ class Volume(NamedTuple):
 class Image(NamedTuple):
     records: tuple[Record, ...]
     commit: int
+    named: tuple[int, ...]
     blocks: tuple[Block, ...]
 
 
@@ -116,10 +119,12 @@ def fsynced(volume: Volume, image_count: int) -> Volume:
         image = Image(
             tuple(one for one in volume.records if one.at == "D"),
             volume.commit_on_disk,
+            volume.named_on_disk,
             tuple(one for one in volume.blocks if one.at == "D"),
         )
         images = (*images, image)[-image_count:]
-    return volume._replace(records=records, blocks=blocks, commit_on_disk=volume.commit, images=images)
+    volume = volume._replace(commit_on_disk=volume.commit, named_on_disk=volume.named)
+    return volume._replace(records=records, blocks=blocks, images=images)
 
 
 def failed_fsync(volume: Volume) -> Volume:
@@ -139,8 +144,8 @@ def fates(volume: Volume, two_slots: bool) -> tuple[tuple[str, str, Volume], ...
     found = []
     blocks = tuple(one for one in volume.blocks if one.at == "D")
     for told, records in _record_fates(volume.records):
-        for how, commit in _commit_fates(volume, two_slots):
-            left = volume._replace(records=records, commit=commit, commit_on_disk=commit, blocks=blocks, holder=-1)
+        for how, commit, named in _commit_fates(volume, two_slots):
+            left = recorded(volume, commit, named)._replace(records=records, blocks=blocks, holder=-1)
             found.append((told, how, left))
     return tuple(found)
 
@@ -159,8 +164,14 @@ def _record_fates(records: tuple[Record, ...]) -> Iterator[tuple[str, tuple[Reco
             yield f"{told} torn", (*left, BAD)
 
 
-def _commit_fates(volume: Volume, two_slots: bool) -> list[tuple[str, int]]:
+def _commit_fates(volume: Volume, two_slots: bool) -> list[tuple[str, int, tuple[int, ...]]]:
     if volume.commit == volume.commit_on_disk:
-        return [("", volume.commit)]
-    old, new = ("old record", volume.commit_on_disk), ("new record", volume.commit)
-    return [old, new] if two_slots else [old, new, ("torn record", -1)]
+        return [("", volume.commit, volume.named)]
+    old = ("old record", volume.commit_on_disk, volume.named_on_disk)
+    new = ("new record", volume.commit, volume.named)
+    return [old, new] if two_slots else [old, new, ("torn record", -1, ())]
+
+
+def recorded(volume: Volume, commit: int, named: tuple[int, ...] = ()) -> Volume:
+    """Return the volume with this commit record, durably."""
+    return volume._replace(commit=commit, commit_on_disk=commit, named=named, named_on_disk=named)

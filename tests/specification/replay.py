@@ -359,30 +359,33 @@ class Replay:
         elif how == "is damaged":
             self._damage_last_record(path)
         elif how.startswith("is that of a copy"):
-            return self._exchange(volume, int(how.split()[-2]))
+            return self._exchange(volume, *map(int, re.findall(r"\d", how)))
         else:
             raise AssertionError(how)
         return True
 
-    def _exchange(self, volume: int, age: int) -> bool:
-        """Put a volume in the place of one that is of a copy of the store, made so many images ago and written on.
-
-        Only if the others have gone on since: of a copy that only went further nobody can tell that it is one.
-        """
-        images = {PATHS[volume]: self._images[volume][-age:][0]}
+    def _exchange(self, volume: int, age: int, length: int) -> bool:
+        """Put a volume in the place of one that is of a copy of the store, made so many images ago and written on."""
+        whole = self.disk.copy()
+        whole.lose_power(ALL_KEPT)
+        images = {PATHS[volume]: self._images[volume][-age:][0] if age else whole.image_below(PATHS[volume])}
         base = self._end_of(volume, images[PATHS[volume]])
         for other, path in enumerate(PATHS):
+            if other in self._away:
+                return False
             if other != volume:
-                older = [one for one in self._images[other] if self._end_of(other, one) <= base]
-                if other in self._away or not older or self._end_of(other, self.disk.image_below(path)) <= base:
+                every = [*self._images[other], whole.image_below(path)]
+                older = [one for one in every if self._end_of(other, one) <= base]
+                if not older or self._end_of(other, self.disk.image_below(path)) < base:
                     return False
                 images[path] = older[-1]
         copy = SimulatedDisk()
         for path, image in images.items():
             copy.put_back(path, image.copy_platter())
-        for name in ("copied", "copied-too"):
+        for name in ("copied", "copied-too")[:length]:
             with patch.object(locks, "_mutexes", {}), self._alone(copy).turn(0.0) as turn:  # on another host
                 turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+        copy.lose_power(ALL_KEPT)  # its last commit record is on the disk, too
         self.disk.put_back(PATHS[volume], copy.image_below(PATHS[volume]))
         return True
 

@@ -78,13 +78,13 @@ def real_entry(entry: int) -> Entry:
 
 
 @cache
-def real_evidence(number: int, records: tuple[Record, ...], commit: int) -> RealEvidence:
+def real_evidence(number: int, records: tuple[Record, ...], commit: int, named: tuple[int, ...]) -> RealEvidence:
     """Return what the log reader makes of these records."""
     identity = VolumeIdentity(b"S" * 16, IDS[number], INSTANCE, 1)
     data = bytearray(SegmentHeader(b"S" * 16, IDS[number], INSTANCE, 1, 0, 0, CHAIN_START).encode())
     data += bytes(2 * PAGE_SIZE)
     if commit:
-        page = log_format.encode_commit_record(commit_record(commit)) if commit > 0 else GARBAGE
+        page = log_format.encode_commit_record(commit_record(commit, named)) if commit > 0 else GARBAGE
         at = log_format.slot_offset(INDEX[commit] if commit > 0 else 1)
         data[at : at + PAGE_SIZE] = page
     for record in records:
@@ -104,8 +104,10 @@ def real_evidence(number: int, records: tuple[Record, ...], commit: int) -> Real
     return VolumeLog(files, volume, identity).read()
 
 
-def commit_record(entry: int) -> CommitRecord:
-    return CommitRecord(INDEX[entry], TERM[entry], INDEX[entry], real_entry(entry).chain)
+def commit_record(entry: int, named: tuple[int, ...]) -> CommitRecord:
+    return CommitRecord(
+        INDEX[entry], TERM[entry], INDEX[entry], real_entry(entry).chain, tuple(IDS[one] for one in named)
+    )
 
 
 def is_read(volume: Volume) -> bool:
@@ -118,7 +120,7 @@ def found(state: State, process: int) -> list[Found]:
     for at, volume in enumerate(state.volumes):
         one = Found(IDS[at], f"volume {at}", INSTANCE)
         if is_read(volume):
-            evidence = real_evidence(at, volume.records, volume.commit)
+            evidence = real_evidence(at, volume.records, volume.commit, volume.named)
             locked = volume.holder == process
             one = Found(IDS[at], f"volume {at}", INSTANCE, evidence, locked=locked, busy=not locked)
         result.append(one)
@@ -134,7 +136,7 @@ def voters(state: State) -> list[Voter]:
 
 def modelled(state: State, process: int) -> Decision:
     evidence = {
-        at: Evidence(read(one.records), max(one.commit, 0), one.standing, one.holder == process)
+        at: Evidence(read(one.records), max(one.commit, 0), one.standing, one.holder == process, one.named)
         for at, one in enumerate(state.volumes)
         if is_read(one)
     }
@@ -278,7 +280,8 @@ def invented_volume(choose: random.Random, log: list[int]) -> Volume:
         records[choose.randint(0, len(records) - 1)] = BAD
     standing = choose.choice(("member",) * 6 + ("retired",))
     commit = choose.choice((commit, commit, commit, 0, -1))
-    return Volume(choose.random() < 0.9, 0, standing, 0, tuple(records), commit, commit, (), ())
+    named = tuple(one for one in range(N) if choose.random() < 0.7) if commit > 0 and choose.random() < 0.7 else ()
+    return Volume(choose.random() < 0.9, 0, standing, 0, tuple(records), commit, commit, named, named, (), ())
 
 
 def test_both_versions_decide_the_same_whatever_stands_on_the_volumes(capsys: pytest.CaptureFixture[str]) -> None:

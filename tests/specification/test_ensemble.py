@@ -138,7 +138,12 @@ NEEDED = {
     "majority": Need(
         "REFUSE-F1",
         Budget(("a,b,c",), turns=4, volume_faults=1),
-        [*turn(0), *turn(0), "volume 2 is that of a copy from 2 ago"],
+        [*turn(0), *turn(0), "volume 2 is that of a copy from 2 ago, 2 on"],
+    ),
+    "names": Need(
+        "FALSE-CURRENT",
+        Budget(("a,b,c",), turns=4, volume_faults=1),
+        [*turn(0), *turn(0), "volume 2 is that of a copy from 0 ago, 1 on"],
     ),
     "whole_log": Need("DUPLICATE", Budget(("a",), turns=2, kills=1)),
     "abort_first": Need(

@@ -68,7 +68,7 @@ def test_log() -> None:
     header = SegmentHeader(STORE, VOLUME, INSTANCE, 1, 0, 0, CHAIN_START)
     assert log_format.decode_segment_header(segment[:PAGE_SIZE]) == header
     slots = [log_format.decode_commit_record(segment[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
-    assert slots == [CommitRecord(2, 2, 2, second.chain), CommitRecord(1, 1, 1, first.chain)]
+    assert slots == [CommitRecord(2, 2, 2, second.chain, (VOLUME,)), CommitRecord(1, 1, 1, first.chain)]
     read = [record for record, _ in log_format.scan(memoryview(segment)[BATCHES_OFFSET:], BATCHES_OFFSET)]
     assert read == [Vote(1, b"candidate-one..."), first, Vote(2, b"candidate-two..."), second]
     assert [decode_envelope(one.payload) for one in (first, second)] == [FIRST_ENVELOPE, SECOND_ENVELOPE]

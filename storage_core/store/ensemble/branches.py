@@ -6,8 +6,9 @@ restored backup, a snapshot of a test. Then the majority counts, whatever the le
 - An entry that a majority of the voters holds is never given up for one that contradicts it. Every committed entry is
   on a majority, and two majorities have a volume in common, so what contradicts the entry was never committed here.
 - A volume whose commit record or snapshot contradicts it is foreign: nothing that it says of itself or others counts.
-- A copy that only went further than ours contradicts no entry. But its entries say up to where the others are durable:
-  a volume by whose word a majority has lost entries is foreign, since that is one fault and their loss would be many.
+- A copy that only went further than ours contradicts no entry. But its entries and its commit record say up to where
+  the others are durable: a volume by whose word a majority has lost entries is foreign, since that is one fault and
+  their loss would be many.
 - Commit records of the others that contradict each other have no majority. Neither has one that is too far above to
   tell whether the same log leads there, nor one of two entries of the same index and term. Then nobody can decide, and
   the store refuses.
@@ -36,7 +37,7 @@ class Stand:
     log: "Lead"  # its own, to the last entry that a whole chain leads to
     marks: tuple[tuple[Node, "Lead | None"], ...]  # what it says is committed, with the log that leads there
     end: int  # the last entry before the first one that is bad, on a whole chain or not
-    stated: Mapping[bytes, int]  # by volume: the highest index that its own log says to be durable there
+    stated: Mapping[bytes, int]  # by volume: the highest index that its log or commit record says to be durable there
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Branches:
 
 def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> Branches:
     """Return on which branch the store goes on. `needed`: how many of the `voting` volumes are a majority."""
-    foreign = _deniers(stands, voting, needed)
+    foreign = _foreign_by_their_word(stands, voting, needed)
     stands = [one for one in stands if one.volume_id not in foreign]
     if _are_on_one(stands):
         return Branches(foreign)
@@ -86,25 +87,41 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
     return result
 
 
-def _deniers(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> dict[bytes, str]:
-    """Return the volumes by whose word a majority of the voters has lost entries that were durable."""
-    foreign = {}
-    for stand in stands:
-        others = [one for one in stands if one.volume_id in voting]
-        if sum(_has_lost(one, stand, stand.stated.get(one.volume_id, 0)) for one in others) >= needed:
-            foreign[stand.volume_id] = (
-                f"{stand.name}: by its metadata log a majority of the volumes had entries that none of them has: the "
-                "disk is of another copy of the store"
-            )
+def _foreign_by_their_word(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> dict[bytes, str]:
+    """Return the volumes by whose word a majority of the voters has lost entries that were durable.
+
+    If these are more than may fail, volumes that contradict each other are no evidence against one another.
+    """
+    for lost in (_has_lost, _ends_below):
+        foreign = {
+            stand.volume_id: f"{stand.name}: by its metadata log a majority of the volumes had entries that none of "
+            "them has: the disk is of another copy of the store"
+            for stand in stands
+            if sum(lost(one, stand) for one in stands if one.volume_id in voting and one is not stand) >= needed
+        }
+        if len(foreign) <= len(voting) - needed:
+            break
     return foreign
 
 
-def _has_lost(one: Stand, teller: Stand, index: int) -> bool:
-    """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost."""
-    if one.end < index:
+def _ends_below(one: Stand, teller: Stand) -> bool:
+    return one.end < teller.stated.get(one.volume_id, 0)
+
+
+def _has_lost(one: Stand, teller: Stand) -> bool:
+    """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost, and
+    what was committed is never replaced.
+    """
+    if _ends_below(one, teller):
         return True
+    index = teller.stated.get(one.volume_id, 0)
     own, told = one.log.at(index), teller.log.at(index)
-    return own is not None and told is not None and own[2] != told[2] and own[1] <= told[1]
+    if own is None:
+        return False
+    committed = [path.chain_at(index) for mark, path in teller.marks if path is not None and index <= mark[0]]
+    return any(chain not in (own.chain, None) for chain in committed) or (
+        told is not None and own.chain != told.chain and own.term <= told.term
+    )
 
 
 def _is_of_one_leader_a_term(logs: Sequence["Lead"]) -> bool:

@@ -319,8 +319,15 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
         log = pool.lead_to(pool.tip_of(one.evidence))
         end = one.evidence.bad.index - 1 if one.evidence.bad is not None else _end(one.evidence)
-        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, Pool([one.evidence]).statements))
+        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, _stated(one.evidence)))
     return branches.compare(stands, voting, needed)
+
+
+def _stated(evidence: Evidence) -> Mapping[bytes, int]:
+    """Return what one volume says of all: its entries up to what came before them, its commit record with the last."""
+    commit, stated = evidence.commit, Pool([evidence]).statements
+    named = {volume_id: max(stated.get(volume_id, 0), commit.index) for volume_id in commit.fsynced} if commit else {}
+    return {**stated, **named}
 
 
 def _end(evidence: Evidence) -> int:

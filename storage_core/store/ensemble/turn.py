@@ -546,7 +546,7 @@ class Turn:
         ends = dict.fromkeys(self._now.voting.intersection(positions), last.id)
         known = before.commit.index if before.commit is not None else 0
         assert committed_index(self._voting_ids(), ends, last.term, known) == last.index, (ends, last.id)
-        commit = CommitRecord(generation, last.term, last.index, last.chain)
+        commit = CommitRecord(generation, last.term, last.index, last.chain, tuple(positions))
         durable = {**before.durable, **dict.fromkeys(positions, last.index)}
         self._now = replace(self._now, staged=())
         self._see(commit=commit, positions=positions, durable=durable)

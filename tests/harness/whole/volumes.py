@@ -6,14 +6,14 @@ hurt       its content is not what was written: blank, older, flipped, cut, gone
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
 from harness.faults import Call
 from harness.processes import Machine
-from harness.simulated_disk import PAGE_SIZE, Fate, SimulatedDirectory, SimulatedDisk
+from harness.simulated_disk import ALL_KEPT, PAGE_SIZE, Fate, SimulatedDirectory, SimulatedDisk
 
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
@@ -108,7 +108,7 @@ class Volumes:
     def save_images(self) -> None:
         """Keep what is durable of each volume now, to roll one back to it later, or to go on with all elsewhere."""
         if not self.bad and not self.outages:
-            self._copies.append([self._machine.disk.image_below(path) for path in self.paths])
+            self._copies.append(_whole(self._machine.disk, self.paths))
             del self._copies[:-IMAGES_KEPT_MAX]
         for position, path in enumerate(self.paths):
             if position not in self._away and position not in self._of_a_copy:
@@ -161,27 +161,29 @@ class Volumes:
     def _exchanged(self, position: int) -> str:
         """Put a volume of a copy of the store in its place, whose processes wrote on what was kept of all volumes.
 
-        Only if all good ones have committed something since: of a copy that only went further nobody can tell.
+        Ours have committed something since, or stand where the copy went on; that may be by a single entry.
         """
         others = [one for one in self.good if one != position and one not in self._away]
-        if not self._copies or len(others) <= self.tolerated:
+        is_of_now = not self.bad and not self.outages and self._random.random() < 0.5
+        if not (self._copies or is_of_now) or len(others) <= self.tolerated:
             return ""
-        whole = self._random.choice(self._copies)
+        whole = _whole(self._machine.disk, self.paths) if is_of_now else self._random.choice(self._copies)
         base = max(_log_of(image).tip[0] for image in whole)
         ours = [_log_of(self._machine.disk.image_below(self.paths[one])).commit for one in others]
-        if any(commit is None or commit.index <= base for commit in ours):
+        if any(commit is None or commit.index < base for commit in ours):
             return ""
         copy = Machine(self._random.randrange(1 << 32), len(self.paths))
         for path, image in zip(copy.paths, whole, strict=True):
             copy.disk.put_back(path, image.copy_platter())
-        session_count, message_count = self._random.randint(1, 3), self._random.randint(1, 4)
+        session_count, message_count = self._random.choice((1, 1, 2, 3)), self._random.choice((1, 1, 2, 4))
         for session in range(session_count):
             with patch.object(locks, "_mutexes", {}):  # on another host
                 store = copy.open()
-                for name in store.streams() or [store.add_stream({"name": "copied", "subjects": ["copied.>"]}).name]:
+                names = store.streams() or [store.add_stream({"name": "copied", "subjects": ["copied.>"]}).name]
+                for name in self._random.sample(names, self._random.randint(1, len(names))):
                     for number in range(message_count):
                         store.stream(name).publish(f"{name}.copied", f"of the copy {session} {number}".encode())
-        self._machine.disk.put_back(self.paths[position], copy.disk.image_below(copy.paths[position]))
+        self._machine.disk.put_back(self.paths[position], _whole(copy.disk, copy.paths)[position])
         self._of_a_copy.add(position)
         self.exchange_count += 1
         return f"is of a copy that was made at entry {base}"
@@ -352,3 +354,10 @@ def _content(image: SimulatedDirectory, parts: tuple[str, ...]) -> bytes:
     for part in parts:
         node = node.platter.get(part) if isinstance(node, SimulatedDirectory) else None
     return bytes(getattr(node, "platter", b"")) if not isinstance(node, SimulatedDirectory) else b""
+
+
+def _whole(disk: SimulatedDisk, paths: Sequence[Path]) -> Whole:
+    """Return all volumes as processes see them now, un-synced data and all."""
+    copy = disk.copy()
+    copy.lose_power(ALL_KEPT)
+    return [copy.image_below(path) for path in paths]

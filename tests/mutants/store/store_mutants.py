@@ -139,6 +139,11 @@ def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
     ]
 
 
+def does_not_ask_which_volumes_a_commit_record_names() -> list[Replacement]:
+    """Of the last entry of a log nobody says where it was fsynced: a copy that went a single one further leads."""
+    return [(decision, "_stated", lambda evidence: decision.Pool([evidence]).statements)]
+
+
 def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
     """NATS #6153: the state of now under the applied index of a moment ago, so that replay shifts everything."""
 
@@ -345,6 +350,7 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         locks_a_majority_and_does_not_look_at_the_rest,
         lets_the_best_log_outvote_the_majority,
         reads_by_the_highest_commit_record_of_any_volume,
+        does_not_ask_which_volumes_a_commit_record_names,
         takes_the_snapshot_beside_the_applier,
         drops_the_old_log_before_the_snapshot_is_durable,
         cuts_the_log_at_its_first_bad_record,

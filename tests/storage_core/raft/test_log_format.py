@@ -24,7 +24,8 @@ votes = st.builds(Vote, u64, ids)
 seals = st.builds(Seal, u64, u64)
 batches = st.lists(st.lists(st.one_of(entries, votes, seals), min_size=1, max_size=4), min_size=1, max_size=4)
 headers = st.builds(SegmentHeader, ids, ids, ids, u64, u64, u64, ids)
-commit_records = st.builds(CommitRecord, u64, u64, u64, ids)
+fsynced = st.lists(ids, max_size=log_format.FSYNCED_COUNT_MAX).map(tuple)
+commit_records = st.builds(CommitRecord, u64, u64, u64, ids, fsynced)
 
 
 def encode(written: list[list[Record]]) -> bytes:
@@ -202,7 +203,7 @@ def test_a_page_of_zeros_was_never_written() -> None:
 
 
 def test_no_flipped_bit_and_no_cut_of_a_commit_record_passes() -> None:
-    page = bytearray(log_format.encode_commit_record(CommitRecord(7, 3, 9, b"c" * 16)))
+    page = bytearray(log_format.encode_commit_record(CommitRecord(7, 3, 9, b"c" * 16, (b"v" * 16, b"w" * 16))))
     for bit in range(len(page) * 8):
         page[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptRecordError):
@@ -218,6 +219,15 @@ def test_a_commit_record_of_another_version_is_refused_as_such() -> None:
     page = log_format.encode_commit_record(CommitRecord(7, 3, 9, b"c" * 16))
     with pytest.raises(UnsupportedVersionError, match="version 9"):
         log_format.decode_commit_record(with_version(page, 9))
+
+
+def test_a_commit_record_that_names_more_volumes_than_it_has_room_for_is_bad() -> None:
+    page = bytearray(log_format.encode_commit_record(CommitRecord(7, 3, 9, b"c" * 16)))
+    for count in (log_format.FSYNCED_COUNT_MAX + 1, 2**32 - 1):
+        pack_into("<I", page, 12, count)
+        pack_into("<I", page, PAGE_SIZE - 4, crc32c(page[: PAGE_SIZE - 4]))
+        with pytest.raises(CorruptRecordError):
+            log_format.decode_commit_record(bytes(page))
 
 
 @given(st.integers(1, 2**63))

@@ -169,13 +169,13 @@ def test_an_entry_that_only_one_volume_is_left_with_is_not_given_up_for_a_copy(t
 
 
 @pytest.mark.parametrize(("volume_count", "places"), [(3, [0]), (3, [2]), (5, [4]), (5, [1, 3])])
-@pytest.mark.parametrize("snapshot_every", [2, 128])
+@pytest.mark.parametrize(("snapshot_every", "count"), [(2, 8), (128, 8), (128, 1)])
 def test_a_copy_that_only_went_further_than_ours_is_foreign(
-    tmp_path: Path, volume_count: int, places: list[int], snapshot_every: int
+    tmp_path: Path, volume_count: int, places: list[int], snapshot_every: int, count: int
 ) -> None:
     """It contradicts no entry of ours; but by its word a majority has lost some, and that would be many faults."""
     copied = Copied(tmp_path, volume_count, snapshot_every)
-    write(copied.copies, "copied", 8)
+    write(copied.copies, "copied", count)
     with Store.open(copied.paths) as there_before:
         assert there_before.stream("S").last_sequence == len(COMMON)
         copied.exchange(*places)
@@ -201,6 +201,19 @@ def test_a_copy_too_far_above_to_be_compared_is_known_by_what_it_says_of_the_oth
     for read_only in (True, False):
         assert contents(copied.paths, read_only) == expected
     assert states(copied.paths) == ["current", "current", "foreign"]
+
+
+@pytest.mark.parametrize(("volume_count", "missing"), [(3, [1]), (5, [1, 2])])
+def test_a_copy_by_whose_word_no_more_were_put_back_than_may_fail_is_followed(
+    tmp_path: Path, volume_count: int, missing: list[int]
+) -> None:
+    """It looks like the only one that is left with acked entries: nobody can tell, and nothing acked may be lost."""
+    copied = Copied(tmp_path, volume_count)
+    for place in missing:
+        shutil.rmtree(copied.copies[place])
+    written = write(copied.copies, "copied", 1)
+    copied.exchange(0)
+    assert contents(copied.paths, read_only=True) == contents(copied.paths) == COMMON + written
 
 
 @pytest.mark.parametrize("place", range(3))
