@@ -161,12 +161,19 @@ def delta_settings() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def delta_spark(spark_settings: dict[str, str], delta_settings: dict[str, str]) -> Iterator["SparkSession"]:
+def delta_spark(
+    spark_settings: dict[str, str], delta_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["SparkSession"]:
     """The session of the JVM that tests share: local[2], UTC, quiet, and Delta, for tests marked `delta`."""
     from pyspark.sql import SparkSession  # here, so that tests without Spark do not wait for its import
 
-    builder = SparkSession.builder.master("local[2]").appName("jstream tests")
-    session = builder.config(map=spark_settings | delta_settings).getOrCreate()
+    from spark_stream.spark_home import workers_from_bytecode
+
+    chosen = {"spark.master": "local[2]", "spark.app.name": "jstream tests"} | spark_settings | delta_settings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("my cache")))
+        with workers_from_bytecode(chosen):
+            session = SparkSession.builder.config(map=chosen).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -24,9 +24,11 @@ DRIVER = '''
 import json, os, signal, sys
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from spark_stream.spark_home import workers_from_bytecode
 
-store, master, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+store, settings = sys.argv[1], {"spark.master": sys.argv[2], **json.loads(sys.argv[3])}
+with workers_from_bytecode(settings):
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 driver_pid, jvm_pid = os.getpid(), spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
 MARK = sys.argv[4]
