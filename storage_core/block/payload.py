@@ -23,6 +23,8 @@ from storage_core.block.format import ALIGNMENT, FRAME_HEADER_SIZE, PAYLOAD_SIZE
 from storage_core.schema import FRAME_SCHEMA
 
 METADATA_SIZE_MAX = 4096
+COMPRESSED_FROM_SIZE = 4096  # bytes; 17 buffers cost 0.1 ms, and a file takes whole pages of the disk
+SHRUNK_TO_MAX = 15 / 16  # of the uncompressed size
 _PREAMBLE = Struct("<Ii")
 _I64 = Struct("<q")
 _NODE = Struct("<qq")  # length, null count; a buffer looks the same: offset, length
@@ -42,9 +44,19 @@ assert LEAD_SIZE % ALIGNMENT == 0
 
 
 def encode_payload(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
-    """Return the batch (columns as schema.FRAME_SCHEMA) as the payload of a frame."""
-    if codec == "none":
+    """Return the batch (columns as schema.FRAME_SCHEMA) as the payload of a frame.
+
+    It is left uncompressed where little is saved by it: each reader would pay for unpacking it.
+    """
+    size = pa.ipc.get_record_batch_size(batch)
+    if codec == "none" or size < COMPRESSED_FROM_SIZE:
         return batch.serialize()
+    packed = compressed_payload(batch, codec)
+    return packed if packed.size <= size * SHRUNK_TO_MAX else batch.serialize()
+
+
+def compressed_payload(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
+    """Return the same, compressed whatever comes of it."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
     with pa.ipc.new_stream(sink, FRAME_SCHEMA, options=options) as stream:
@@ -98,7 +110,7 @@ def _check(payload: memoryview, row_count: int, codec: str) -> None:
     _check_nodes(record.pairs(1), row_count)
     compression = record.table(3)
     stated = "none" if compression is None else _ARROW_CODECS.get(compression.scalar(0, "<b"), "unknown")
-    if stated != codec or (compression is not None and compression.scalar(1, "<b") != 0):
+    if stated not in (codec, "none") or (compression is not None and compression.scalar(1, "<b") != 0):
         raise ValueError(f"Arrow buffers are compressed with {stated}, the block with {codec}")
     _check_buffers(record.pairs(2), body, compressed=compression is not None)
 

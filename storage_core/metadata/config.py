@@ -60,7 +60,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     max_msg_size: int = -1
     duplicate_window: int = 2 * MINUTE_NS
-    compression: str = "none"
+    compression: str = "zstd"
     deny_delete: bool = False
     deny_purge: bool = False
     sealed: bool = False

@@ -117,7 +117,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(jstream, orders) -
 
 def test_an_edit_without_a_change_is_wrong_usage_and_of_the_same_value_is_none(jstream, orders) -> None:
     assert jstream("stream", "edit", "ORDERS").code == 2
-    assert jstream("stream", "edit", "ORDERS", "--compression", "none").err == "nothing changes\n"
+    assert jstream("stream", "edit", "ORDERS", "--compression", "zstd").err == "nothing changes\n"
 
 
 def test_an_edit_cannot_rename(jstream, orders, tmp_path) -> None:
@@ -205,7 +205,7 @@ def test_what_a_server_shows_of_a_stream_is_taken_as_its_configuration(jstream, 
     told = {
         **{"name": "OTHER", "subjects": ["n.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1},
         **{"max_bytes": -1, "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old"},
-        **{"storage": "file", "num_replicas": 1, "duplicate_window": 120000000000, "compression": "none"},
+        **{"storage": "file", "num_replicas": 1, "duplicate_window": 120000000000, "compression": "zstd"},
         **{"allow_direct": True, "mirror_direct": False, "sealed": False, "deny_delete": True, "deny_purge": False},
         **{"allow_rollup_hdrs": False, "consumer_limits": {}, "allow_msg_ttl": False},
     }

@@ -17,7 +17,7 @@ import pytest
 
 from storage_core.block import BlockReader, FrameDamage, FrameRequest
 from storage_core.block.format import PAYLOAD_SIZE_MAX
-from storage_core.block.payload import encode_payload
+from storage_core.block.payload import compressed_payload
 from storage_core.errors import CorruptFrameError, CorruptionError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.schema import FRAME_SCHEMA
 
@@ -121,7 +121,7 @@ def test_decompression_bomb_is_refused_before_it_unfolds(
 ) -> None:
     forged = forger(blocks.seal(blocks.batch(1), codec=codec).data)
     row = {"subject": "s.0", "timestamp_ns": 1_000_000_000_000_000_000, "data": bytes(PAYLOAD_SIZE_MAX + 1)}
-    bomb = encode_payload(pa.RecordBatch.from_pylist([row], schema=FRAME_SCHEMA), codec)
+    bomb = compressed_payload(pa.RecordBatch.from_pylist([row], schema=FRAME_SCHEMA), codec)
     forged.payloads[0] = bytearray(bomb)
     reader = BlockReader.open(memory_file(forged.seal()))
     before = pa.default_memory_pool().bytes_allocated()

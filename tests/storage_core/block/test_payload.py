@@ -1,5 +1,6 @@
 """What Arrow would believe and must not be told: each impossible metadata is refused before Arrow sees it."""
 
+import os
 from collections.abc import Callable
 from struct import pack_into, unpack_from
 from typing import Any
@@ -8,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from storage_core.block.format import PAYLOAD_SIZE_MAX
-from storage_core.block.payload import LEAD_SIZE, check_payload, decode_payload, encode_payload
+from storage_core.block.payload import LEAD_SIZE, check_payload, compressed_payload, decode_payload, encode_payload
+from storage_core.schema import FRAME_SCHEMA
 
 CODECS = ("none", "lz4", "zstd")
 
@@ -31,16 +33,21 @@ def place_of(payload: bytes, what: str) -> int:
     raise AssertionError(f"no {what} in the metadata")
 
 
+def encoded(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
+    """Return the payload, compressed however few rows it has."""
+    return encode_payload(batch, codec) if codec == "none" else compressed_payload(batch, codec)
+
+
 @pytest.fixture(scope="module")
 def payload(blocks: Any) -> Callable[[str], bytearray]:
-    return lambda codec: bytearray(encode_payload(blocks.batch(6), codec).to_pybytes())
+    return lambda codec: bytearray(encoded(blocks.batch(6), codec).to_pybytes())
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("fields", [[0, 1, 2, 3], [1], [0, 3], [2]], ids=str)
 def test_columns_that_are_asked_for_come_back(blocks: Any, codec: str, fields: list[int]) -> None:
     batch = blocks.batch(6)
-    payload = encode_payload(batch, codec).to_pybytes()
+    payload = encoded(batch, codec).to_pybytes()
     check_payload(memoryview(payload), 6, codec)
     found = decode_payload(in_memory(payload), fields)
     assert found.equals(batch.select(fields))
@@ -118,7 +125,21 @@ def test_sum_of_declared_sizes_is_bounded(payload: Callable[[str], bytearray], c
         check_payload(memoryview(forged), 6, codec)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_payload_that_compression_does_not_shrink_is_left_as_it_is(codec: str) -> None:
+    def batch(data: bytes, count: int) -> pa.RecordBatch:
+        row = {"subject": "s", "timestamp_ns": 1}
+        return pa.RecordBatch.from_pylist([row | {"data": data}] * count, schema=FRAME_SCHEMA)
+
+    for left in (batch(b"x" * 100, 5), batch(os.urandom(300_000), 1)):
+        payload = encode_payload(left, codec)
+        assert payload.equals(encode_payload(left, "none"))
+        check_payload(memoryview(payload), left.num_rows, codec)
+        assert decode_payload(in_memory(payload.to_pybytes()), [0, 1, 2, 3]).equals(left)
+    assert encode_payload(batch(b"x" * 100, 500), codec).size < 6_000
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_payload_of_another_codec_is_refused(payload: Callable[[str], bytearray], codec: str) -> None:
     for other in set(CODECS) - {codec}:
         with pytest.raises(ValueError, match=f"compressed with {codec}, the block with {other}"):

@@ -19,7 +19,7 @@ def test_defaults() -> None:
         "num_replicas": 1,
         "max_msg_size": -1,
         "duplicate_window": 120_000_000_000,
-        "compression": "none",
+        "compression": "zstd",
         "deny_delete": False,
         "deny_purge": False,
         "sealed": False,
