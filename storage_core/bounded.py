@@ -4,11 +4,14 @@ No container can declare more than the input holds. That does not bound their nu
 become seven hundred, so `size_max` is chosen with that in mind, and what strangers write is not unpacked here.
 """
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgpack
+import msgspec
 
 from storage_core.errors import CorruptionError
+
+T_co = TypeVar("T_co", covariant=True)
 
 UNPACKED_PER_BYTE_MAX = 1  # an element is at least one byte, so a container cannot declare more than the input holds
 
@@ -40,3 +43,17 @@ def unpack(data: bytes | memoryview, size_max: int, what: str) -> Any:
         )
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise CorruptionError(f"{what} is not valid msgpack: {error}") from error
+
+
+class Decoder(Protocol[T_co]):
+    """A `msgspec.msgpack.Decoder`."""
+
+    def decode(self, data: bytes | msgspec.Raw, /) -> T_co: ...
+
+
+def decode(decoder: Decoder[T_co], data: bytes | msgspec.Raw, what: str) -> T_co:
+    """Return what a decoder makes of `data`; raises CorruptionError naming `what`, also for endless nesting."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptionError(f"{what} of {len(bytes(data))} bytes is not one: {error}") from error

@@ -365,5 +365,5 @@ def decode_envelope(payload: bytes) -> Envelope:
                 f"an entry of the metadata log has version {version}; this program reads version {COMMANDS_VERSION}"
             )
         return _DECODER.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptRecordError("log entry", 0, f"not an envelope: {error}") from error

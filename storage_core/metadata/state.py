@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from storage_core.bounded import decode
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
@@ -303,10 +304,7 @@ def encode_stream(stream: StreamState) -> bytes:
 
 def decode_stream(encoded: bytes) -> StreamState:
     """Return the stream that `encode_stream` wrote; raises CorruptionError."""
-    try:
-        return _stream(_STREAM_DECODER.decode(encoded))
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"{len(encoded)} bytes are no stream: {error}") from error
+    return _stream(decode(_STREAM_DECODER, encoded, "a stream"))
 
 
 def _stream_record(one: StreamState) -> _StreamRecord:
@@ -361,15 +359,12 @@ def encode_state(state: StoreState) -> bytes:
 
 def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
     """Return the state that `encode_state` wrote; raises CorruptionError, UnsupportedVersionError."""
-    try:
-        record = _DECODER.decode(encoded)
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"snapshot payload is not a state: {error}") from error
+    record = decode(_DECODER, encoded, "a state")
     if record.version != STATE_VERSION:
         raise UnsupportedVersionError(f"state of version {record.version}, this program reads {STATE_VERSION}")
-    streams = {}
-    for one in record.streams:
-        streams[one.config.name.casefold()] = _stream(one)
+    streams = {one.config.name.casefold(): _stream(one) for one in record.streams}
+    if len(streams) < len(record.streams):
+        raise CorruptionError(f"a state of {len(record.streams)} streams with {len(streams)} names")
     values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
     values.update(
         streams=Streams(streams),

@@ -16,6 +16,7 @@ from storage_core.metadata.commands import (
     RestoreStreams,
 )
 from storage_core.metadata.consumers import restored
+from storage_core.metadata.invariants import check_stream
 from storage_core.metadata.manifest import GRAVE_DTYPE, Table, ids
 from storage_core.metadata.results import Done, Place, Result, refuse
 from storage_core.metadata.state import StoreState, StreamState, decode_stream
@@ -72,7 +73,11 @@ def restore_streams(
     state: StoreState, place: Place, time_ns: int, command: RestoreStreams
 ) -> tuple[StoreState, Result]:
     for encoded in command.streams:
-        stream = decode_stream(encoded)
+        try:
+            stream = decode_stream(encoded)
+            check_stream(stream)
+        except errors.CorruptionError as error:
+            refuse(errors.CorruptionError, str(error))
         _check_name_is_free(state, stream.name)
         if state.by_incarnation(stream.incarnation) is not None:
             refuse(errors.AlreadyExistsError, f"stream {stream.name!r}: its incarnation is another stream's")

@@ -16,6 +16,7 @@ from struct import Struct
 import msgspec
 from crc32c import crc32c
 
+from storage_core.bounded import decode as decode_struct
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.raft.entry import CHAIN_SIZE, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE
@@ -120,7 +121,4 @@ def encode_body(body: SnapshotBody) -> bytes:
 
 def decode_body(payload: bytes) -> SnapshotBody:
     """Return the body of a snapshot whose digest has passed; raises CorruptionError."""
-    try:
-        return _BODY_DECODER.decode(payload)
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"snapshot payload of {len(payload)} bytes is not one: {error}") from error
+    return decode_struct(_BODY_DECODER, payload, "the payload of a snapshot")

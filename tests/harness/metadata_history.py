@@ -1,6 +1,7 @@
 """The metadata state machine under test: commands to apply, and a history that looks at each step that it is pure."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from storage_core import errors
 from storage_core.metadata import machine
 from storage_core.metadata.commands import AppendedBlocks, Command, Envelope, Init, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.invariants import check_state
 from storage_core.metadata.machine import Place, Refused
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import StoreState, StreamState, decode_state, encode_state
 from storage_core.sequences import SequenceSet
 
 VOLUME = b"V" * 16
+_SEEDS = count(1_000_000)
 ONE, OTHER = b"1" * 16, b"2" * 16  # incarnations
 INIT = Init(b"S" * 16, StoreSettings(), (Voter(VOLUME, b"I" * 16, "."),), "here", "host")
 
@@ -36,15 +39,19 @@ def blocks(
     hidden: Sequence[int] = (),
     holes: Sequence[int] = (),
     overwrite: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> AppendedBlocks:
-    """Return blocks of these spans; each message has `size` bytes. `hidden`: duplicates, `holes`: no rows, relative."""
+    """Return blocks of these spans; each message has `size` bytes. `hidden`: duplicates, `holes`: no rows, relative.
+
+    `seed`: what the ids of the blocks are made of; None: nobody else's.
+    """
+    seed = next(_SEEDS) if seed is None else seed
     rows = np.zeros(len(spans), BLOCK_DTYPE)
     first = 0
     for at, span in enumerate(spans):
         missing = sum(first <= one < first + span for one in holes)
         rows[at] = (
-            seed.to_bytes(8, "big") + at.to_bytes(8, "big"), b"D" * 16, first, span, span - missing, 100,
+            seed.to_bytes(8, "big") + at.to_bytes(8, "big"), b"D" * 16, first, span, span - missing, 1000,
             (span - missing) * size, 1, 2, 0, 0, 0, 1,
         )  # fmt: skip
         first += span
@@ -78,6 +85,7 @@ class History:
         assert encode_state(before) == encoded, "the old state is left alone"
         assert encode_state(again) == encode_state(self.state), "equal inputs give equal states"
         assert same == result
+        check_state(self.state)
         if isinstance(result, Refused):
             assert self.state is before, "a refused command changes nothing"
         from_bytes, result_from_bytes = machine.apply(decode_state(encoded), place, envelope)

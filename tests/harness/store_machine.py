@@ -25,6 +25,7 @@ from storage_core.errors import (
     StorageError,
     TransactionAbortedError,
 )
+from storage_core.metadata.invariants import check_state
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.store.writing.appends import WriterBatch
@@ -388,6 +389,7 @@ class StoreMachine(RuleBasedStateMachine):
         StoreMachine.steps_taken += 1
         for store in self.stores:
             state = store.state()
+            check_state(state)
             found = {one.name: (one.message_count, one.next_sequence) for one in state.streams.values()}
             expected = {name: (len(one.messages), one.next_sequence) for name, one in self.model.streams.items()}
             assert found == expected

@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
+from storage_core.bounded import decode
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, StreamState, decode_state
 from storage_core.raft import snapshot_format
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
@@ -144,15 +146,20 @@ def decode_manifest(encoded: bytes, path: Path) -> Manifest:
         raise CorruptionError(
             f"{path}: offset_bytes {HEADER_SIZE}: the payload has another digest than the header says"
         )
-    try:
-        return _DECODER.decode(payload)
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"{path}: the payload is no manifest: {error}") from error
+    return decode(_DECODER, payload, f"{path}: offset_bytes {HEADER_SIZE}: the payload of a manifest")
 
 
 def understood(manifest: Manifest, path: Path) -> Backup:
-    """Return the backup that a manifest describes. Raises CorruptionError if its parts contradict each other."""
-    state = decode_state(manifest.state)
+    """Return the backup that a manifest describes.
+
+    Raises CorruptionError if its parts contradict each other, or are of a store that there cannot be: the digest says
+    that the bytes are those of whoever wrote them, and not that it was this program.
+    """
+    try:
+        state = decode_state(manifest.state)
+        check_state(state)
+    except CorruptionError as error:
+        raise CorruptionError(f"{path}: offset_bytes {HEADER_SIZE}: the state in the payload: {error}") from error
     if len(manifest.numbers) % NUMBER_DTYPE.itemsize:
         raise CorruptionError(f"{path}: {len(manifest.numbers)} bytes of numbers")
     rows = np.frombuffer(manifest.numbers, NUMBER_DTYPE)

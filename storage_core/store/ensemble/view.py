@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from storage_core.metadata import machine
 from storage_core.metadata.commands import decode_envelope
+from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
@@ -49,8 +50,12 @@ def trail_of(lead: Lead) -> bytes:
 
 
 def first_state(lead: Lead) -> StoreState:
-    """Return the state that a log begins with: that of its snapshot."""
-    return decode_state(lead.snapshot_body.state) if lead.snapshot_body is not None else StoreState()
+    """Return the state that a log begins with: that of its snapshot. Raises CorruptionError."""
+    if lead.snapshot_body is None:
+        return StoreState()
+    state = decode_state(lead.snapshot_body.state)
+    check_state(state)
+    return state
 
 
 def replay(lead: Lead, state: StoreState | None = None) -> StoreState:

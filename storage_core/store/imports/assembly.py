@@ -95,7 +95,7 @@ def assemble(
     for record in records:
         present = present.union(SequenceSet.decode(record.present))
         lost = lost.union(SequenceSet.decode(record.lost))
-    first, end = work.planned.bounds
+    first, end = (max(1, bound) for bound in work.planned.bounds)  # a server counts an empty stream from 0
     if present:
         first, end = min(first, int(present.starts[0])), max(end, int(present.ends[-1]))
     rows, subject_sets = _rows(records)

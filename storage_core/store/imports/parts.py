@@ -138,7 +138,7 @@ def decode_record(data: bytes, name: str) -> ImportHead | PartRecord:
         raise CorruptRecordError(name, _HEADER.size, f"{len(payload)} bytes, expected {size} with another digest")
     try:
         return msgspec.msgpack.decode(payload, type=ImportHead | PartRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptRecordError(name, _HEADER.size, str(error)) from error
 
 

@@ -19,8 +19,9 @@ from harness.simulated_disk import NOTHING_KEPT, SimulatedDirectory, SimulatedDi
 from harness.whole.beyond import Beyond
 from harness.whole.expectation import Violation
 
-from storage_core.errors import StorageError
+from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import decode_envelope
+from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.store.ensemble.decision import ROLLED_BACK
 from storage_core.store.replicas.replicas import replica_states
@@ -79,6 +80,10 @@ class Invariants:
             raise Violation(f"{name} has seen entry {self._seen[name]}, and now shows entry {view.index}")
         self._seen[name] = view.index
         self._chain(view.index, view.chain, f"what {name} shows")
+        try:
+            check_state(view.state)
+        except CorruptionError as error:
+            raise Violation(f"{name} shows a state after entry {view.index} that there cannot be: {error}") from error
         digest = hashlib.blake2b(encode_state(view.state), digest_size=16).digest()
         if self._states.setdefault(view.index, digest) != digest:
             raise Violation(f"{name} has another state after entry {view.index} than was seen before")

@@ -34,7 +34,6 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.machine import ConsumerDone
-from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import encode_stream
 from storage_core.sequences import SequenceSet
 
@@ -202,7 +201,7 @@ def test_consumers_go_with_their_stream() -> None:
 def test_consumers_of_a_restored_stream_stand_where_they_stood() -> None:
     history = made()
     history.apply(deliver(1, 6))
-    copy = replace(history.stream(), incarnation=b"N" * 16, blocks=Table.empty(history.stream().blocks.rows.dtype))
+    copy = replace(history.stream(), incarnation=b"N" * 16)
     history.apply(DeleteStream(ONE))
     history.apply(PrepareStreams((b"N" * 16,), 10**9))
     history.history = b"history2"

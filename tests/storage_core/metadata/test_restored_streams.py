@@ -45,7 +45,7 @@ def renewed(saved: StreamState, **changes: object) -> bytes:
 
 def test_a_stream_is_encoded_and_decoded(saved: StreamState) -> None:
     assert encode_stream(decode_stream(encode_stream(saved))) == encode_stream(saved)
-    with pytest.raises(errors.CorruptionError, match="are no stream"):
+    with pytest.raises(errors.CorruptionError, match="a stream of"):
         decode_stream(encode_stream(saved)[:-1])
 
 

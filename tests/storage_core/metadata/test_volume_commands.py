@@ -165,6 +165,7 @@ def test_the_bits_of_holders_move_with_their_volumes(three: History) -> None:
 def _row(first: int, holders: int) -> bytes:
     row = np.zeros(1, BLOCK_DTYPE)
     row["block_id"], row["first"], row["span"], row["row_count"] = np.void(bytes([first + 1]) * 16), first, 1, 1
+    row["file_size"] = 1000
     row["holders"] = holders
     return row.tobytes()
 

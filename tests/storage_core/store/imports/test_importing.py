@@ -70,7 +70,7 @@ def check(store: Store, source: ForeignStore, report: dict[str, Any]) -> None:
         expected = read(source, one["source"])
         assert rows_of(store, one["name"]) == expected
         state = store.stream_state(one["name"])
-        first, end = source.bounds(one["source"])
+        first, end = (max(1, one) for one in source.bounds(one["source"]))  # a server counts an empty stream from 0
         assert (state.floor, state.next_sequence) == (first, end)
         assert one["read"] == one["messages"] == len(expected)
         assert one["messages"] + one["holes"] + one["lost"] == end - first

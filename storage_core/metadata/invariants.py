@@ -1,0 +1,299 @@
+"""What holds of every state: asked wherever one comes from bytes (a snapshot, a backup, metadata that is rebuilt).
+
+A checksum says that bytes are as they were written, and nothing about who wrote them. Whoever plans, reads or applies
+commands believes the state: spans place messages, counts become limits, names become text on a terminal. So a state
+that no sequence of commands leads to is refused as a whole, before anything is served from it.
+
+One look costs a few microseconds for each stream, and a few passes over the columns of its blocks.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from storage_core.block.format import (
+    BLOCK_SIZE_MAX,
+    HEADER_SIZE,
+    ID_SIZE,
+    ROW_COUNT_MAX,
+    SUMMARY_SUBJECT_COUNT_MAX,
+    TRAILER_SIZE,
+)
+from storage_core.errors import CorruptionError
+from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
+from storage_core.metadata.state import (
+    ABORTED,
+    COMMITTED,
+    EVENT_COUNT_MAX,
+    BatchResult,
+    StoreState,
+    StreamState,
+    WriterState,
+)
+from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
+from storage_core.raft.entry import HISTORY_SIZE
+from storage_core.sequences import SequenceSet
+from storage_core.subjects import SUBJECT_SIZE_MAX
+
+REPLICA_COUNT_MAX = 5
+VOLUME_COUNT_MAX = 16  # of a store, those that come and go included
+PATH_SIZE_MAX = 4096  # bytes
+NUMBER_MAX = 2**63 - 1
+STREAM_SEQUENCE_MAX = 1 << 62  # no stream comes near it, and above it there is little room left to add
+_TEXT_SHOWN = 64  # characters of a text that came, in a message
+_CONTENT_SIZES = (0, 16)
+
+
+def check_state(state: StoreState) -> None:
+    """Raise CorruptionError, saying where, what came and what was expected, for a state that no store can have."""
+    _check_id("the store's id", state.store_id, ID_SIZE if state.store_id or state.streams or state.voters else 0)
+    _check_number("created_ns", state.created_ns, 0)
+    _check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
+    _check_number("snapshot_every", state.settings.snapshot_every, 1)
+    _check_number("graveyard_keep", state.settings.graveyard_keep, 0)
+    _check_voters(state)
+    _check_number("events", len(state.events), 0, EVENT_COUNT_MAX)
+    outcomes = state.transactions.rows["outcome"]
+    if len(outcomes) and not np.isin(outcomes, (COMMITTED, ABORTED)).all():
+        _refuse("transactions", f"outcomes {COMMITTED} or {ABORTED}", sorted(set(outcomes.tolist()))[-1])
+    for stream in state.streams.values():
+        try:
+            _check_stream(stream)
+        except CorruptionError as error:
+            raise CorruptionError(f"stream {_shown(stream.name)}: {error}") from error
+    _check_distinct("incarnations of streams", [one.incarnation for one in state.streams.values()])
+    tables = [one.blocks.rows["block_id"] for one in state.streams.values() if len(one.blocks)]
+    if tables:
+        _check_distinct_ids("blocks", np.concatenate(tables))
+
+
+def check_stream(stream: StreamState) -> None:
+    """Raise CorruptionError for a stream that no sequence of commands leads to."""
+    try:
+        _check_stream(stream)
+        _check_distinct_ids("blocks", stream.blocks.rows["block_id"])
+    except CorruptionError as error:
+        raise CorruptionError(f"stream {_shown(stream.name)}: {error}") from error
+
+
+def _check_stream(stream: StreamState) -> None:
+    _check_config(stream.config)
+    _check_id("incarnation", stream.incarnation)
+    _check_number("created_ns", stream.created_ns, 0)
+    _check_number("volumes of the placement", len(stream.placement), 0, VOLUME_COUNT_MAX)
+    for volume_id in stream.placement:
+        _check_id("placement", volume_id)
+    _check_distinct("placement", stream.placement)
+    _check_number("next_sequence", stream.next_sequence, 1, STREAM_SEQUENCE_MAX)
+    _check_number("first sequence", stream.floor, 1, stream.next_sequence)
+    for name, sequences in (("removed sequences", stream.removed), ("lost sequences", stream.lost)):
+        _check_within(name, sequences, stream.floor, stream.next_sequence)
+    removed_count = len(stream.removed)
+    _check_equal("message_count", stream.message_count, stream.next_sequence - stream.floor - removed_count)
+    _check_number("data_size", stream.data_size, 0)
+    _check_blocks(stream)
+    _check_runs("histories", stream.histories, HISTORY_SIZE, stream.next_sequence)
+    _check_runs("origins", stream.origins, ID_SIZE, stream.next_sequence + 1)
+    _check_subject_sets(stream.subject_sets)
+    for name, writer in stream.writers.items():
+        _check_writer(name, writer, stream.next_sequence)
+    for key, consumer in stream.consumers.items():
+        _check_consumer(key, consumer)
+
+
+# --- blocks
+
+
+def _check_blocks(stream: StreamState) -> None:
+    rows = stream.blocks.rows
+    if not len(rows):
+        if stream.message_count:
+            _refuse("blocks", f"those of {stream.message_count} messages", "none")
+        return
+    first, span, row_count = (np.ascontiguousarray(rows[name]) for name in ("first", "span", "row_count"))
+    _check_column(rows, "first", 1, stream.next_sequence - 1)
+    _check_column(rows, "span", 1, stream.next_sequence - first)
+    _check_column(rows, "row_count", 1, np.minimum(span, ROW_COUNT_MAX))
+    _check_column(rows, "file_size", HEADER_SIZE + TRAILER_SIZE, BLOCK_SIZE_MAX)
+    _check_column(rows, "data_size", 0, NUMBER_MAX)
+    _check_column(rows, "time_max_ns", rows["time_min_ns"], NUMBER_MAX)
+    _check_column(rows, "committed_ns", 0, NUMBER_MAX)
+    _check_column(rows, "msg_id_count", 0, row_count)
+    _check_column(rows, "subject_set", 0, len(stream.subject_sets))
+    ends = first + span
+    touching = np.flatnonzero(first[1:] < ends[:-1])
+    if len(touching):
+        at = int(touching[0])
+        _refuse(f"blocks {at} and {at + 1}", "ascending sequences", f"[{first[at]}, {ends[at]}) and {first[at + 1]}")
+    if ends[0] <= stream.floor:
+        _refuse("block 0", f"an end above {stream.floor}", int(ends[0]))
+    _check_holes(stream, first, ends, row_count)
+
+
+def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_count: np.ndarray) -> None:
+    """Sequences that no block has, or that their block has no message of, are known as removed."""
+    heads, tails = np.append(first, stream.next_sequence), np.concatenate(([stream.floor], ends))
+    between = heads > tails
+    gaps = SequenceSet(np.ascontiguousarray(tails[between]), np.ascontiguousarray(heads[between]))
+    if gaps:
+        shown = gaps.difference(stream.removed)
+        if shown:
+            _refuse("blocks", f"one with sequence {int(shown.starts[0])}, which is shown", "none")
+    missing = ends - first - row_count
+    if missing.any():
+        low = np.minimum(np.maximum(first, stream.floor), ends)
+        gone = _count_below(stream.removed, ends) - _count_below(stream.removed, low) + (low - first)
+        short = np.flatnonzero(missing > gone)
+        if len(short):
+            at = int(short[0])
+            _refuse(f"row_count of block {at}", f"{int(ends[at] - first[at] - gone[at])} or more", int(row_count[at]))
+
+
+def _count_below(sequences: SequenceSet, values: np.ndarray) -> np.ndarray:
+    """Return how many sequences of the set lie below each value."""
+    if not sequences:
+        return np.zeros(len(values), np.int64)
+    before = np.concatenate(([0], np.cumsum(sequences.ends - sequences.starts)))
+    run = np.searchsorted(sequences.starts, values, side="left")
+    over = sequences.ends[np.maximum(run - 1, 0)] - values
+    return before[run] - np.where(run > 0, np.maximum(over, 0), 0)
+
+
+def _check_column(rows: np.ndarray, name: str, low: int | np.ndarray, high: int | np.ndarray) -> None:
+    values = rows[name]
+    bad = np.flatnonzero((values < low) | (values > high))
+    if len(bad):
+        at = int(bad[0])
+        bounds = [int(one[at]) if isinstance(one, np.ndarray) else one for one in (low, high)]
+        _refuse(f"{name} of block {at}", f"{bounds[0]} to {bounds[1]}", int(values[at]))
+
+
+def _check_distinct_ids(what: str, ids: np.ndarray) -> None:
+    halves = np.ascontiguousarray(ids).view("<u8").reshape(-1, 2)
+    ordered = np.sort(halves[:, 0])  # ids are random: what has the same half is the same, or looked at again
+    if (ordered[1:] == ordered[:-1]).any():
+        distinct, counts = np.unique(halves, axis=0, return_counts=True)
+        if len(distinct) < len(halves):
+            _refuse(what, "each id once", distinct[counts > 1][0].tobytes().hex() + " twice")
+
+
+# --- the rest of a stream
+
+
+def _check_config(config: StreamConfig) -> None:
+    _check_number("num_replicas", config.num_replicas, 1, REPLICA_COUNT_MAX)
+    # While a volume comes or goes it may be even; nobody can ask for that, and the rest is what can be asked for.
+    asked = config if config.num_replicas % 2 else msgspec.structs.replace(config, num_replicas=1)
+    _check_number("duplicate_window", config.duplicate_window, 0)
+    try:
+        StreamConfig.from_mapping(asked)
+    except ValueError as error:
+        raise CorruptionError(f"configuration: {_cut(str(error))}") from error
+
+
+def _check_subject_sets(sets: Sequence[Sequence[str]]) -> None:
+    _check_number("subject sets", len(sets), 0, SUBJECT_SET_COUNT_MAX)
+    for subjects in sets:
+        _check_number("subjects of a set", len(subjects), 0, SUMMARY_SUBJECT_COUNT_MAX)
+        if subjects:
+            _check_number("bytes of a subject", max(map(len, subjects)), 0, SUBJECT_SIZE_MAX)
+
+
+def _check_runs(what: str, runs: Sequence[tuple[bytes, int]], id_size: int, end: int) -> None:
+    before = 0
+    for id_, sequence in runs:
+        _check_id(what, id_, id_size)
+        _check_number(what, sequence, before + 1, end - 1)
+        before = sequence
+
+
+def _check_writer(name: str, writer: WriterState, next_sequence: int) -> None:
+    what = f"writer {_shown(name)}"
+    _check_number(f"{what}: last_batch", writer.last_batch, -1)
+    _check_number(f"{what}: prune_at", writer.prune_at, 0)
+    for batch, result in writer.batches.items():
+        if not _is_result(result, next_sequence):
+            _refuse(f"{what}, batch {_shown(batch)}", f"a range below {next_sequence}", _cut(repr(result)))
+
+
+def _is_result(result: BatchResult, next_sequence: int) -> bool:
+    in_order = 0 <= result.first <= result.end <= next_sequence
+    return in_order and 0 <= result.duplicate_count <= NUMBER_MAX and len(result.content) in _CONTENT_SIZES
+
+
+def _check_consumer(key: str, consumer: ConsumerState) -> None:
+    what = f"consumer {_shown(consumer.name)}"
+    _check_equal(f"{what}: key", key, consumer.name.casefold())
+    try:
+        ConsumerConfig.from_mapping(consumer.config)
+    except ValueError as error:
+        raise CorruptionError(f"{what}: configuration: {_cut(str(error))}") from error
+    _check_id(f"{what}: incarnation", consumer.incarnation)
+    _check_number(
+        f"{what}: next_sequence", consumer.next_sequence, 1, STREAM_SEQUENCE_MAX
+    )  # may be ahead of the stream
+    _check_runs(f"{what}: history", consumer.history, HISTORY_SIZE, consumer.next_sequence)
+    pending = consumer.pending.rows
+    if len(pending):
+        _check_number(f"{what}: first message that waits", int(pending["first"][0]), 1)
+        _check_number(f"{what}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
+        _check_number(f"{what}: deliveries", int(pending["deliveries"].min()), 0)
+    if consumer.told:
+        _check_number(f"{what}: lost sequences that it was told of", int(consumer.told.starts[0]), 1)
+    _check_number(f"{what}: events", len(consumer.events), 0, CONSUMER_EVENTS_KEPT)
+    for name in ("created_ns", "paused_until_ns", "generation", "clock_ns", "skipped", "skipped_told"):
+        _check_number(f"{what}: {name}", getattr(consumer, name), 0)
+
+
+def _check_voters(state: StoreState) -> None:
+    _check_number("volumes", len(state.voters), 0, VOLUME_COUNT_MAX)
+    for voter in state.voters:
+        _check_id("a volume's id", voter.volume_id)
+        _check_id("a volume's instance", voter.instance_id)
+        _check_number("bytes of a volume's path", len(voter.path.encode(errors="replace")), 0, PATH_SIZE_MAX)
+    _check_distinct("volumes", [one.volume_id for one in state.voters])
+
+
+# --- what was expected
+
+
+def _check_number(what: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
+    if not low <= value <= high:
+        _refuse(what, f"{low} to {high}", value)
+
+
+def _check_equal(what: str, value: object, expected: object) -> None:
+    if value != expected:
+        _refuse(what, expected, value)
+
+
+def _check_id(what: str, value: bytes, size: int = ID_SIZE) -> None:
+    if len(value) != size:
+        _refuse(what, f"{size} bytes", f"{len(value)} bytes")
+
+
+def _check_distinct(what: str, values: Sequence[bytes]) -> None:
+    if len(set(values)) < len(values):
+        twice = next(one for at, one in enumerate(values) if one in values[:at])
+        _refuse(what, "each once", f"{twice.hex()} twice")
+
+
+def _check_within(what: str, sequences: SequenceSet, first: int, end: int) -> None:
+    if sequences and not (first <= int(sequences.starts[0]) and int(sequences.ends[-1]) <= end):
+        _refuse(what, f"within [{first}, {end})", f"[{int(sequences.starts[0])}, {int(sequences.ends[-1])})")
+
+
+def _refuse(what: str, expected: object, found: object) -> None:
+    raise CorruptionError(f"{what}: expected {_cut(str(expected))}, found {_cut(str(found))}")
+
+
+def _shown(text: str) -> str:
+    """Return a text that may be anything as one that can be shown."""
+    return repr(text) if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]!r}... of {len(text)} characters"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 4 * _TEXT_SHOWN else f"{text[: 4 * _TEXT_SHOWN]}..."
