@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from storage_core.block.content import ContentCheck
 from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.footer import Footer
 from storage_core.block.format import (
@@ -65,6 +66,11 @@ class BlockReader:
         return self._opened.header.identity
 
     @property
+    def name(self) -> str:
+        """The file, for messages."""
+        return self._name
+
+    @property
     def codec(self) -> str:
         return self._opened.header.codec
 
@@ -87,32 +93,30 @@ class BlockReader:
 
     def message_ids(self) -> Iterator[MessageIds]:
         """Yield the hashes of message ids, frame by frame; raises CorruptFrameError and OSError while iterating."""
-        frames = self.footer.frames
-        for position in np.flatnonzero(frames.kinds == KIND_MESSAGE_IDS).tolist():
-            payload = memoryview(self._load(position, verify=True)).cast("B")[LEAD_SIZE:]
-            count, limit = int(frames.row_counts[position]), int(frames.row_counts[position - 1])
-            hashes = np.frombuffer(payload, "<u8", 2 * count).reshape(count, 2)
-            rows = np.frombuffer(payload, "<u4", count, 16 * count).astype(np.int64)
-            if int(rows[-1]) >= limit or (np.diff(rows) <= 0).any():
-                raise self._corrupt(position, "rows of message ids", f"ascending, below {limit}", str(rows[-1]))
-            first_row = int(frames.first_rows[position])
-            yield MessageIds(self.footer.runs.sequences(first_row, first_row + limit)[rows], hashes)
+        for position in np.flatnonzero(self.footer.frames.kinds == KIND_MESSAGE_IDS).tolist():
+            yield self._message_ids(position)
 
-    def verify(self, first_sequence: int = 0) -> Iterator[FrameDamage]:
+    def verify(self, first_sequence: int = 0, content: bool = False) -> Iterator[FrameDamage]:
         """Read the whole file again and yield all damage: every bit of it is looked at.
 
         `first_sequence` is that of relative 0, for the sequences in the reports. A block that was opened without
-        expectation is decoded and validated as well. Raises OSError from the file.
+        expectation is decoded and validated as well. `content`: so is every block, and compared with what the footer
+        says of its messages; for a manifest that came from outside with its blocks. Raises OSError from the file.
         """
         for defect in reread(self._file, self._opened):
             yield FrameDamage(self._name, defect.offset_bytes, -1, 0, 0, 0, defect.reason)
         projection = Projection(self.footer, FrameRequest(first_sequence=first_sequence), self._everything())
         frames = self.footer.frames
         buffer = bytearray(int(np.diff(frames.offsets).max()))
+        check, whole = (ContentCheck(self.footer) if content else None), True
         for position in range(frames.count):
-            lost, defect_found = self._verify_frame(position, memoryview(buffer))
+            lost, defect_found = self._verify_frame(position, memoryview(buffer), check)
             if defect_found is not None:
                 yield self._damage(projection, position, defect_found, lost)
+                whole = False
+        wrong = check.finish() if check is not None and whole else ""
+        if wrong:
+            yield FrameDamage(self._name, frames.end_offset, -1, 0, 0, 0, f"footer: {wrong}")
 
     # --- reading
 
@@ -134,20 +138,36 @@ class BlockReader:
                 yield batch
             del batch
 
-    def _decode(self, position: int, fields: list[int], verify: bool) -> pa.RecordBatch:
-        """Return columns of a frame of messages. Raises CorruptFrameError."""
+    def _decode(
+        self, position: int, fields: list[int], verify: bool, check: ContentCheck | None = None
+    ) -> pa.RecordBatch:
+        """Return columns of a frame of messages; `check`, if any, takes all of them. Raises CorruptFrameError."""
         row_count = int(self.footer.frames.row_counts[position])
         buffer = self._load(position, verify)
         try:
             check_payload(memoryview(buffer).cast("B")[LEAD_SIZE:], row_count, self.codec)
             batch = decode_payload(buffer, fields)
-            if not (verify and self._opened.vouched):
+            if not (verify and self._opened.vouched) or check is not None:
                 batch.validate(full=True)
+            if check is not None:
+                check.add(position, batch)
         except MemoryError:  # Arrow's own is an ArrowException as well
             raise
         except (ValueError, OSError, pa.ArrowException) as error:  # nothing here reads the file
             raise self._corrupt(position, "Arrow record batch", "a valid one", str(error)) from error
         return batch
+
+    def _message_ids(self, position: int) -> MessageIds:
+        """Return the hashes in a frame of message ids. Raises CorruptFrameError."""
+        frames = self.footer.frames
+        payload = memoryview(self._load(position, verify=True)).cast("B")[LEAD_SIZE:]
+        count, limit = int(frames.row_counts[position]), int(frames.row_counts[position - 1])
+        hashes = np.frombuffer(payload, "<u8", 2 * count).reshape(count, 2)
+        rows = np.frombuffer(payload, "<u4", count, 16 * count).astype(np.int64)
+        if int(rows[-1]) >= limit or (np.diff(rows) <= 0).any():
+            raise self._corrupt(position, "rows of message ids", f"ascending, below {limit}", str(rows[-1]))
+        first_row = int(frames.first_rows[position])
+        return MessageIds(self.footer.runs.sequences(first_row, first_row + limit)[rows], hashes)
 
     def _load(self, position: int, verify: bool) -> pa.Buffer:
         """Return the payload of a frame behind LEAD_SIZE bytes of room. Raises CorruptFrameError."""
@@ -184,7 +204,9 @@ class BlockReader:
         positions = self.footer.frames.messages.tolist()
         return FrameSelection(positions, [True] * len(positions), 0, self.footer.row_count)
 
-    def _verify_frame(self, position: int, buffer: memoryview) -> tuple[bool, Defect | None]:
+    def _verify_frame(
+        self, position: int, buffer: memoryview, check: ContentCheck | None
+    ) -> tuple[bool, Defect | None]:
         """Return whether messages are lost, and what is wrong with the frame or its padding."""
         frames = self.footer.frames
         offset, extent = int(frames.offsets[position]), int(frames.offsets[position + 1] - frames.offsets[position])
@@ -198,11 +220,15 @@ class BlockReader:
         if padding != bytes(extent - size):
             what = f"padding of frame {position}"
             return False, Defect(self._name, offset + size, what, f"{extent - size} zero bytes", padding.hex())
-        if is_messages and not self._opened.vouched:
-            try:
-                self._decode(position, _EVERY_FIELD, verify=True)
-            except CorruptFrameError as error:
-                return True, error.args[0]
+        if self._opened.vouched and check is None:
+            return False, None
+        try:
+            if is_messages:
+                self._decode(position, _EVERY_FIELD, verify=True, check=check)
+            else:
+                self._message_ids(position)
+        except CorruptFrameError as error:
+            return is_messages, error.args[0]
         return False, None
 
     def _damage(self, projection: Projection, position: int, defect: Defect, lost: bool) -> FrameDamage:

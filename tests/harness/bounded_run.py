@@ -1,11 +1,13 @@
-"""A reading of hostile bytes in a process of its own: how much memory it took, and that it came to an end."""
+"""A reading of hostile bytes in a process of its own: how long and how much memory it took, and that it ended."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SECONDS_MAX = 120  # after which a process hangs; the bounds are meant for a few
 _READ = """
@@ -27,6 +29,27 @@ with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
 print(json.dumps({"rows": rows, "reasons": [one.reason for one in damage], "error": error, "peak_bytes": peak}))
 """
+# What becomes of each restore, in one process: each path is of a backup, and what it is restored onto lies beside it.
+_RESTORE = """
+import json, sys, time
+from storage_core.errors import StorageError
+from storage_core.store.store import Store
+from storage_core.store.backups.restore import restore
+ended = []
+for path in sys.argv[1:]:
+    began, error, text = time.monotonic(), None, ""
+    try:
+        store = restore(path, path + "-restored")
+        store.verify()
+        for name in store.streams():
+            store.stream(name).read().read_all().to_pylist()
+    except StorageError as caught:
+        error, text = type(caught).__name__, str(caught)
+    ended.append({"error": error, "text": text, "seconds": time.monotonic() - began})
+with open("/proc/self/status") as status:
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+print(json.dumps({"ended": ended, "peak_bytes": peak}))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +60,41 @@ class Outcome:
     peak_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of one case of several in a process."""
+
+    error: str | None  # the StorageError that ended it
+    text: str
+    seconds: float
+
+
 def read_foreign(layout: str, path: Path) -> Outcome:
     """Return what comes of reading a whole foreign store. Raises AssertionError if the process hangs or crashes."""
+    return Outcome(**_run(_READ, layout, str(path)))
+
+
+def restore_all(backups: Sequence[Path]) -> tuple[list[Ended], int]:
+    """Return what comes of restoring each backup and reading all of it, and how many bytes that took at most.
+
+    Raises AssertionError if the process hangs or crashes, or ends with an error that is not ours.
+    """
+    found = _run(_RESTORE, *map(str, backups))
+    return [Ended(**one) for one in found["ended"]], found["peak_bytes"]
+
+
+def _run(program: str, *arguments: str) -> dict[str, Any]:
     with subprocess.Popen(
-        [sys.executable, "-c", _READ, layout, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             out, err = process.communicate(timeout=SECONDS_MAX)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise AssertionError(f"{path}: not read within {SECONDS_MAX} s") from None
+            raise AssertionError(f"{arguments}: not done within {SECONDS_MAX} s") from None
     assert process.returncode == 0, err
-    return Outcome(**json.loads(out))
+    done: dict[str, Any] = json.loads(out)
+    return done
 
 
 def make_sparse(path: Path, size: int) -> None:

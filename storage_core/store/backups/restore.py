@@ -144,10 +144,13 @@ class Progressing:
 
 
 def check_files(found: Backup, streams: Sequence[StreamState], progress: Progressing, env: Environment) -> None:
-    """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad."""
+    """Read every block of these streams to the last bit. Raises CorruptionError, which names the first that is bad.
+
+    Whoever wrote the blocks may have written the manifest, too, so it proves nothing about what is in them.
+    """
     for stream in streams:
-        for block in found.blocks(stream):
-            wrong = copies.look(block, found.directory, stream, env)
+        for block, row in zip(found.blocks(stream), stream.blocks.rows, strict=True):
+            wrong = copies.look(block, found.directory, stream, env, row=row)
             progress.step()
             if wrong:
                 first, file = wrong[0], block.path_on(found.directory)

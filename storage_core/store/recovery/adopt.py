@@ -30,6 +30,7 @@ import numpy as np
 from storage_core.errors import NotAStoreError, RequirementError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
 from storage_core.raft.entry import HISTORY_SIZE
@@ -167,6 +168,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         builder = _Builder(remains, made, store_id, best, claims, env)
         streams, adopted = builder.streams()
         state = _state(store_id, best, made, streams, adopted, env)
+        check_state(state)
         claimed = {block_id for one in claims.values() for block_id in one.rows}
         for known in best[0].streams.values() if best is not None else ():
             claimed.update(map(bytes, known.blocks.rows["block_id"]))
@@ -291,6 +293,8 @@ class _Builder:
     ) -> None:
         self._remains, self._made, self._store_id, self._env = remains, made, store_id, env
         self._best, self._claims = best, claims
+        known = best[0].streams.values() if best is not None else ()
+        self._sealed = {bytes(one) for stream in known for one in stream.blocks.rows["digest"]}  # by the metadata
         self._directories = list(dict.fromkeys(inc for one in remains for inc in one.incarnations))
         self._comparison = Comparison(store_id, remains, env)
         self._conflicts: dict[bytes, list[Conflict]] = {}  # by incarnation
@@ -349,7 +353,9 @@ class _Builder:
 
     def _find(self, row: np.void, first_guess: bytes, other: bytes) -> Copy | None:
         places = list(dict.fromkeys((first_guess, other, *self._directories)))
-        return surviving.find_copies(row, places, self._store_id, self._remains, self._env)
+        return surviving.find_copies(
+            row, places, self._store_id, self._remains, self._env, content=bytes(row["digest"]) not in self._sealed
+        )
 
     def _continue(self, stream: StreamState, claims: Claims) -> StreamState:
         """Return a stream that goes on where this one and its journals end."""
@@ -440,10 +446,12 @@ class _Builder:
         )
         everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
         missing = everything.difference(covered).difference(stream.removed)
-        holes = [one.holes + int(one.row["first"]) for one in copies if len(one.holes)]
+        holes = [(one.holes, int(one.row["first"])) for one in copies if one.holes]
         removed = stream.removed.union(missing)
         if holes:
-            removed = removed.union(SequenceSet.from_sequences(np.concatenate(holes)).clip(stream.floor, next_sequence))
+            starts = np.concatenate([one.starts + first for one, first in holes])
+            ends = np.concatenate([one.ends + first for one, first in holes])
+            removed = removed.union(SequenceSet.from_columns(starts, ends).clip(stream.floor, next_sequence))
         return removed, stream.lost.union(missing)
 
 

@@ -13,14 +13,17 @@ import numpy as np
 
 from storage_core.block.format import HEADER_SIZE, BlockExpectation, decode_header
 from storage_core.block.reader import BlockReader
-from storage_core.errors import NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.metadata.invariants import STREAM_SEQUENCE_MAX
 from storage_core.metadata.state import StoreState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.log_format import PAGE_SIZE, decode_segment_header
+from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.decision import Found, newest
 from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
+from storage_core.store.replicas.copies import check_row
 from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
@@ -41,6 +44,7 @@ class Remains:
     found: Found | None = None  # metadata, as far as it can be read
     is_readable: bool = False  # all of it can: a turn would go by it
     incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
+    validated: dict[bytes, str] = field(default_factory=dict)  # by digest of a block: what is wrong with it
 
 
 @dataclass(slots=True)
@@ -59,6 +63,13 @@ class Claims:
         return max((int(row["first"] + row["span"]) for row in self.rows.values()), default=1)
 
     def add(self, row: np.void, where: str) -> None:
+        """Take what a record of a journal says of a block, unless there is no such block."""
+        if not (row["first"] >= 1 and 1 <= row["span"] <= STREAM_SEQUENCE_MAX - row["first"]):
+            self.conflicts.append(
+                f"{where}: block {bytes(row['block_id']).hex()} claims {int(row['span'])} sequences from "
+                f"{int(row['first'])} on, and there are none such"
+            )
+            return
         block_id = bytes(row["block_id"])
         known = self.rows.setdefault(block_id, row)
         if any(known[name] != row[name] for name in ("digest", "first", "span", "file_size")):
@@ -248,17 +259,26 @@ class Copy:
     row: np.void
     written_as: bytes
     holders: tuple[int, ...]  # positions of the volumes on which it opens, and is what was claimed
-    holes: np.ndarray  # relative sequences below its span that it has no message of
+    holes: SequenceSet  # relative sequences below its span that it has no message of
 
 
 def find_copies(
-    row: np.void, written_as: Sequence[bytes], store_id: bytes, remains: Sequence[Remains], env: Environment
+    row: np.void,
+    written_as: Sequence[bytes],
+    store_id: bytes,
+    remains: Sequence[Remains],
+    env: Environment,
+    content: bool,
 ) -> Copy | None:
-    """Return where the block of a claim is whole, as far as header, footer and digest tell; None if nowhere."""
+    """Return where the block of a claim is whole, as far as header, footer and digest tell; None if nowhere.
+
+    Its footer has to say what the claim says. A claim that only a journal makes is vouched for by nobody (`content`):
+    its messages are validated, too.
+    """
     block_id = bytes(row["block_id"])
     for incarnation in written_as:
         expected = BlockExpectation(store_id, incarnation, block_id, bytes(row["digest"]), int(row["file_size"]))
-        holders, holes = [], np.empty(0, np.int64)
+        holders, holes = [], SequenceSet.empty()
         for at, one in enumerate(remains):
             path = block_path(str(one.path / STREAMS / incarnation.hex()), block_id)
             try:
@@ -268,20 +288,37 @@ def find_copies(
                 continue
             try:
                 reader = BlockReader.open(file, expected)
-                if int(row["row_count"]) < int(row["span"]):
-                    there = reader.footer.runs.sequences(0, reader.footer.row_count)
-                    holes = np.setdiff1d(np.arange(int(row["span"])), there)
+                check_row(row, reader)
+                if content:
+                    _check_content(reader, one)
+                runs = reader.footer.runs
+                holes = SequenceSet.from_ranges([(0, runs.span)]).difference(SequenceSet(runs.starts, runs.ends))
                 holders.append(at)
             except UnsupportedVersionError:
                 raise
             except (StorageError, OSError) as error:
                 raise_if_of_process(error)
+                logger.warning("%s is not what is claimed of it: %s", path, error)
                 continue
             finally:
                 file.close()
         if holders:
             return Copy(row, incarnation, tuple(holders), holes)
     return None
+
+
+def _check_content(reader: BlockReader, one: Remains) -> None:
+    """Raise CorruptionError if messages of a block are none though its checksums hold.
+
+    A frame whose checksum fails is damaged, which is for repair to deal with. Each block of a volume is looked at once.
+    """
+    digest = reader.summary().digest
+    if digest not in one.validated:
+        wrong = list(reader.verify(content=True))
+        damaged = set(reader.verify()) if wrong else set()
+        one.validated[digest] = next((str(damage) for damage in wrong if damage not in damaged), "")
+    if one.validated[digest]:
+        raise CorruptionError(one.validated[digest])
 
 
 def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
+from storage_core.block.damage import Defect
 from storage_core.block.footer import Footer, decode_footer
 from storage_core.block.format import (
     ALIGNMENT,
@@ -50,6 +51,8 @@ from storage_core.store.writing.mirrored_file import remove
 logger = logging.getLogger(__name__)
 REPAIR_SUFFIX = ".repair"
 FOOTER_SEARCH_SIZE = 256 << 10  # bytes at the end in which a footer is looked for by its digest alone
+# What a row of the manifest and the footer of its block both say, under the same names.
+_SUMMARISED = ("row_count", "span", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count")
 STRUCTURE = -1  # instead of the position of a frame: header, footer or trailer, or the file as a whole
 
 
@@ -124,10 +127,18 @@ def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None 
 # --- looking
 
 
-def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, afresh: bool = False) -> list[Wrong]:
+def look(
+    block: LiveBlock,
+    volume: Path,
+    stream: StreamState,
+    env: Environment,
+    afresh: bool = False,
+    row: np.void | None = None,
+) -> list[Wrong]:
     """Read one copy from end to end; return what is wrong with it, but for what is settled. Never raises.
 
-    `afresh`: from the disk, past the page cache.
+    `afresh`: from the disk, past the page cache. `row`: what a manifest says of the block that is not this store's own;
+    then it has to say what the footer says, and all messages are validated.
     """
     path = block.path_on(volume)
     try:
@@ -140,9 +151,12 @@ def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, 
         raise_if_of_process(error)
         return [Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)]
     try:
+        reader = BlockReader.open(file, block.expected)
+        if row is not None:
+            check_row(row, reader, stream)
         found = [
             Wrong(one.frame, one.offset_bytes, one.first, one.end, one.reason)
-            for one in BlockReader.open(file, block.expected).verify(block.first)
+            for one in reader.verify(block.first, content=row is not None)
         ]
         return [one for one in found if not one.is_settled(stream)]
     except (StorageError, OSError) as error:
@@ -152,6 +166,28 @@ def look(block: LiveBlock, volume: Path, stream: StreamState, env: Environment, 
         return [Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)]
     finally:
         file.close()
+
+
+def check_row(row: np.void, reader: BlockReader, stream: StreamState | None = None) -> None:
+    """Raise CorruptionError unless a row of the manifest says the same as the footer of its block.
+
+    Of subjects, which `stream` has, it may name more: damaged frames whose messages are removed are left out when a
+    block is written anew.
+    """
+    summary = reader.summary()
+    for name in _SUMMARISED:
+        if int(row[name]) != getattr(summary, name):
+            raise _not_the_row(reader, name, int(row[name]), getattr(summary, name))
+    if stream is not None and row["subject_set"]:
+        named = set(stream.subject_sets[int(row["subject_set"]) - 1])
+        if summary.subjects is None or not named.issuperset(summary.subjects):
+            there = "more than a manifest names" if summary.subjects is None else f"{len(summary.subjects)} subjects"
+            raise _not_the_row(reader, "subjects", f"{len(named)} others", there)
+
+
+def _not_the_row(reader: BlockReader, what: str, stated: object, found: object) -> CorruptionError:
+    defect = Defect(reader.name, reader.footer.frames.end_offset, f"{what} in the footer", str(stated), str(found))
+    return CorruptionError(defect)
 
 
 # --- making anew

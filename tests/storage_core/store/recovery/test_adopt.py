@@ -11,10 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from harness.faults import FaultyFiles, end_at
+from harness.forged_blocks import Forger
 from harness.simulated_disk import ProcessEnded
 
+from storage_core.block.format import digest_of
 from storage_core.errors import NotAStoreError, RequirementError, StaleIncarnationError, StorageError
 from storage_core.files import OS_FILES
 from storage_core.metadata.state import encode_state
@@ -23,6 +27,7 @@ from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
+from storage_core.store.volume.placements import PlacementJournal
 
 MESSAGES = 12
 EXPECTED = [b"message %d " % number * 20 for number in range(MESSAGES)]
@@ -166,6 +171,88 @@ def test_blocks_that_are_whole_nowhere_are_lost_and_their_numbers_are_not_used_a
         assert store.stream("S").info()["state"]["lost_ranges"] == told["lost_ranges"]
         assert contents(store) == EXPECTED[:4] + EXPECTED[6:-1]
     check(paths, lost=3)
+
+
+def forge(volume: Path, change: Callable[[Forger, np.ndarray], object]) -> None:
+    """Take the metadata, and forge the first block of S and what the journal says of it, with all checksums."""
+    with Store.open([volume]) as store:
+        incarnation, block_id = store.stream_state("S").incarnation, store.stream_state("S").blocks.rows["block_id"][0]
+    lose_metadata(volume)
+    journal = PlacementJournal(OS_FILES, volume)
+    (path,) = volume.glob(f"streams/*/{bytes(block_id).hex()}.blk")
+    records = list(journal.read())
+    forger = Forger(path.read_bytes())
+    rows = next(one.rows for one in records if one.incarnation == incarnation).copy()
+    change(forger, rows[:1])
+    forged = forger.seal()
+    path.write_bytes(forged)
+    offset, size = np.frombuffer(forged, "<u4", 2, len(forged) - 24).tolist()
+    rows["digest"][0], rows["file_size"][0] = np.void(digest_of(forged[offset : offset + size])), len(forged)
+    first = next(at for at, one in enumerate(records) if one.incarnation == incarnation)
+    records[first] = replace(records[first], rows=rows)
+    journal.write(1, records)
+
+
+def arrow_offset(forger: Forger, _: np.ndarray) -> None:
+    at = forger.payloads[0].find(np.array([0, len(EXPECTED[0])], "<i4").tobytes())
+    assert at > 0
+    forger.payloads[0][at + 4 : at + 8] = (900_000_000).to_bytes(4, "little")
+
+
+def time_of_the_footer(forger: Forger, _: np.ndarray) -> None:
+    forger.columns[4][0] -= 1
+
+
+def row_count_of_the_journal(_: Forger, row: np.ndarray) -> None:
+    row["row_count"] = 0
+
+
+@pytest.mark.parametrize("change", [arrow_offset, time_of_the_footer, row_count_of_the_journal])
+def test_blocks_that_are_not_what_a_journal_vouches_for_are_lost_and_not_served(
+    tmp_path: Path, change: Callable[[Forger, np.ndarray], object]
+) -> None:
+    (path,) = make(tmp_path, 1)
+    forge(path, change)
+    plan = adopt.plan([path])
+    [told] = [one for one in plan.to_json()["streams"] if one["name"] == "S"]
+    assert told["lost_ranges"] == [[1, 2]]
+    adopt.execute(plan)
+    with Store.open([path]) as store:
+        assert contents(store) == EXPECTED[1:]
+
+
+@pytest.mark.parametrize(("first", "span"), [(1, -1), (2**63 - 10, 1), (-5, 1), (1, 2**63 - 1)])
+def test_claims_of_sequences_that_there_cannot_be_are_told_and_left_alone(
+    tmp_path: Path, first: int, span: int
+) -> None:
+    (path,) = make(tmp_path, 1)
+
+    def change(_: Forger, row: np.ndarray) -> None:
+        row["first"], row["span"] = first, span
+
+    forge(path, change)
+    plan = adopt.plan([path])
+    assert any("there are none such" in note for note in plan.notes)
+    adopt.execute(plan)
+    with Store.open([path]) as store:
+        assert contents(store) == EXPECTED[1:]
+
+
+def test_a_block_of_which_a_frame_is_damaged_is_adopted_with_its_whole_frames(tmp_path: Path) -> None:
+    (path,) = make(tmp_path, 1)
+    with Store.open([path]) as store:
+        store.add_stream({"name": "U", "subjects": ["u"], "block_max_bytes": 64 << 20})
+        rows = {"subject": ["u"] * 140_000, "data": [b"%d" % number for number in range(140_000)]}
+        store.stream("U").append(pa.table(rows))
+        block_id = bytes(store.stream_state("U").blocks.rows["block_id"][0]).hex()
+    lose_metadata(path)
+    (file,) = path.glob(f"streams/*/{block_id}.blk")
+    content = bytearray(file.read_bytes())
+    content[5_000] ^= 1
+    file.write_bytes(content)
+    adopt.execute(adopt.plan([path]))
+    with Store.open([path]) as store:
+        assert store.stream("U").read(on_loss="skip").read_all().num_rows == 140_000 - 65_536
 
 
 def test_blocks_that_no_journal_speaks_of_are_told_and_left_alone(tmp_path: Path) -> None:
