@@ -162,9 +162,6 @@ class Crew:
         if call.refused(failure):
             return True
         excused = self.is_excused(call)
-        ways_in = call.arguments.get("paths") if call.name == "open" else None
-        if ways_in and {Path(path) for path in ways_in} <= self._life.volumes.impaired:
-            excused = True  # it went away in the meantime
         if failure.is_a("ProcessError") and self._life.counts["closed"] and self._life.volumes.touched:
             excused = True  # what this user may not read is nobody's damage, and no reason to go on without it
         if call.arguments.get("stream") == SOLO and self._life.volumes.is_solo_impaired:
@@ -172,8 +169,23 @@ class Crew:
         return excused and failure.is_a("StorageError")
 
     def is_excused(self, call: Call) -> bool:
-        """Return whether more volumes than are tolerated were out of order at some time during the call."""
-        return self._life.volumes.is_blackout or self._life.volumes.excused_until > call.began
+        """Return whether more volumes than are tolerated, or all that the call names, were out of order during it."""
+        volumes = self._life.volumes
+        ways_in = _ways_in(call)
+        no_way_in = bool(ways_in) and ways_in <= volumes.impaired  # they went away in the meantime
+        return volumes.is_blackout or volumes.excused_until > call.began or no_way_in
+
+
+def _ways_in(call: Call) -> set[Path]:
+    """Return the volumes by which the call finds its store; none if that is open already."""
+    arguments = call.arguments.get("arguments", [])
+    if call.name == "open":
+        return {Path(path) for path in call.arguments["paths"]}
+    return (
+        {Path(path) for path in arguments[arguments.index("--store") + 1].split(",")}
+        if "--store" in arguments
+        else set()
+    )
 
 
 def _short(value: object) -> str:
