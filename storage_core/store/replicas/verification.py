@@ -140,14 +140,15 @@ def report_of(block: LiveBlock, volume_id: bytes, wrong: Wrong, env: Environment
 
 
 def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:
-    """Return the volumes that take no part in the store, as damage."""
+    """Return the volumes that take no part in the store, or hold what is not its present, as damage."""
     standings = metadata.standings(lock_timeout_s)
     damage = []
     for one in metadata.volumes():
         standing = standings.get(one.volume_id)
         if standing is None or standing.state in (decision.CURRENT, decision.BEHIND):
             continue
-        if one.identity is None or not is_recorded(state, one):
+        is_other = standing.state in (decision.FOREIGN, decision.ROLLED_BACK)
+        if is_other or one.identity is None or not is_recorded(state, one):
             reason = f"the volume is {standing.state}: {standing.reason or one.reason}"
             damage.append(Damage("", one.name, str(one.path), 0, 0, 0, reason))
     return damage
@@ -336,8 +337,12 @@ def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[st
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return [*found, (str(log.directory), str(error))]
-    if journaled > evidence.tip.index:
-        ends = f"it ends at entry {evidence.tip.index}, and the journal of placements has blocks of entry {journaled}"
+    commit, tip = evidence.commit, evidence.tip
+    if commit is not None and commit.index > tip.index and not found:  # whole pages of zeros, or none, at its end
+        ends = f"it ends at entry {tip.index}, and entry {commit.index} was committed by what it says itself"
+        found.append((str(log.directory), f"the log was cut or rolled back: {ends}"))
+    if journaled > tip.index:
+        ends = f"it ends at entry {tip.index}, and the journal of placements has blocks of entry {journaled}"
         found.append((str(log.directory), f"the metadata was rolled back: {ends}"))
     return found
 

@@ -183,6 +183,8 @@ def test_a_copy_that_only_went_further_than_ours_is_foreign(
     for read_only in (True, False):
         assert contents(copied.paths, read_only) == COMMON
     assert [at for at, state in enumerate(states(copied.paths)) if state == "foreign"] == places
+    with Store.open(copied.paths, read_only=True) as store:
+        assert {one["file"] for one in store.verify()["damage"]} == {str(copied.paths[place]) for place in places}
     expected = COMMON + write(copied.paths, "acked", 2)
     with Store.open(copied.paths) as store:
         assert store.repair()["ok"]
