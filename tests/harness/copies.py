@@ -43,7 +43,7 @@ class Scattered:
             block_directory(path, INCARNATION).mkdir(parents=True)
             identity = VolumeIdentity(STORE_ID, b"VOLUME-%09d" % number, b"INSTANCE-%07d" % number, 1)
             (path / FILE_NAME).write_bytes(identity.encode())
-            volumes.append(Volume(identity.volume_id, path, identity))
+            volumes.append(Volume(identity.volume_id, path, identity, files=OS_FILES))
         voters = tuple(Voter(one.volume_id, one.identity.instance_id, ".") for one in volumes if one.identity)
         numbers = range(volume_count) if placed is None else placed
         placement = tuple(volumes[number].volume_id for number in numbers)

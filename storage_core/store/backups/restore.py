@@ -225,7 +225,7 @@ def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Env
         own = one.identity or (one.marked[0] if one.marked else None)
         if own is None or own not in attempt:
             raise AlreadyExistsError(f"{one.path} is none of the volumes that an unfinished restore was made on")
-        volumes.append(Volume(own.volume_id, one.path, own))
+        volumes.append(Volume(own.volume_id, one.path, own, files=env.files))
     if {one.volume_id for one in volumes} != {one.volume_id for one in attempt}:
         raise AlreadyExistsError(
             f"{there[0].path}: a restore onto {len(attempt)} volumes is unfinished; name all of them to finish it"
@@ -273,7 +273,7 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     """Check the backup, then make the volumes of it."""
     made_ns, store_id = env.now_ns(), found.state.store_id
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns) for _ in paths]
-    volumes = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
+    volumes = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
     state = _state_on(volumes, found, env)
     streams = list(found.state.streams.values())
     copy_count = sum(len(one.blocks) * len(one.placement) for one in state.streams.values())

@@ -44,7 +44,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     made = env.now_ns()
     store_id = env.new_id()
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
-    found = [Volume(one.volume_id, path, one) for one, path in zip(identities, paths, strict=True)]
+    found = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
     places = recorded_paths(found)
     voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
     with translated(", ".join(map(str, paths))):

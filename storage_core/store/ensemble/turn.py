@@ -62,7 +62,6 @@ from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe, reserve
 from storage_core.store.volume.evidence import Position
-from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
 from storage_core.store.volume.volumes import Volume, label
@@ -389,13 +388,9 @@ class Turn:
 
     def _make_directories(self, volume: Volume) -> None:
         """Make the directories of streams that were added while the volume was away, so that it takes new blocks."""
-        files, root = self._env.files, volume.path / STREAMS
+        streams = [stream for stream in self.state.streams.values() if volume.volume_id in stream.placement]
         try:
-            there = set(files.list_directory(root))
-            for stream in self.state.streams.values():
-                if volume.volume_id in stream.placement and stream.incarnation.hex() not in there:
-                    files.make_directory(root / stream.incarnation.hex())
-            files.sync_directory(root)
+            volume.blocks.prepare(stream.incarnation for stream in streams)
         except OSError as error:
             logger.warning("%s: directories of streams: %s", volume.path, error)
 

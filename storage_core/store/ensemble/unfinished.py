@@ -108,7 +108,7 @@ def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Env
         if one.identity is not None and one.identity not in attempt:
             raise AlreadyExistsError(f"{one.path} holds a jstream store already")
         if own is not None and own in attempt:
-            volumes.append(Volume(own.volume_id, one.path, own))
+            volumes.append(Volume(own.volume_id, one.path, own, files=env.files))
     if not len(there) == len(volumes) == len(attempt):
         raise AlreadyExistsError(
             f"{there[0].path}: the creation of a store on {len(attempt)} volumes was not finished; name all of them to "

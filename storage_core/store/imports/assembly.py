@@ -33,7 +33,8 @@ from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask,
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import PART_SUFFIX, block_directory, block_id_of
+from storage_core.store.volume.block_store import PART_SUFFIX, block_id_of
+from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import remove
 

@@ -73,7 +73,8 @@ from storage_core.store.imports.parts import (
 )
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import PART_SUFFIX, block_directory
+from storage_core.store.volume.block_store import PART_SUFFIX
+from storage_core.store.volume.placement import block_directory
 from storage_core.store.writing import appends
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,8 @@ from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume.placement import PART_SUFFIX, BlockDirectory, block_path
+from storage_core.store.volume.block_store import PART_SUFFIX
+from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
 from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX
 

@@ -184,7 +184,11 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
 def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
     """Raise RequirementError if the store can go on without an adoption, or if one of its volumes was not named."""
     named = {os.path.realpath(one.path) for one in remains}
-    known = [Volume(one.identity.volume_id, one.path, one.identity) for one in remains if one.identity is not None]
+    known = [
+        Volume(one.identity.volume_id, one.path, one.identity, files=env.files)
+        for one in remains
+        if one.identity is not None
+    ]
     if any(state.voter(one.volume_id) is not None for one in known):
         for other in volumes.complete(env.files, known, state.voters, []):
             if other.identity is not None and os.path.realpath(other.path) not in named:
@@ -224,7 +228,11 @@ def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> l
     for one in remains:
         known = one.identity.volume_id if one.identity is not None else one.found.volume_id if one.found else None
         volume_id = known or env.new_id()
-        made.append(Volume(volume_id, one.path, VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns())))
+        made.append(
+            Volume(
+                volume_id, one.path, VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()), files=env.files
+            )
+        )
     if len({one.volume_id for one in made}) < len(made):
         raise NotAStoreError(f"two of {', '.join(str(one.path) for one in made)} are the same volume: one is a copy")
     return made
@@ -509,7 +517,7 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
             for one in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
                 _clear(one.path / rejoin.NEW_METADATA, env)
                 creation.write_metadata(one, first, env, rejoin.NEW_METADATA)
-                rejoin.make_stream_directories(plan.state, one, env)
+                rejoin.prepare_streams(plan.state, one)
             aside = [
                 rejoin.put_aside(one.path, env, also=(placements.FILE_NAME, identity.FILE_NAME)) for one in plan.volumes
             ]

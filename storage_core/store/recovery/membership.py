@@ -166,7 +166,7 @@ class Membership:
             if away:
                 told = "; ".join(f"{one.volume.path} is {one.state}" for one in away)
                 raise RequirementError(f"{told}: repair it first, then change the volumes")
-            new = [Volume(self._env.new_id(), path, None) for path in paths]
+            new = [Volume(self._env.new_id(), path, None, files=self._env.files) for path in paths]
             added = tuple(one.volume_id for one in new)
             places = recorded_paths([*turn.volumes, *new])
             voters = [msgspec.structs.replace(one, path=places[one.volume_id]) for one in state.voters]
@@ -345,7 +345,7 @@ class Move:
             if volume_id not in writable:
                 raise RequirementError(f"volume {volume_id.hex()} cannot be written now, and gets no blocks")
             with translated(writable[volume_id].path):
-                self._make_directories(stream, writable[volume_id])
+                writable[volume_id].blocks.prepare(stream.incarnations)
             there = self._there.setdefault(volume_id, set())
             for block in blocks:
                 if block.block_id in there or (volume_id, block.block_id) in self._nowhere:
@@ -363,12 +363,6 @@ class Move:
                 else:
                     self._nowhere.add((volume_id, block.block_id))
         return True
-
-    def _make_directories(self, stream: StreamState, volume: Volume) -> None:
-        root = volume.path / identity.STREAMS
-        for incarnation in stream.incarnations:
-            self._env.files.make_directory(root / incarnation.hex())
-        self._env.files.sync_directory(root)
 
     def _copy(self, stream: StreamState, block: LiveBlock, sources: list[Path], volume: Volume) -> bool:
         """Make one copy; return whether it is whole, False if no source is.

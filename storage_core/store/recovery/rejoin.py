@@ -121,6 +121,7 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
         volume.volume_id,
         volume.path,
         VolumeIdentity(turn.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
+        files=env.files,
     )
     try:
         position = prepare(turn, made, env, set_aside=_is_of_another_copy(turn, one))
@@ -195,7 +196,7 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
         for name in files.list_directory(meta):
             files.unlink(meta / name)
         files.sync_directory(meta)
-    make_stream_directories(turn.state, made, env)
+    prepare_streams(turn.state, made)
     volume_log = VolumeLog(files, path, made.identity)
     tip = EntryId(view.index, view.term, view.chain)
     durable = {**view.durable, made.volume_id: view.index}
@@ -246,16 +247,10 @@ def put_aside(path: Path, env: Environment, also: Sequence[str] = (), mark: str 
     return aside
 
 
-def make_stream_directories(state: StoreState, volume: Volume, env: Environment) -> None:
-    """Make the directories of all streams that keep blocks on the volume, durably. Raises OSError."""
-    root = volume.path / STREAMS
-    there = set(env.files.list_directory(root))
-    for stream in state.streams.values():
-        if volume.volume_id in stream.placement:
-            for incarnation in stream.incarnations:
-                if incarnation.hex() not in there:
-                    env.files.make_directory(root / incarnation.hex())
-    env.files.sync_directory(root)
+def prepare_streams(state: StoreState, volume: Volume) -> None:
+    """Make it possible that the volume gets blocks of all streams that keep some there. Raises OSError."""
+    streams = [stream for stream in state.streams.values() if volume.volume_id in stream.placement]
+    volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
 
 
 def _with_instance(state: StoreState, made: Volume, at_hand: Sequence[Volume]) -> tuple[Voter, ...]:

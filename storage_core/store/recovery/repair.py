@@ -121,7 +121,7 @@ class Repair:
         for one in turn.writable:
             try:
                 self._env.files.make_directory(one.path / STREAMS)
-                rejoin.make_stream_directories(turn.state, one, self._env)
+                rejoin.prepare_streams(turn.state, one)
                 self._env.files.sync_directory(one.path)
             except OSError as error:
                 logger.warning("%s: directories of streams: %s", one.path, error)

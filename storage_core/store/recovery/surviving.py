@@ -24,10 +24,11 @@ from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.replicas.copies import check_row
+from storage_core.store.volume.block_store import block_id_of
 from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
-from storage_core.store.volume.placement import block_id_of, block_path
+from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.placements import PlacementJournal
 
 logger = logging.getLogger(__name__)

@@ -45,7 +45,8 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.reading import place_and_reason
-from storage_core.store.volume.placement import BLOCK_SUFFIX, block_directory, block_id_of, block_path, holders
+from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
+from storage_core.store.volume.placement import block_directory, block_path, holders
 from storage_core.store.writing.mirrored_file import remove
 
 logger = logging.getLogger(__name__)

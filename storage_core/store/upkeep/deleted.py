@@ -7,14 +7,12 @@ given up. If one block of it cannot be told, the whole directory stays: after an
 """
 
 import logging
-from pathlib import Path
 
 from storage_core.block.format import HEADER_SIZE, decode_header
 from storage_core.errors import StorageError
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
-from storage_core.store.volume.identity import STREAMS
-from storage_core.store.volume.placement import block_id_of
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
@@ -25,16 +23,14 @@ def sweep(turn: Turn, env: Environment) -> int:
     state = turn.state
     known = {incarnation for one in state.streams.values() for incarnation in one.incarnations}
     known.update(bytes(one) for one in state.graves["incarnation"])
-    names = {incarnation.hex() for incarnation in known}
     swept = 0
     for volume in turn.writable:
-        root = volume.path / STREAMS
         try:
-            for name in env.files.list_directory(root):
-                if len(name) == 32 and name not in names and env.files.is_directory(root / name):
-                    swept += _sweep(turn, root / name, env)
+            for incarnation in volume.blocks.incarnations():
+                if incarnation not in known:
+                    swept += _sweep(turn, volume.blocks, incarnation)
             if swept:
-                env.files.sync_directory(root)
+                volume.blocks.sync_removals()
         except OSError as error:
             logger.warning("%s: directories of deleted streams: %s", volume.path, error)
             if says_broken(error):
@@ -42,27 +38,25 @@ def sweep(turn: Turn, env: Environment) -> int:
     return swept
 
 
-def _sweep(turn: Turn, directory: Path, env: Environment) -> bool:
-    names = env.files.list_directory(directory)
-    if not names:  # nothing in it says whose it is
+def _sweep(turn: Turn, blocks: BlockStore, incarnation: bytes) -> bool:
+    block_ids = blocks.ids(incarnation)
+    if not block_ids:  # nothing in it says whose it is
         return False
-    if any(block_id_of(name) is None or not _is_decided(turn, directory / name, env) for name in names):
+    if blocks.strangers(incarnation) or not all(_is_decided(turn, blocks, incarnation, one) for one in block_ids):
         return False
-    for name in names:
-        env.files.unlink(directory / name)
-    env.files.remove_directory(directory)
+    blocks.remove(incarnation)
     return True
 
 
-def _is_decided(turn: Turn, path: Path, env: Environment) -> bool:
-    """Return whether the block was written for this directory, and what became of its transaction is known."""
+def _is_decided(turn: Turn, blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bool:
+    """Return whether the block was written for this incarnation, and what became of its transaction is known."""
     try:
-        file = env.files.open(path)
+        file = blocks.open(incarnation, block_id)
         try:
-            written = decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity
+            written = decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity
         finally:
             file.close()
     except StorageError:
         return False
-    is_of_here = (written.store_id, written.incarnation.hex()) == (turn.state.store_id, path.parent.name)
+    is_of_here = (written.store_id, written.incarnation) == (turn.state.store_id, incarnation)
     return is_of_here and turn.state.outcome(written.transaction_id) != 0

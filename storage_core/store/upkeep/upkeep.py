@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.mending import Mending
 from storage_core.store.upkeep.compaction import Merging
-from storage_core.store.volume.placement import PART_SUFFIX, block_directory, block_id_of, block_path
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placements import Placement, PlacementJournal
 from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
@@ -150,44 +149,21 @@ class Upkeep:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):
             return
-        gone, directories = [], set()
+        gone, touched = [], set()
         for grave in due:
             incarnation, block_id = bytes(grave["incarnation"]), bytes(grave["block_id"])
             try:
                 for one in turn.writable:
-                    directories.add(self._unlink_one(block_directory(one.path, incarnation), block_id))
+                    touched.add((one.path, _unlink_one(one.blocks, incarnation, block_id)))
             except OSError as error:  # it stays in the graveyard; those behind it shall not wait for it
                 logger.warning("%s: upkeep (unlink): %s", turn.label, error)
             else:
                 gone.append(incarnation + block_id)
-        for directory in directories:
-            self._sync(directory)
+        stores = {one.path: one.blocks for one in turn.writable}
+        for path, directory in touched:
+            _sync(stores[path], directory)
         if gone:
             turn.propose(Bury(tuple(gone)))
-
-    def _unlink_one(self, directory: Path, block_id: bytes) -> Path:
-        """Unlink a block, or what is left of a deleted stream; return the directory that has to be synced for it."""
-        files = self._env.files
-        try:
-            if block_id != _NO_BLOCK:
-                files.unlink(block_path(str(directory), block_id))
-                return directory
-            # What still lies there was staged for the stream and never committed; what is no block, and no record of
-            # an import, is not ours.
-            for name in files.list_directory(directory):
-                if block_id_of(name) is not None or name.endswith(PART_SUFFIX):
-                    files.unlink(directory / name)
-            files.remove_directory(directory)
-        except FileNotFoundError:
-            pass
-        return directory if block_id != _NO_BLOCK else directory.parent
-
-    def _sync(self, directory: Path) -> None:
-        """Make removals durable before their graves are forgotten: what a power loss brought back nobody would know."""
-        try:
-            self._env.files.sync_directory(directory)
-        except FileNotFoundError:
-            return
 
     def _forget_transactions(self, turn: Turn, everything: bool) -> None:
         known = turn.state.transactions.rows
@@ -197,6 +173,33 @@ class Upkeep:
         before_ns = min(int(np.sort(made_ns)[len(made_ns) // 2]), self._env.now_ns() - TRANSACTION_KEEP_NS)
         if before_ns > turn.state.transaction_floor_ns:
             turn.propose(ForgetTransactions(before_ns))
+
+
+def _unlink_one(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bytes | None:
+    """Unlink a block, or what is left of a deleted stream: what was staged for it and never committed.
+
+    Returns what has to be synced for it: the incarnation, None for the names of all of them.
+    """
+    is_block = block_id != _NO_BLOCK
+    try:
+        if is_block:
+            blocks.delete(incarnation, block_id)
+        else:
+            blocks.remove(incarnation)
+    except FileNotFoundError:
+        pass
+    return incarnation if is_block else None
+
+
+def _sync(blocks: BlockStore, incarnation: bytes | None) -> None:
+    """Make removals durable before their graves are forgotten: what a power loss brought back nobody would know."""
+    try:
+        if incarnation is None:
+            blocks.sync_removals()
+        else:
+            blocks.sync(incarnation)
+    except FileNotFoundError:
+        return
 
 
 def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:

@@ -17,7 +17,7 @@ from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
-from storage_core.store.volume.placement import BLOCK_SUFFIX, block_id_of
+from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
 
 FILE_NAME = "index.db"
 MAGIC = b"JSTRMIDX"

@@ -12,10 +12,8 @@ from pathlib import Path
 from storage_core.errors import NoQuorumError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.rules import majority
+from storage_core.store.volume.block_store import BLOCK_SUFFIX
 from storage_core.store.volume.volumes import MISSING, Volume
-
-BLOCK_SUFFIX = ".blk"
-PART_SUFFIX = ".part"  # records of an import, beside its blocks: imports/parts.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +31,6 @@ def block_directory(volume: Path, incarnation: bytes) -> Path:
 
 def block_path(directory: str, block_id: bytes) -> Path:
     return Path(directory) / (block_id.hex() + BLOCK_SUFFIX)
-
-
-def block_id_of(name: str) -> bytes | None:
-    """Return the block id that a file is named by, None if it is no block's name."""
-    stem = name[: -len(BLOCK_SUFFIX)]
-    if not name.endswith(BLOCK_SUFFIX) or len(stem) != 32 or stem != stem.lower():
-        return None
-    try:
-        return bytes.fromhex(stem)
-    except ValueError:
-        return None
 
 
 def quorum(stream: StreamState) -> int:

@@ -6,7 +6,7 @@ over recorded ones, so a store that was copied elsewhere is that copy and is nev
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
@@ -14,6 +14,7 @@ from storage_core.files import Files
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.raft.rules import majority
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
@@ -30,11 +31,16 @@ class Volume:
     identity: VolumeIdentity | None  # None: there is none of this volume at the path
     problem: str = ""  # MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE; empty: its identity is whole
     reason: str = ""  # of the problem, for people
+    files: Files = field(kw_only=True, repr=False, compare=False)  # by which it is reached
 
     @property
     def name(self) -> str:
         """The name that people and JSON see: the id in hex."""
         return self.volume_id.hex()
+
+    @property
+    def blocks(self) -> BlockStore:
+        return BlockStore(self.files, self.path)
 
 
 def label(volumes: Sequence[Volume]) -> str:
@@ -50,22 +56,22 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
         raise
     except NotAStoreError as error:
         if not _is_directory(files, path):
-            return Volume(volume_id, path, None, MISSING, str(error))
+            return Volume(volume_id, path, None, MISSING, str(error), files=files)
         reason = str(error) if _has_identity(files, path) else f"there is no {FILE_NAME} in {path}"
-        return Volume(volume_id, path, None, BLANK, reason)
+        return Volume(volume_id, path, None, BLANK, reason, files=files)
     except CorruptionError as error:
-        return Volume(volume_id, path, None, DAMAGED, str(error))
+        return Volume(volume_id, path, None, DAMAGED, str(error), files=files)
     except (StorageError, OSError) as error:
         raise_if_limit(error, path)
         problem = MISSING if is_of_process(error) else UNREADABLE  # for want of rights: as good as away, not damaged
-        return Volume(volume_id, path, None, problem, str(error))
+        return Volume(volume_id, path, None, problem, str(error), files=files)
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason)
+        return Volume(volume_id, path, None, FOREIGN, reason, files=files)
     if identity.volume_id != volume_id:
         reason = f"{path} is volume {identity.volume_id.hex()}, not {volume_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason)
-    return Volume(volume_id, path, identity)
+        return Volume(volume_id, path, None, FOREIGN, reason, files=files)
+    return Volume(volume_id, path, identity, files=files)
 
 
 def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
@@ -91,7 +97,7 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
                 raise ValueError(
                     f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}{_ONE_IS_A_COPY}"
                 )
-        found.append(Volume(identity.volume_id, path, identity))
+        found.append(Volume(identity.volume_id, path, identity, files=files))
     if not found:
         assert first_error is not None
         raise first_error
@@ -153,7 +159,9 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
             place = spare.pop(0) if spare else expected.get(volume_id, Path("/"))
             at[volume_id] = look(files, place, volume_id, store_id)
             if any(_same_place(place, path) for path in taken):
-                at[volume_id] = Volume(volume_id, place, None, FOREIGN, f"{place} is another volume of the store")
+                at[volume_id] = Volume(
+                    volume_id, place, None, FOREIGN, f"{place} is another volume of the store", files=files
+                )
     return [at[voter.volume_id] for voter in voters]
 
 

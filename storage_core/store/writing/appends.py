@@ -35,7 +35,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import block_directory, block_id_of, block_path
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
@@ -80,9 +80,7 @@ def make_directories(turn: Turn, incarnation: bytes, chosen: Sequence[bytes], en
     volumes = [one for one in turn.writable if one.volume_id in chosen]
 
     def make(volume: Volume) -> None:
-        directory = block_directory(volume.path, incarnation)
-        env.files.make_directory(directory)
-        env.files.sync_directory(directory.parent)
+        volume.blocks.prepare([incarnation])
 
     outcomes = env.parallel([partial(make, one) for one in volumes])
     failures = []
@@ -356,7 +354,7 @@ def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files:
     instance = (volume.volume_id, volume.identity.instance_id)
     found: list[Exception | str] = []
     for block in blocks:
-        path = block_path(str(block_directory(volume.path, block.incarnation)), block.summary.block_id)
+        path = volume.blocks.path(block.incarnation, block.summary.block_id)
         if instance not in block.holders:
             found.append(f"{path} was not written")
             continue
@@ -419,7 +417,7 @@ def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
     for volume in writable:
         try:
             for target in transaction.targets.values():
-                _sweep(volume.path, target, transaction.id, turn.state, env.files)
+                _sweep(volume.blocks, target, transaction.id, turn.state)
         except OSError as error:  # fenced it is; what is left there is an orphan
             logger.warning("%s: blocks of transaction %s: %s", volume.path, transaction.id.hex(), error)
             if says_broken(error):
@@ -427,19 +425,10 @@ def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
     return True
 
 
-def _sweep(volume: Path, target: WriteTarget, transaction_id: bytes, state: StoreState, files: Files) -> None:
+def _sweep(blocks: BlockStore, target: WriteTarget, transaction_id: bytes, state: StoreState) -> None:
     """Unlink the blocks of an aborted transaction. Only the block's own header says whose it is."""
-    directory = block_directory(volume, target.incarnation)
     stream = state.by_incarnation(target.incarnation)
     named = {bytes(one) for one in stream.blocks.rows["block_id"]} if stream is not None else set()
-    try:
-        names = files.list_directory(directory)
-    except FileNotFoundError:
-        return
-    for name in names:
-        path = directory / name
-        block_id = block_id_of(name)
-        if block_id is None or block_id in named:
-            continue
-        if transaction_of(path, files) == transaction_id:
-            files.unlink(path)
+    for block_id in blocks.ids(target.incarnation):
+        if block_id not in named and transaction_of(blocks, target.incarnation, block_id) == transaction_id:
+            blocks.delete(target.incarnation, block_id)

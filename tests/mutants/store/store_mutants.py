@@ -223,10 +223,9 @@ def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
 def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
     """Half an hour is long enough, it is thought, and no entry says that the transaction is over."""
 
-    def is_orphan(turn: Turn, path: Path, merges_only: bool, env: Any) -> bool:
-        transaction = orphans.transaction_of(path, env.files)
+    def is_orphan(turn: Turn, transaction: bytes | None, merges_only: bool, env: Any) -> bool:
         old = transaction is not None and int.from_bytes(transaction[:8], "big") < env.now_ns() - 1_200 * 10**9
-        return old or plain(turn, path, merges_only, env)
+        return old or plain(turn, transaction, merges_only, env)
 
     plain = orphans._is_orphan
     return [(orphans, "_is_orphan", is_orphan)]

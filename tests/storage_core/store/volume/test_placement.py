@@ -25,7 +25,9 @@ def five(tmp_path: Path) -> Scattered:
 
 def lose(scattered: Scattered, number: int, problem: str = MISSING) -> None:
     one = scattered.volumes[number]
-    scattered.volumes[number] = Volume(one.volume_id, one.path, None, problem, f"{one.path} is {problem}")
+    scattered.volumes[number] = Volume(
+        one.volume_id, one.path, None, problem, f"{one.path} is {problem}", files=one.files
+    )
 
 
 def edit_voter(scattered: Scattered, number: int, **changes: object) -> None:
