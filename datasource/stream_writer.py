@@ -154,7 +154,9 @@ def _merged(tasks: Sequence[StagedTask]) -> Transaction:
 
 def _has_begun(store: Store, identity: WriterBatch) -> bool:
     """Return whether this run has stored a batch: from then on it takes no store over any more."""
-    writers = (stream.writers.get(identity.writer) for stream in store.state().streams.values())
+    state = store.state()
+    kept = (state.writers, *(stream.writers for stream in state.streams.values()))
+    writers = (one.get(identity.writer) for one in kept)
     return any(one is not None and identity.run in (one.run, *one.superseded) for one in writers)
 
 
@@ -168,7 +170,8 @@ def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState
 def _explain(store: Store, transaction: Transaction, identity: WriterBatch, error: StorageError) -> NoReturn:
     """Raise what the store refused the batch with, and what to do about it."""
     if isinstance(error, FencedError):
-        writers = [stream.writers.get(identity.writer) for stream in _streams(store, transaction).values()]
+        kept = (store.state().writers, *(stream.writers for stream in _streams(store, transaction).values()))
+        writers = [one.get(identity.writer) for one in kept]
         if any(one is not None and identity.run in one.superseded for one in writers):
             raise FencedError(
                 f"{error}: another driver runs the same query, from the same checkpoint or a copy of it, and has gone "

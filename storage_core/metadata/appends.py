@@ -24,15 +24,16 @@ from storage_core.metadata.state import (
 )
 from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import buried, live
-from storage_core.sequences import SequenceSet
+from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 
 SUPERSEDED_RUNS_KEPT = 64
 NO_MESSAGES = bytes(16)  # the content of a batch without any
+STORE = "the store"
 
 
 def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tuple[StoreState, Result]:
     targets = [live(state, part.incarnation) for part in command.streams]
-    already = _stored_before(targets, command)
+    already = _stored_before(state, targets, command)
     if already is not None:
         return _superseding(state, targets, command), AppendDone(already, True)
     check_transaction(state, command.transaction)
@@ -51,9 +52,14 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
         stream, result = _with_blocks(stream, part, place, time_ns)
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
-            stream = _with_batch(stream, command, result)
+            writer = _with_batch(stream.writers.get(command.writer), command, result, stream.first_sequence)
+            stream = replace(stream, writers={**stream.writers, command.writer: writer})
         state = state.with_stream(stream)
         appended[stream.name] = result
+    if command.is_routed:
+        stored = BatchResult(place.index, place.index, 0, command.content)  # by the index the oldest are known
+        writer = _with_batch(state.writers.get(command.writer), command, stored, SEQUENCE_MAX)
+        state = replace(state, writers={**state.writers, command.writer: writer})
     return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
 
 
@@ -66,50 +72,64 @@ def _without_msg_ids(state: StoreState, stream: StreamState) -> StoreState:
     return replace(state, graveyard=state.graveyard.keep(~gone), replaced=state.replaced.append(graves[gone]))
 
 
-def _stored_before(targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
+def _stored_before(state: StoreState, targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
     """Return what this (writer, batch) got before, None if it is new.
 
     Refuses fenced runs, foreign queries, and other content under the number of a batch that is stored.
     """
     if not command.writer:
         return None
+    is_stored = False
+    if command.is_routed:
+        result = _known_batch(STORE, state.writers.get(command.writer), command)
+        is_stored = result is not None
     found = {}
     for stream in targets:
-        writer = stream.writers.get(command.writer)
-        if writer is None:
-            continue
-        if writer.query != command.query:
-            theirs, ours = writer.query or "a batch job", command.query or "a batch job"
-            refuse(
-                errors.RequirementError,
-                f"writer {command.writer!r} of stream {stream.name!r} belongs to {theirs}, this is {ours}; "
-                "a new checkpoint starts a new query, whose batch numbers begin again: give it another writerId",
-            )
-        result = writer.find(command.batch)
+        result = _known_batch(f"stream {stream.name!r}", stream.writers.get(command.writer), command)
         if result is not None:
-            _check_content(stream.name, writer, result, command)
             found[stream.name] = result
     unknown = [stream.name for stream in targets if stream.name not in found]
-    if found and unknown:
+    if (found or is_stored) and unknown and not (command.any_content and not found):
         refuse(
             errors.RequirementError,
             f"batch {command.batch!r} of writer {command.writer!r} was stored before, without stream {unknown[0]!r}: "
             "the same batch must hold the same messages; give other messages another batch",
         )
-    if found:
+    if found or is_stored:
         return found
+    if command.is_routed:
+        _check_run(STORE, state.writers.get(command.writer), command)
     for stream in targets:
-        writer = stream.writers.get(command.writer)
-        if writer is not None and command.run in writer.superseded:
-            refuse(
-                errors.FencedError,
-                f"run {command.run} of writer {command.writer!r} was superseded by run {writer.run} "
-                f"in stream {stream.name!r}",
-            )
+        _check_run(f"stream {stream.name!r}", stream.writers.get(command.writer), command)
     return None
 
 
-def _check_content(stream: str, writer: WriterState, result: BatchResult, command: Append) -> None:
+def _known_batch(where: str, writer: WriterState | None, command: Append) -> BatchResult | None:
+    """Return what the batch got there before; refuses a foreign query, and other content."""
+    if writer is None:
+        return None
+    if writer.query != command.query:
+        theirs, ours = writer.query or "a batch job", command.query or "a batch job"
+        refuse(
+            errors.RequirementError,
+            f"writer {command.writer!r} of {where} belongs to {theirs}, this is {ours}; "
+            "a new checkpoint starts a new query, whose batch numbers begin again: give it another writerId",
+        )
+    result = writer.find(command.batch)
+    if result is not None:
+        _check_content(where, writer, result, command)
+    return result
+
+
+def _check_run(where: str, writer: WriterState | None, command: Append) -> None:
+    if writer is not None and command.run in writer.superseded:
+        refuse(
+            errors.FencedError,
+            f"run {command.run} of writer {command.writer!r} was superseded by run {writer.run} in {where}",
+        )
+
+
+def _check_content(where: str, writer: WriterState, result: BatchResult, command: Append) -> None:
     """Refuse a batch that holds something else than what is stored under its number."""
     if result.content == command.content or command.content == NO_MESSAGES and not result.content:
         return
@@ -117,13 +137,15 @@ def _check_content(stream: str, writer: WriterState, result: BatchResult, comman
     if command.any_content and not later:
         return
     if result.content:
-        stored = f"{_count(result.content)} messages, of which this stream has [{result.first}, {result.end})"
+        stored = f"{_count(result.content)} messages"
+        if where != STORE:
+            stored += f", of which this stream has [{result.first}, {result.end})"
     else:
         stored = "messages that are not remembered any more"
     after = f"; batches up to {writer.last_batch} came after it" if later else ""
     refuse(
         errors.FencedError,
-        f"batch {command.batch!r} of writer {command.writer!r} is in stream {stream!r} with other content: stored are "
+        f"batch {command.batch!r} of writer {command.writer!r} is in {where} with other content: stored are "
         f"{stored}, this time it has {_count(command.content)}{after}",
     )
 
@@ -135,11 +157,18 @@ def _count(content: bytes) -> int:
 def _superseding(state: StoreState, targets: list[StreamState], command: Append) -> StoreState:
     """Return the state in which the run of this command, which goes on from here, fences the one before it."""
     for stream in targets:
-        writer = stream.writers[command.writer]
-        if command.run != writer.run and command.run not in writer.superseded:
+        writer = stream.writers.get(command.writer)
+        if writer is not None and _supersedes(command, writer):
             writer = _of_run(writer, command.run)
             state = state.with_stream(replace(stream, writers={**stream.writers, command.writer: writer}))
+    writer = state.writers.get(command.writer) if command.is_routed else None
+    if writer is not None and _supersedes(command, writer):
+        state = replace(state, writers={**state.writers, command.writer: _of_run(writer, command.run)})
     return state
+
+
+def _supersedes(command: Append, writer: WriterState) -> bool:
+    return command.run != writer.run and command.run not in writer.superseded
 
 
 def _of_run(writer: WriterState, run: str) -> WriterState:
@@ -192,11 +221,10 @@ def _with_blocks(
     return grown, BatchResult(first, end, part.duplicate_count)
 
 
-def _with_batch(stream: StreamState, command: Append, result: BatchResult) -> StreamState:
-    """Return the stream with this batch in its writer's record; an unseen run id supersedes the one before."""
-    writer = stream.writers.get(command.writer) or WriterState(command.query, command.run, (), SharedMap())
-    writer = _of_run(writer, command.run).with_batch(command.batch, result, stream.first_sequence)
-    return replace(stream, writers={**stream.writers, command.writer: writer})
+def _with_batch(writer: WriterState | None, command: Append, result: BatchResult, first_sequence: int) -> WriterState:
+    """Return the writer's record with this batch; an unseen run id supersedes the one before."""
+    writer = writer or WriterState(command.query, command.run, (), SharedMap())
+    return _of_run(writer, command.run).with_batch(command.batch, result, first_sequence)
 
 
 def decided(state: StoreState, place: Place, transaction: bytes, outcome: int) -> StoreState:

@@ -106,6 +106,7 @@ class Append(msgspec.Struct, frozen=True, tag="append"):
     run: str = ""
     content: bytes = b""  # of the whole batch, 16 bytes: count of messages (u64), sum of their hashes (u64); a writer's
     any_content: bool = False  # what is stored under this batch counts, whatever it holds
+    is_routed: bool = False  # its rows name their streams, so a batch may be without any; a writer's
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -55,6 +55,8 @@ def check_state(state: StoreState) -> None:
     _check_number("snapshot_every", state.settings.snapshot_every, 1)
     _check_number("graveyard_keep", state.settings.graveyard_keep, 0)
     _check_voters(state)
+    for name, writer in state.writers.items():
+        _check_writer(name, writer, NUMBER_MAX)
     _check_number("events", len(state.events), 0, EVENT_COUNT_MAX)
     outcomes = state.transactions.rows["outcome"]
     if len(outcomes) and not np.isin(outcomes, (COMMITTED, ABORTED)).all():

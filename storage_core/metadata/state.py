@@ -215,6 +215,8 @@ class StoreState:
     events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
     # As the graveyard, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took them.
     replaced: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
+    # Of appends whose rows name their streams: what each batch held in all, whatever streams it had rows for.
+    writers: Mapping[str, WriterState] = field(default_factory=dict)
 
     @property
     def graves(self) -> np.ndarray:
@@ -291,6 +293,7 @@ class _StateRecord(msgspec.Struct, frozen=True):
     volume_change: VolumeChange | None = None
     events: tuple[Event, ...] = ()
     replaced: bytes = b""
+    writers: dict[str, _WriterRecord] = {}
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)
@@ -313,10 +316,14 @@ def _stream_record(one: StreamState) -> _StreamRecord:
         blocks=one.blocks.encode(),
         removed=one.removed.encode(),
         lost=one.lost.encode(),
-        writers={name: _writer_record(one.writers[name]) for name in sorted(one.writers)},
+        writers=_writer_records(one.writers),
         consumers=tuple(consumer_record(one.consumers[key]) for key in sorted(one.consumers)),
     )
     return _StreamRecord(**values)
+
+
+def _writer_records(writers: Mapping[str, WriterState]) -> dict[str, _WriterRecord]:
+    return {name: _writer_record(writers[name]) for name in sorted(writers)}
 
 
 def _writer_record(writer: WriterState) -> _WriterRecord:
@@ -353,6 +360,7 @@ def encode_state(state: StoreState) -> bytes:
         graveyard=state.graveyard.encode(),
         replaced=state.replaced.encode(),
         transactions=state.transactions.encode(),
+        writers=_writer_records(state.writers),
     )
     return msgspec.msgpack.encode(_StateRecord(**values))
 
@@ -371,5 +379,6 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
         graveyard=decode_table(record.graveyard, GRAVE_DTYPE, "graveyard"),
         replaced=decode_table(record.replaced, GRAVE_DTYPE, "replaced"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
+        writers={name: _writer(one) for name, one in record.writers.items()},
     )
     return StoreState(**values)

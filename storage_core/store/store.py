@@ -9,6 +9,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -234,7 +235,8 @@ class Store:
         names = [one.name for one in state.streams.values()] if streams is None else _names(streams) or []
         for name in names:
             self.stream_state(name, state)
-        return appends.begin(state, self.volumes(), names, self._env)
+        transaction = appends.begin(state, self.volumes(), names, self._env)
+        return replace(transaction, is_routed=streams is None)
 
     def commit(
         self,

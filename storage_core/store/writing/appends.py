@@ -140,7 +140,7 @@ def commit(
         for name, blocks in by_stream.items()
         if blocks or name in overwrite or (writer is not None and len(by_stream) == 1)
     }
-    if not chosen:
+    if not chosen and (writer is None or not transaction.is_routed):
         return CommitResult({}, False)
     # Asked before the blocks are looked at: those of a batch that is stored, or of an aborted transaction, may be gone.
     nothing = [
@@ -175,7 +175,10 @@ def _append(
     transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None, content: bytes
 ) -> Append:
     one = writer or WriterBatch("", "")
-    return Append(transaction.id, tuple(parts), one.writer, one.batch, one.query, one.run, content, one.any_content)
+    is_routed = transaction.is_routed and bool(one.writer)
+    return Append(
+        transaction.id, tuple(parts), one.writer, one.batch, one.query, one.run, content, one.any_content, is_routed
+    )
 
 
 def _content(staged: Sequence[StagedBlock]) -> bytes:

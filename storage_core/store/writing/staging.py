@@ -66,6 +66,7 @@ class Transaction:
     id: bytes  # creation time in ns (8, big-endian), then 8 random bytes
     store_id: bytes
     targets: dict[str, WriteTarget]
+    is_routed: bool = False  # rows name their streams; `targets` may be those alone that got some
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import DiskFullError, InvalidMessageError
+from storage_core.errors import DiskFullError, FencedError, InvalidMessageError, RequirementError
 from storage_core.files import OsFile, OsFiles
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
 from storage_core.store.writing import routed
+from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 
 FRAME = 4 << 20  # bytes of rows that are written to the file
@@ -150,3 +151,62 @@ def test_nothing_is_left_of_a_task_that_fails(
     stager.discard()
     assert files.open_count == 0
     assert not list(tmp_path.rglob("*.blk"))
+
+
+# --- exactly once, whatever streams the rows of a batch name
+
+
+def write_batch(store: Store, writer: WriterBatch, **data: list[bytes]) -> CommitResult:
+    """Write these messages, by stream, as one batch of a writer."""
+    transaction = store.begin(None)
+    stager = RoutedStager(transaction, 0, hashed=True)
+    for name, values in data.items():
+        stager.write(transaction.targets[name], pa.record_batch({"data": pa.array(values)}))
+    return store.commit(transaction, stager.finish(), writer)
+
+
+def of_run(run: str, batch: int, **keys: bool) -> WriterBatch:
+    return WriterBatch("query", str(batch), "query", run, **keys)
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+@pytest.mark.parametrize("first", [{}, {"S0": [b"a"]}], ids=["no rows", "rows of one stream"])
+def test_a_batch_is_fenced_whatever_streams_it_had_rows_for(
+    store: Store, first: dict[str, list[bytes]], is_snapshot: bool
+) -> None:
+    add_streams(store, 2)
+    write_batch(store, of_run("run-1", 0), **first)
+    if is_snapshot:
+        store.maintain()
+        store = Store.open(store.paths)
+    with pytest.raises(FencedError):
+        write_batch(store, of_run("run-2", 0), S1=[b"b"])
+    again = write_batch(store, of_run("run-2", 0), **first)
+    assert again.already and set(again.appended) == set(first)
+    with pytest.raises(FencedError):  # the one before is superseded
+        write_batch(store, of_run("run-1", 1), S1=[b"c"])
+    assert not write_batch(store, of_run("run-2", 1), S0=[b"d"], S1=[b"e"]).already
+    assert [store.stream(name).read().read_all().num_rows for name in ("S0", "S1")] == [1 + len(first), 1]
+
+
+def test_what_came_first_under_a_number_counts_if_its_owner_says_so(store: Store) -> None:
+    add_streams(store, 2)
+    write_batch(store, of_run("run-1", 0))
+    assert write_batch(store, of_run("run-2", 0, any_content=True), S1=[b"b"]).already
+    assert store.stream("S1").read().read_all().num_rows == 0
+
+
+def test_a_batch_is_not_dropped_for_a_stream_that_was_made_again(store: Store) -> None:
+    add_streams(store, 1)
+    write_batch(store, of_run("run-1", 0), S0=[b"a"])
+    store.delete_stream("S0")
+    add_streams(store, 1)
+    with pytest.raises(RequirementError):
+        write_batch(store, of_run("run-1", 0), S0=[b"a"])
+
+
+def test_another_query_under_the_name_of_a_writer_is_refused_without_rows_too(store: Store) -> None:
+    add_streams(store, 1)
+    write_batch(store, of_run("run-1", 0))
+    with pytest.raises(RequirementError):
+        write_batch(store, WriterBatch("query", "0", "another", "run-1"), S0=[b"a"])
