@@ -5,6 +5,7 @@ over recorded ones, so a store that was copied elsewhere is that copy and is nev
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
-_ONE_IS_A_COPY = "; one is a copy: take it away, or name only the other"
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
 
 
@@ -77,9 +77,10 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
 def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
     """Return the volumes at the paths that a user named; those that cannot be told are left out.
 
-    Of volumes of several stores those count to whose store most of the paths belong: another one is a wrong disk.
-    Raises ValueError (one volume at two paths), NotAStoreError (most belong to no one store; or none of the paths is a
-    volume), or what is wrong with the only one.
+    Of volumes of several stores those count to whose store most of the paths belong: another one is a wrong disk. One
+    that is at two paths is left out with both: where the others expect it tells which is the copy (`complete`).
+    Raises ValueError (only one volume, at two paths), NotAStoreError (most belong to no one store; or none of the paths
+    is a volume), or what is wrong with the only one.
     """
     found: list[Volume] = []
     first_error: StorageError | None = None
@@ -92,16 +93,21 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
             raise_if_limit(error, path)
             first_error = first_error or error
             continue
-        for other in found:
-            if other.volume_id == identity.volume_id:
-                raise ValueError(
-                    f"volume {identity.volume_id.hex()} is at two paths: {other.path} and {path}{_ONE_IS_A_COPY}"
-                )
         found.append(Volume(identity.volume_id, path, identity, files=files))
     if not found:
         assert first_error is not None
         raise first_error
-    return _of_one_store(found, len(paths))
+    ours = _of_one_store(found, len(paths))
+    counts = Counter(one.volume_id for one in ours)
+    single = [one for one in ours if counts[one.volume_id] == 1]
+    if not single:
+        raise _at_two_paths(ours[0].volume_id, [one.path for one in ours if one.volume_id == ours[0].volume_id])
+    return single
+
+
+def _at_two_paths(volume_id: bytes, places: Sequence[Path]) -> ValueError:
+    told = f"{places[0]} and {places[1]}; one is a copy: take it away, or name only the other"
+    return ValueError(f"volume {volume_id.hex()} is at two paths: {told}")
 
 
 def _of_one_store(found: Sequence[Volume], path_count: int) -> list[Volume]:
@@ -143,7 +149,7 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
                 at[volume_id] = there
                 search.append(there)
             elif not _same_place(before.path, path):
-                raise ValueError(f"volume {volume_id.hex()} is at two paths: {before.path} and {path}{_ONE_IS_A_COPY}")
+                raise _at_two_paths(volume_id, [before.path, path])
     expected = {volume_id: path for one in reversed(known) for volume_id, path in _neighbours(one, recorded)}
     lost = [voter.volume_id for voter in voters if voter.volume_id not in at]
     spare = [path for path in paths if not any(_same_place(path, one.path) for one in at.values())]
@@ -152,6 +158,11 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
         if here is not None:
             spare.remove(here)
             at[volume_id] = look(files, here, volume_id, store_id)
+    for volume_id in recorded if spare else ():  # what lies there is in the place of none
+        places = [at[volume_id].path] if volume_id in at and at[volume_id].identity is not None else []
+        places += [path for path in spare if look(files, path, volume_id, store_id).identity is not None]
+        if len(places) > 1:
+            raise _at_two_paths(volume_id, places)
     taken = [one.path for one in at.values()]
     for volume_id in lost:
         if volume_id not in at:

@@ -184,10 +184,38 @@ def test_one_volume_at_two_paths_is_refused_naming_both(store: Store, paths: lis
     copy = paths[0].with_name("copy")
     shutil.copytree(paths[0], copy)
     before = listing(*paths, copy)
-    for given in ([paths[0], copy], [copy, paths[1]], [copy]):
+    for given in ([paths[0], copy], [copy, paths[1]], [copy], [*paths, copy]):
         with pytest.raises(ValueError, match=r"at two paths: (.*/a and .*/copy|.*/copy and .*/a); one is a copy"):
             Store.open(given)
     assert listing(*paths, copy) == before
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("number", range(3))
+def test_a_copy_of_one_volume_in_the_place_of_another_is_one_bad_volume(
+    store: Store, paths: list[Path], number: int, read_only: bool
+) -> None:
+    shutil.rmtree(paths[number])
+    shutil.copytree(paths[number - 1], paths[number])
+    for given in (paths, paths[::-1], [paths[number - 2]]):
+        seen = Store.open(given, read_only=read_only)
+        states = {one["path"]: one["state"] for one in seen.cluster_info()["volumes"]}
+        assert states == {str(path): "foreign" if path == paths[number] else "current" for path in paths}
+        assert messages(seen) == [b"first"]
+    if not read_only:
+        seen.stream("S").publish("S", b"second")
+        assert messages(Store.open(paths)) == [b"first", b"second"]
+
+
+def test_a_copy_of_one_volume_beside_volumes_that_were_moved_is_refused(store: Store, paths: list[Path]) -> None:
+    """Nothing tells which of the two is the copy."""
+    moved = [path.with_name(f"moved {number}") for number, path in enumerate(paths)]
+    for path, place in zip(paths, moved, strict=True):
+        path.rename(place)
+    shutil.rmtree(moved[2])
+    shutil.copytree(moved[0], moved[2])
+    with pytest.raises(ValueError, match="at two paths"):
+        Store.open(moved)
 
 
 def test_a_process_that_took_a_copy_for_a_volume_goes_on_after_the_repair(tmp_path: Path) -> None:
