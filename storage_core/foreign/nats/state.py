@@ -9,6 +9,7 @@ Three sources, the first that applies:
 Source: nats-server, server/filestore.go (`recoverFullState`, `recoverMsgs`, `recoverMsgBlock`).
 """
 
+import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,12 +80,54 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     current = [
         one for one, block in zip(old, stream.blocks, strict=True) if one and _ends_with(block, one.last_hash, files)
     ]
-    if old and len(current) == len(old):
-        return _from_old_indexes(current, stream)
-    state = _from_blocks(stream, index, old, files)
-    if index is None and not any(old):
+    whole = old and len(current) == len(old)
+    state = _from_old_indexes(current, stream) if whole else _from_blocks(stream, index, old, files)
+    if index is None:
+        state = _with_gone(state, _gone(stream, notes, files), notes)
         notes += _unexplained(stream, state)
     return replace(state, notes=tuple(notes))
+
+
+def _gone(stream: StreamDirectory, notes: list[str], files: Files) -> list[BlockState]:
+    """Return parts for the N.idx without a block: the server removes both together, so its messages are lost."""
+    present = {block.block_index for block in stream.blocks}
+    try:
+        names = files.list_directory(Path(stream.messages_path).resolve())
+    except OSError as error:
+        raise_if_of_process(error)
+        return []
+    found = []
+    for name in names:
+        stem, dot, suffix = name.partition(".")
+        if dot + suffix != OLD_INDEX_SUFFIX or not re.fullmatch("[0-9]{1,18}", stem) or int(stem) in present:
+            continue
+        file = BlockFile(int(stem), str(Path(stream.messages_path) / f"{stem}.blk"), 0)
+        one = _load_old_index(file, notes, files)
+        count = one.end - one.first - len(one.removed) if one is not None else 0
+        if one is not None and count > 0:
+            found.append(BlockState(file, one.first, one.end, one.removed, count, True))
+    return found
+
+
+def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[str]) -> StreamState:
+    """Return the state with the parts whose blocks are gone; those that others answer for go to `notes`."""
+    blocks, answered, end = list(state.blocks), SequenceSet.from_ranges((one.first, one.end) for one in state.blocks), 0
+    for one in sorted(gone, key=lambda one: one.first):
+        if one.first < end or answered.count_in(one.first, one.end):
+            notes.append(f"{Path(one.file.path).name} is gone, and its index lists [{one.first}, {one.end})")
+            continue
+        blocks.append(one)
+        end = one.end
+    if len(blocks) == len(state.blocks):
+        return state
+    blocks.sort(key=lambda one: one.first)
+    return replace(
+        state,
+        blocks=tuple(blocks),
+        first=blocks[0].first,
+        last=max(state.last, *(one.end - 1 for one in blocks if one.known)),
+        message_count=sum(one.message_count for one in blocks),
+    )
 
 
 def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> StreamIndex | None:

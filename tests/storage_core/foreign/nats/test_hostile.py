@@ -96,3 +96,18 @@ def test_a_block_that_is_gone_without_an_index_to_tell_is_told(
 def test_an_index_that_is_only_older_than_the_blocks_is_nothing_to_tell(case: Callable[[str], Any]) -> None:
     outcome = read_foreign("nats", case("kill9-stale-index").store)
     assert outcome.reasons == []
+
+
+@pytest.mark.parametrize("gone", [["1.blk"], ["2.blk"], ["1.blk", "1.idx"]])
+def test_a_block_that_is_gone_is_told_where_each_block_has_its_own_index(
+    case: Callable[[str], Any], tmp_path: Path, gone: list[str]
+) -> None:
+    """A server up to 2.9 removes both files of a block: an index alone is a loss, and without it nobody can say."""
+    one = case("old-2-9-10")
+    store = shutil.copytree(one.store, tmp_path / "store")
+    for name in gone:
+        (messages_of(store) / name).unlink()
+    outcome = read_foreign("nats", store)
+    assert 0 < outcome.rows < len(one.expected())
+    expected = "no index tells what became of" if len(gone) > 1 else "the file is gone"
+    assert any(expected in reason for reason in outcome.reasons), outcome.reasons
