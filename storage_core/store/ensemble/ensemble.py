@@ -62,7 +62,7 @@ class Metadata:
         self.store_id = next(one.identity.store_id for one in known if one.identity is not None)
         self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
         self._undecided: View | None = None  # what a commit record says while newer entries may count
-        self.memory = Memory(env, self.store_id)
+        self.memory = Memory(env)
         self.renew()
         locks.renew_in_children(self)
 
@@ -224,7 +224,7 @@ class Metadata:
         """Return whether no volume that can be read has another commit record."""
         for one in self._volumes:
             try:
-                if self.memory.log_of(one).read_commit_record()[0] != commit:
+                if one.log.read_commit_record()[0] != commit:
                     return False
             except (StorageError, OSError):
                 continue
@@ -241,7 +241,7 @@ class Metadata:
         learners = {one.volume_id for one in self._voters if one.learner}
         for one in self._volumes:
             try:
-                commit, clean = self.memory.log_of(one).read_commit_record()
+                commit, clean = one.log.read_commit_record()
             except (StorageError, OSError) as error:
                 raise_if_limit(error, one.path)
                 errors.append(error)
@@ -261,7 +261,7 @@ class Metadata:
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
         start = known.positions.get(at.volume_id)
-        tail = self.memory.log_of(at).read_tail(start) if start is not None else None
+        tail = at.log.read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
         state, index, chain, trail = known.state, known.index, known.chain, known.trail
@@ -392,7 +392,7 @@ class Metadata:
         for one in self._volumes:
             if one.volume_id not in there and one.identity is not None:
                 try:
-                    evidence = self.memory.log_of(one).read_entries(after)
+                    evidence = one.log.read_entries(after)
                 except UnsupportedVersionError:
                     raise
                 except (StorageError, OSError) as error:  # what it held, if anything, is for a turn to find out

@@ -19,9 +19,7 @@ from storage_core.store.ensemble.decision import Finding, Found, Lead
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment
 from storage_core.store.volume.evidence import Position
-from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.locks import Held
-from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.volumes import Volume
 
 
@@ -58,8 +56,8 @@ class Known:
 class Memory:
     """Keeps that record, and reads volumes by it. Safe to use from several threads."""
 
-    def __init__(self, env: Environment, store_id: bytes) -> None:
-        self.env, self.store_id = env, store_id
+    def __init__(self, env: Environment) -> None:
+        self.env = env
         self.known = Known()
         self._told: tuple[tuple[Event, ...], Mapping[str, str]] = ((), {})  # last states, of these events
         self._replayed: tuple[EntryId, StoreState, Streams] | None = None  # the last log, its end and its beginning
@@ -123,10 +121,6 @@ class Memory:
 
     # --- volumes and logs
 
-    def log_of(self, volume: Volume) -> VolumeLog:
-        identity = volume.identity or VolumeIdentity(self.store_id, volume.volume_id, bytes(16), 0)
-        return VolumeLog(self.env.files, volume.path, identity)
-
     def found(self, volume: Volume, held: Held | None = None, for_state: bool = False) -> Found:
         """Return a volume with all that its log says, as a session that holds these locks finds it.
 
@@ -142,7 +136,7 @@ class Memory:
             failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
             return replace(found, state=rules.RETIRED, reason=why, error=failed)
         try:
-            return replace(found, evidence=self.log_of(volume).read(for_state))
+            return replace(found, evidence=volume.log.read(for_state))
         except UnsupportedVersionError:
             raise
         except (StorageError, OSError) as caught:

@@ -142,7 +142,7 @@ class Turn:
     def __init__(self, memory: Memory, volumes: Sequence[Volume], held: Held) -> None:
         self._memory, self._env, self._held = memory, memory.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
-        self._logs = {volume.volume_id: memory.log_of(volume) for volume in volumes}
+        self._logs = {volume.volume_id: volume.log for volume in volumes}
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
         self._wrote = False  # a command in this turn
@@ -204,9 +204,6 @@ class Turn:
             return Standing(rules.MISSING, "no volume of this store", 0)
         state = rules.PROBLEMS[volume.problem] if volume.identity is None else rules.BEHIND
         return Standing(state, volume.reason, self.view.durable.get(volume_id, 0))
-
-    def log_of(self, volume_id: bytes) -> VolumeLog:
-        return self._logs[volume_id]
 
     def lead(self) -> Leadership:
         """Return this process's leadership; one that has not led yet opens a term. The last entry is then its own."""
@@ -375,7 +372,7 @@ class Turn:
             finding, log = decision.findings[volume_id], self._logs[volume_id]
             if finding.in_step:
                 return lambda: log.append(self.view.positions[volume_id], [leadership.vote])
-            return lambda: _restart(log, finding, decision, leadership.vote, body)
+            return lambda: _rewrite(log, finding, decision, leadership.vote, body)
 
         positions = self._on_members(prepare, "segment", frees)
         durable = {**self.view.durable, **dict.fromkeys(positions, self.view.index)}
@@ -458,7 +455,7 @@ class Turn:
         known = {one.volume_id: one for one in self.volumes} | {volume_id: volume}
         order = [one.volume_id for one in command.voters]
         self.volumes = tuple(sorted(known.values(), key=lambda one: _place_in(order, one.volume_id)))
-        self._logs[volume_id] = self._memory.log_of(volume)
+        self._logs[volume_id] = volume.log
         members = sorted({*self._now.members, volume_id}, key=lambda one: _place_in(order, one))
         self._now = replace(self._now, members=tuple(members))
         self._see(
@@ -748,12 +745,7 @@ class Turn:
 
         def write(volume_id: bytes) -> Callable[[], Position]:
             log = self._logs[volume_id]
-
-            def on_one() -> Position:
-                log.write_snapshot(tip, leadership.history, body)
-                return log.start_segment(tip, view.commit, [vote])
-
-            return on_one
+            return lambda: log.take_snapshot(tip, leadership.history, body, view.commit)
 
         positions = self._on_members(write, "snapshot")
         streams = view.state.streams
@@ -788,26 +780,15 @@ def move(
     return TakeOver(domain, socket.gethostname(), "the host was restarted" if is_restarted else "")
 
 
-def _restart(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
-    """Go on in a new segment that holds all that is not known to be durable and right on this volume."""
-    lead = decision.lead
-    if finding.drop_record:
-        log.remove_commit_records()
-    base, installed = lead.at(finding.keep), False
+def _rewrite(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+    """Bring one volume up to the log that leads, but for what is known to be durable and right there."""
+    lead, snapshot = decision.lead, None
+    base = lead.at(finding.keep)
     if base is None:
         assert lead.snapshot is not None and body is not None, (finding, lead.base)
-        base, installed = lead.base, True
-        log.write_snapshot(base, lead.snapshot.history, body)
+        base, snapshot = lead.base, (lead.snapshot.history, body)
     entries = lead.entries[base.index - lead.base.index :]
-    commit = decision.commit
-    own, _ = log.read_commit_record()
-    carried = commit if commit is not None and own == commit and not finding.drop_record else None
-    position = log.start_segment(base, carried, [vote, *entries])
-    if carried is None and commit is not None:  # only now is the log durable up to there
-        log.write_commit_record(position.segment, commit)
-    if installed:
-        log.remove_older(position.segment, base.index)
-    return position
+    return log.rewrite(base, [vote, *entries], decision.commit, snapshot, finding.drop_record)
 
 
 def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:

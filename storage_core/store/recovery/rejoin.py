@@ -34,7 +34,6 @@ from storage_core.store.volume import identity, locks, log, placements, probe, r
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
-from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
 def _is_of_another_copy(turn: Turn, one: Absent) -> bool:
     """Return whether what the volume records as committed is not on the log of this turn, whatever it was taken for."""
     try:
-        commit, _ = turn.log_of(one.volume.volume_id).read_commit_record()
+        commit, _ = one.volume.log.read_commit_record()
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return False
@@ -197,14 +196,13 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
             files.unlink(meta / name)
         files.sync_directory(meta)
     prepare_streams(turn.state, made)
-    volume_log = VolumeLog(files, path, made.identity)
+    volume_log = made.log
     tip = EntryId(view.index, view.term, view.chain)
     durable = {**view.durable, made.volume_id: view.index}
     vote = leadership.vote
     body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable, view.trail)
-    volume_log.write_snapshot(tip, leadership.history, body)
     commit = view.commit if view.commit is not None and view.commit.index == view.index else None
-    position = volume_log.start_segment(tip, commit, [vote])
+    position = volume_log.take_snapshot(tip, leadership.history, body, commit)
     evidence = volume_log.read()
     if evidence.tip != tip or evidence.damage or evidence.bad is not None or evidence.position != position:
         raise CorruptionError(f"{meta} does not read as it was just written: {evidence.damage or evidence.bad}")

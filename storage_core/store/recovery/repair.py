@@ -165,7 +165,7 @@ class Repair:
         if len(at_hand) > 1 or not self._metadata.memory.known.failed:
             return
         (only,) = at_hand
-        log = self._metadata.memory.log_of(only)
+        log = only.log
         with translated(only.path):
             for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
                 self._env.files.drop_cache(path)

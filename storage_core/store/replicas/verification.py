@@ -319,7 +319,7 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
 def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
     """Return what is wrong with the metadata files of one volume, which nobody writes meanwhile."""
     journal = PlacementJournal(env.files, volume.path)
-    found = _metadata_damage(metadata.memory.log_of(volume), journal)
+    found = _metadata_damage(volume.log, journal)
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
 
 

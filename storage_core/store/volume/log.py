@@ -424,6 +424,41 @@ class VolumeLog:
             self._discard(path)
             raise
 
+    def take_snapshot(self, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None) -> Position:
+        """Put a snapshot of the state after entry `tip` beside the log, and go on in a new segment with its vote.
+
+        Return where the log goes on. What the snapshot takes the place of goes with `compact`.
+        """
+        self.write_snapshot(tip, history, body)
+        return self.start_segment(tip, commit, [body.vote])
+
+    def rewrite(
+        self,
+        base: EntryId,
+        records: Sequence[Record],
+        commit: CommitRecord | None,
+        snapshot: tuple[bytes, SnapshotBody] | None = None,
+        drops_record: bool = False,
+    ) -> Position:
+        """Go on after `base` in a new segment that holds all that is not known to be durable and right here.
+
+        `snapshot`: history and content of the one that takes the place of everything up to `base`, where that is not
+        here. `drops_record`: the commit record vouches for what is about to be repaired, so it goes first. Return where
+        the log goes on.
+        """
+        if drops_record:
+            self.remove_commit_records()
+        if snapshot is not None:
+            self.write_snapshot(base, *snapshot)
+        own, _ = self.read_commit_record()
+        carried = commit if commit is not None and own == commit and not drops_record else None
+        position = self.start_segment(base, carried, records)
+        if carried is None and commit is not None:  # only now is the log durable up to there
+            self.write_commit_record(position.segment, commit)
+        if snapshot is not None:
+            self.remove_older(position.segment, base.index)
+        return position
+
     def compact(self) -> None:
         """Remove snapshots but the two newest, and segments before the one in which the log since the older begins."""
         valid = [index for index in self.snapshots() if self.snapshot_is_whole(index)]

@@ -17,6 +17,7 @@ from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
+from storage_core.store.volume.log import VolumeLog
 
 MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
@@ -31,6 +32,7 @@ class Volume:
     identity: VolumeIdentity | None  # None: there is none of this volume at the path
     problem: str = ""  # MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE; empty: its identity is whole
     reason: str = ""  # of the problem, for people
+    store_id: bytes = field(default=bytes(16), kw_only=True, repr=False)  # whose volume it should be
     files: Files = field(kw_only=True, repr=False, compare=False)  # by which it is reached
 
     @property
@@ -41,6 +43,12 @@ class Volume:
     @property
     def blocks(self) -> BlockStore:
         return BlockStore(self.files, self.path)
+
+    @property
+    def log(self) -> VolumeLog:
+        """Its voter: the metadata log, votes, commit records and snapshots."""
+        identity = self.identity or VolumeIdentity(self.store_id, self.volume_id, bytes(16), 0)
+        return VolumeLog(self.files, self.path, identity)
 
 
 def label(volumes: Sequence[Volume]) -> str:
@@ -56,22 +64,22 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
         raise
     except NotAStoreError as error:
         if not _is_directory(files, path):
-            return Volume(volume_id, path, None, MISSING, str(error), files=files)
+            return Volume(volume_id, path, None, MISSING, str(error), store_id=store_id, files=files)
         reason = str(error) if _has_identity(files, path) else f"there is no {FILE_NAME} in {path}"
-        return Volume(volume_id, path, None, BLANK, reason, files=files)
+        return Volume(volume_id, path, None, BLANK, reason, store_id=store_id, files=files)
     except CorruptionError as error:
-        return Volume(volume_id, path, None, DAMAGED, str(error), files=files)
+        return Volume(volume_id, path, None, DAMAGED, str(error), store_id=store_id, files=files)
     except (StorageError, OSError) as error:
         raise_if_limit(error, path)
         problem = MISSING if is_of_process(error) else UNREADABLE  # for want of rights: as good as away, not damaged
-        return Volume(volume_id, path, None, problem, str(error), files=files)
+        return Volume(volume_id, path, None, problem, str(error), store_id=store_id, files=files)
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason, files=files)
+        return Volume(volume_id, path, None, FOREIGN, reason, store_id=store_id, files=files)
     if identity.volume_id != volume_id:
         reason = f"{path} is volume {identity.volume_id.hex()}, not {volume_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason, files=files)
-    return Volume(volume_id, path, identity, files=files)
+        return Volume(volume_id, path, None, FOREIGN, reason, store_id=store_id, files=files)
+    return Volume(volume_id, path, identity, store_id=store_id, files=files)
 
 
 def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
@@ -171,7 +179,13 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
             at[volume_id] = look(files, place, volume_id, store_id)
             if any(_same_place(place, path) for path in taken):
                 at[volume_id] = Volume(
-                    volume_id, place, None, FOREIGN, f"{place} is another volume of the store", files=files
+                    volume_id,
+                    place,
+                    None,
+                    FOREIGN,
+                    f"{place} is another volume of the store",
+                    store_id=store_id,
+                    files=files,
                 )
     return [at[voter.volume_id] for voter in voters]
 

@@ -135,7 +135,7 @@ def make_interrupted(volume: Path) -> None:
 
 def leave_interrupted(store: Store, stream: str, torn: bytes) -> None:
     """Do as a holder that is killed: make a stream, without a commit record, and write half of a next batch."""
-    env, log = store.environment, store.metadata.memory.log_of(store.volumes()[0])
+    env, log = store.environment, store.volumes()[0].log
     evidence = log.read()
     index, _, chain = evidence.tip
     incarnation, term = env.new_id(), evidence.term + 1

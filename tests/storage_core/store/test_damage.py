@@ -51,7 +51,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if number in (1, 3):
             with store.metadata.turn(1.0) as turn:
                 assert turn.snapshot()
-    assert len(store.metadata.memory.log_of(store.volumes()[0]).segments()) == 2
+    assert len(store.volumes()[0].log.segments()) == 2
     return volume
 
 

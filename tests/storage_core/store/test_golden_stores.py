@@ -99,7 +99,7 @@ def test_what_a_killed_holder_left_is_settled(copy: Path) -> None:
     assert store.streams() == ["ADDED", "ORDERS"]
     assert generator.contents(store)["streams"]["ORDERS"] == expected("v1-interrupted")["streams"]["ORDERS"]
     assert store.verify()["ok"]
-    assert len(store.metadata.memory.log_of(store.volumes()[0]).segments()) == 2
+    assert len(store.volumes()[0].log.segments()) == 2
 
 
 @pytest.mark.parametrize("copy", ["v1-lived"], indirect=True)

@@ -114,7 +114,7 @@ def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Pat
         assert not turn.state.streams, "nothing of the group is left"
         turn.propose(added(b"B"))
     for volume in store.volumes():
-        contents = store.metadata.memory.log_of(volume).read()
+        contents = volume.log.read()
         assert term in [vote.term for vote in contents.votes], "no entry of a term without its vote"
         assert contents.tip.term == term
     assert Store.open(paths).streams() == ["B"]

@@ -39,12 +39,12 @@ def contents(store: Store) -> list[bytes]:
 
 
 def evidence(store: Store) -> Evidence:
-    return store.metadata.memory.log_of(store.volumes()[0]).read()
+    return store.volumes()[0].log.read()
 
 
 def add_uncommitted(store: Store) -> Entry:
     """Write an entry as a holder does that is killed before it writes the commit record."""
-    log, seen = store.metadata.memory.log_of(store.volumes()[0]), evidence(store)
+    log, seen = store.volumes()[0].log, evidence(store)
     index, term, chain = seen.tip
     entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
     log.append(seen.position, [entry])
@@ -52,7 +52,7 @@ def add_uncommitted(store: Store) -> Entry:
 
 
 def damage_slot(store: Store, generation: int) -> None:
-    log = store.metadata.memory.log_of(store.volumes()[0])
+    log = store.volumes()[0].log
     with log.segment_path(evidence(store).position.segment).open("r+b") as file:
         file.seek(slot_offset(generation) + 30)
         byte = file.read(1)
@@ -89,7 +89,7 @@ def test_a_term_is_given_up_when_others_led_and_were_only_read(volume: Path) -> 
 def test_no_two_candidates_are_voted_for_in_one_term(volume: Path) -> None:
     """A vote without entries, as a full disk leaves it, is remembered by those who begin to read behind it."""
     store = make_store(volume)
-    before, log = evidence(store), store.metadata.memory.log_of(store.volumes()[0])
+    before, log = evidence(store), store.volumes()[0].log
     log.append(before.position, [Vote(before.term + 1, b"killed candidate")])
 
     publish(Store.open(volume), b"1")
@@ -137,7 +137,7 @@ def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path)
     add_uncommitted(make_store(volume))
     store = Store.open(volume, env=Environment(sleep=lambda _: None))  # settles what it could not decide
     publish(store, b"1")
-    index, log = store.index(), store.metadata.memory.log_of(store.volumes()[0])
+    index, log = store.index(), store.volumes()[0].log
     newest = log.segment_path(log.segments()[-1])
     newest.rename(volume / "aside")
     newest.mkdir()  # cannot be read just now
@@ -172,7 +172,7 @@ def test_damage_to_the_older_commit_record_costs_nothing(volume: Path) -> None:
 def test_a_log_without_its_first_entry_is_refused(volume: Path) -> None:
     """The first entry was durable before the volume had its identity: an empty log is never an empty store."""
     store = make_store(volume)
-    path = store.metadata.memory.log_of(store.volumes()[0]).segment_path(1)
+    path = store.volumes()[0].log.segment_path(1)
     path.write_bytes(path.read_bytes()[:PAGE_SIZE] + bytes(3 * PAGE_SIZE))
     before = files_of(volume)
     with pytest.raises(CorruptionError, match="entries up to 1 were committed"):

@@ -72,7 +72,7 @@ def test_an_error_that_is_no_volumes_fault_retires_nobody(tmp_path: Path, error:
 def strand_entries(store: Store) -> None:
     """Write entries to the last volume alone, as a holder does that is killed before it reaches the others."""
     volume = store.volumes()[-1]
-    log = store.metadata.memory.log_of(volume)
+    log = volume.log
     seen = log.read()
     (index, term, chain), position = seen.tip, seen.position
     for _ in range(3):
