@@ -15,13 +15,16 @@ everything that any process makes below it; `share_directory` sets it.
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
 PAGE_SIZE = 4096  # bytes; of the page cache
 DIRECTORY_MODE = 0o700
@@ -398,3 +401,37 @@ def _is_shared(directory: Path) -> bool:
 
 
 OS_FILES = OsFiles()
+
+
+def write_durably(
+    files: Files,
+    path: Path,
+    *parts: bytes,
+    replaces: bool = False,
+    sync: Callable[[File], None] = lambda file: file.sync(),
+) -> None:
+    """Make a new file of these parts that no power loss takes back, name and all. Raises OSError; then there is none.
+
+    `replaces`: what is left under that name by an attempt that was killed is removed first.
+    """
+    try:
+        file = files.create(path)
+    except FileExistsError:
+        if not replaces:
+            raise
+        files.unlink(path)
+        file = files.create(path)
+    try:
+        with closing(file):
+            offset_bytes = 0
+            for part in parts:
+                file.write_at(offset_bytes, part)
+                offset_bytes += len(part)
+            sync(file)
+        files.sync_directory(path.parent)
+    except OSError:
+        try:
+            files.unlink(path)
+        except OSError as error:  # nobody was told of it, so nothing in it counts
+            logger.warning("%s could not be removed: %s", path, error)
+        raise

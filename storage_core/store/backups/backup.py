@@ -29,6 +29,7 @@ from storage_core.errors import (
     StalePlanError,
     StorageError,
 )
+from storage_core.files import write_durably
 from storage_core.metadata.manifest import GRAVE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
@@ -188,17 +189,7 @@ def _read(path: Path, size_max: int, env: Environment) -> bytes:
 
 def write_file(path: Path, content: bytes, env: Environment) -> None:
     """Make a file, or one of that name anew, and make it durable, name and all."""
-    try:
-        file = env.files.create(path)
-    except FileExistsError:
-        env.files.unlink(path)
-        file = env.files.create(path)
-    try:
-        file.write_at(0, content)
-        file.sync()
-    finally:
-        file.close()
-    env.files.sync_directory(path.parent)
+    write_durably(env.files, path, content, replaces=True)
 
 
 # --- filling it

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from storage_core.errors import AlreadyExistsError, RequirementError
+from storage_core.files import write_durably
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
@@ -140,13 +141,7 @@ def write_metadata(one: Volume, first: "FirstEntry", env: Environment, directory
 def write_identity(one: Volume, env: Environment) -> None:
     """Write the identity of a volume whose other files are durable, and make it so itself."""
     assert one.identity is not None
-    file = env.files.create(one.path / volume_file.FILE_NAME)
-    try:
-        file.write_at(0, one.identity.encode())
-        file.sync()
-    finally:
-        file.close()
-    env.files.sync_directory(one.path)
+    write_durably(env.files, one.path / volume_file.FILE_NAME, one.identity.encode())
     env.files.sync_directory(one.path.parent)
 
 

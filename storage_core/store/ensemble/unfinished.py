@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError
+from storage_core.files import write_durably
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, probe
 from storage_core.store.volume.identity import CREATING, PAGE_SIZE, STREAMS, VolumeIdentity, decode_identity
@@ -25,13 +26,8 @@ def write_mark(volume: Volume, made: Sequence[Volume], env: Environment) -> None
     """Say durably that a store is being made here, before anything else of it is written. Raises OSError."""
     own = [one.identity for one in made if one is volume]
     others = [one.identity for one in made if one is not volume]
-    file = env.files.create(volume.path / CREATING)
-    try:
-        file.write_at(0, b"".join(one.encode() for one in [*own, *others] if one is not None))
-        file.sync()
-    finally:
-        file.close()
-    env.files.sync_directory(volume.path)
+    identities = b"".join(one.encode() for one in [*own, *others] if one is not None)
+    write_durably(env.files, volume.path / CREATING, identities)
     env.files.sync_directory(volume.path.parent)
 
 

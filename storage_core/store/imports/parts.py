@@ -34,7 +34,7 @@ from storage_core.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from storage_core.files import OS_FILES, Files
+from storage_core.files import OS_FILES, Files, write_durably
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE
@@ -178,13 +178,7 @@ def write_record(
 
 def _write_file(path: Path, content: bytes, env: Environment) -> None:
     remove(path, env)
-    file = env.files.create(path)
-    try:
-        file.write_at(0, content)
-        file.sync()
-    finally:
-        file.close()
-    env.files.sync_directory(path.parent)
+    write_durably(env.files, path, content)
 
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:

@@ -10,6 +10,7 @@ is decided in ensemble/decision.py and turn.py.
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from storage_core.errors import (
     TruncatedRecordError,
     UnsupportedVersionError,
 )
-from storage_core.files import File, Files
+from storage_core.files import File, Files, write_durably
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CommitRecord, EntryId, Seal, Vote
@@ -337,27 +338,10 @@ class VolumeLog:
             slots[at : at + PAGE_SIZE] = log_format.encode_commit_record(commit)
         batch = log_format.encode_batch(list(records), BATCHES_OFFSET)
         path = self.segment_path(number)
-        file = self._files.create(path)
-        try:
-            try:
-                file.write_at(0, header.encode() + bytes(slots) + batch)
-                _sync(file)
-            finally:
-                file.close()
-            self._files.sync_directory(self.directory)
-        except OSError:
-            self._discard(path)
-            raise
+        write_durably(self._files, path, header.encode() + bytes(slots) + batch, sync=_sync)
         for old in before:
             self._seal(old, Seal(base.term, number))
         return Position(number, BATCHES_OFFSET + len(batch))
-
-    def _discard(self, path: Path) -> None:
-        """Remove a segment or snapshot that could not be made durable: nothing in it counts."""
-        try:
-            self._files.unlink(path)
-        except OSError as error:
-            logger.warning("%s could not be removed: %s", path, error)
 
     def _seal(self, number: int, seal: Seal) -> None:
         """Say at the end of a segment, whatever stands there, that the log goes on in the next one."""
@@ -406,23 +390,8 @@ class VolumeLog:
             len(payload), digest,
         )  # fmt: skip
         path = self.snapshot_path(index)
-        try:
-            file = self._files.create(path)
-        except FileExistsError:
-            # Left by a holder that was killed while writing it: the name says nothing, only the content does.
-            self._files.unlink(path)
-            file = self._files.create(path)
-        try:
-            try:
-                file.write_at(0, snapshot_format.encode(header))
-                file.write_at(PAGE_SIZE, payload)
-                file.sync()
-            finally:
-                file.close()
-            self._files.sync_directory(self.directory)
-        except OSError:
-            self._discard(path)
-            raise
+        # One that is there was left by a holder that was killed while writing it: the name says nothing.
+        write_durably(self._files, path, snapshot_format.encode(header), payload, replaces=True)
 
     def take_snapshot(self, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None) -> Position:
         """Put a snapshot of the state after entry `tip` beside the log, and go on in a new segment with its vote.
@@ -497,8 +466,8 @@ class VolumeLog:
             return False
         return header.index == index and snapshot_format.payload_digest(payload) == header.payload_digest
 
-    def _open(self, path: Path, writable: bool = False) -> "_Closing":
-        return _Closing(self._files.open(path, writable))
+    def _open(self, path: Path, writable: bool = False) -> "closing[File]":
+        return closing(self._files.open(path, writable))
 
 
 def _sync(file: File) -> None:
@@ -506,16 +475,3 @@ def _sync(file: File) -> None:
         file.sync()
     except OSError as error:
         raise SyncError(*error.args) from error
-
-
-class _Closing:
-    """`with` for any File."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-
-    def __enter__(self) -> File:
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
