@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from storage_core import deadlines
 from storage_core.files import OS_FILES, Files
 from storage_core.store.volume import lock_domain as machine
-from storage_core.store.volume import probe
+from storage_core.store.volume import second_process
 
 T = TypeVar("T")
 THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one
@@ -65,7 +65,7 @@ class Environment:
     random_bytes: Callable[[int], bytes] = os.urandom
     lock_domain: Callable[[], str] = machine.lock_domain
     file_system: Callable[[Path], str] = machine.file_system  # that a path lies on
-    locks_elsewhere: Callable[[Path], bool] = probe.locks_in_another_process
+    locks_elsewhere: Callable[[Path], bool] = second_process.locks_in_another_process
     sleep: Callable[[float], None] = time.sleep  # seconds
     parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_threads  # I/O on several volumes
 

@@ -20,12 +20,8 @@ of which the snapshot keeps the newest chains (`trail`).
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from storage_core.store.ensemble.decision import Lead
-
-Node = tuple[int, bytes]  # index and chain of an entry
+from storage_core.store.ensemble.logs import Lead, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +30,8 @@ class Stand:
 
     volume_id: bytes
     name: str  # for people
-    log: "Lead"  # its own, to the last entry that a whole chain leads to
-    marks: tuple[tuple[Node, "Lead | None"], ...]  # what it says is committed, with the log that leads there
+    log: Lead  # its own, to the last entry that a whole chain leads to
+    marks: tuple[tuple[Node, Lead | None], ...]  # what it says is committed, with the log that leads there
     end: int  # the last entry before the first one that is bad, on a whole chain or not
     stated: Mapping[bytes, int]  # by volume: the highest index that its log or commit record says to be durable there
 
@@ -124,7 +120,7 @@ def _has_lost(one: Stand, teller: Stand) -> bool:
     )
 
 
-def _is_of_one_leader_a_term(logs: Sequence["Lead"]) -> bool:
+def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:
     """Return whether entries of one index and term are the same everywhere; those of two copies need not be."""
     chains: dict[tuple[int, int], bytes] = {}
     return all(chains.setdefault((one.index, one.term), one.chain) == one.chain for log in logs for one in log.entries)
@@ -139,7 +135,7 @@ def why_foreign(name: str, index: int, voter_count: int) -> str:
     )
 
 
-def _index(mark: "tuple[Node, Lead | None]") -> int:
+def _index(mark: tuple[Node, Lead | None]) -> int:
     return mark[0][0]
 
 
@@ -155,14 +151,14 @@ def _are_on_one(stands: Sequence[Stand]) -> bool:
     return all(index > longest.tip[0] or longest.chain_at(index) == chain for index, chain in nodes)
 
 
-def _deepest_held(voters: Sequence[Stand], needed: int) -> "tuple[Node, Lead | None]":
+def _deepest_held(voters: Sequence[Stand], needed: int) -> tuple[Node, Lead | None]:
     """Return the last entry that so many volumes hold, and a log that leads there."""
     counts = Counter(node for one in voters for node in one.log.nodes())
     deepest = max((node for node, count in counts.items() if count >= needed), default=(0, b""))
     return deepest, next((one.log for one in voters if one.log.chain_at(deepest[0]) == deepest[1]), None)
 
 
-def _agree(mark: Node, path: "Lead | None", held: Node, log: "Lead | None") -> bool | None:
+def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool | None:
     """Return whether an entry, to which `path` leads, is on one chain with the one that is held; None: unknown."""
     if log is None:  # nothing is held
         return True
@@ -174,7 +170,7 @@ def _agree(mark: Node, path: "Lead | None", held: Node, log: "Lead | None") -> b
     return None if known is None else known == expected
 
 
-def _tell(stands: Sequence[Stand], majority: Node, log: "Lead | None") -> str:
+def _tell(stands: Sequence[Stand], majority: Node, log: Lead | None) -> str:
     """Return who stands where, for people."""
     branches: dict[Node, list[Stand]] = {}
     for one in sorted(stands, key=lambda one: -one.log.tip.index):

@@ -15,16 +15,16 @@ The rules, with the reasons in docs/locks-and-stability.md:
   does not vote, and nothing that it says counts (branches.py). Without a majority on one branch nobody decides.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_core.errors import CorruptionError, NoQuorumError, StorageError
-from storage_core.metadata.commands import Voter, decode_envelope
-from storage_core.raft.entry import CHAIN_START, START, CommitRecord, Entry, EntryId
+from storage_core.metadata.commands import Voter
+from storage_core.raft.entry import START, CommitRecord, EntryId
 from storage_core.raft.rules import is_quorum, losses_survived, majority, rank
-from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader, trail_chain
 from storage_core.store.ensemble import branches
-from storage_core.store.ensemble.branches import Branches, Node, Stand
+from storage_core.store.ensemble.branches import Branches, Stand
+from storage_core.store.ensemble.logs import Lead, Node, Pool
 from storage_core.store.volume import volumes
 from storage_core.store.volume.evidence import Evidence
 
@@ -70,51 +70,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """The log to lead with."""
-
-    tip: EntryId
-    snapshot: SnapshotHeader | None
-    snapshot_body: SnapshotBody | None
-    entries: tuple[Entry, ...]  # after the snapshot, up to the tip
-
-    @property
-    def base(self) -> EntryId:
-        """Return where the entries begin."""
-        return self.snapshot.entry if self.snapshot is not None else START
-
-    def at(self, index: int) -> EntryId | None:
-        """Return the entry at `index`, None below the snapshot or above the tip."""
-        place = index - self.base.index
-        if place == 0:
-            return self.base
-        return self.entries[place - 1].id if 0 < place <= len(self.entries) else None
-
-    def chain_at(self, index: int) -> bytes | None:
-        """Return the chain of the entry at `index`, None above the tip and further below than the snapshot knows."""
-        there = self.at(index)
-        if there is not None:
-            return there.chain
-        return trail_chain(self.snapshot_body.trail, self.base.index, index) if self.snapshot_body is not None else None
-
-    def agrees(self, index: int, chain: bytes) -> bool:
-        """Return whether the log holds this entry; what even its snapshot does not know is taken for granted."""
-        there = self.chain_at(index)
-        return there == chain if there is not None else index < self.base.index
-
-    def nodes(self) -> Iterator[Node]:
-        """Return every entry that is known of the log, by index and chain."""
-        for entry in self.entries:
-            yield entry.index, entry.chain
-        yield self.base.index, self.base.chain
-        for index in range(self.base.index - 1, 0, -1):
-            chain = self.chain_at(index)
-            if chain is None:
-                break
-            yield index, chain
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     lead: Lead
     commit: CommitRecord | None  # the highest that can be read
@@ -132,73 +87,6 @@ class Decision:
     def is_settled(self) -> bool:
         """Return whether nothing has to be written before the log may be gone on with."""
         return all(one.in_step for one in self.findings.values() if one.written)
-
-
-class Pool:
-    """All entries and snapshots of all volumes, put together to chains."""
-
-    def __init__(self, evidences: Iterable[Evidence]) -> None:
-        evidences = list(evidences)
-        self._entries: dict[tuple[int, bytes], Entry] = {}  # those that a whole chain leads to
-        self._parents: dict[tuple[int, bytes], bytes] = {}
-        self._roots: dict[tuple[int, bytes], tuple[SnapshotHeader, SnapshotBody]] = {}
-        self._chains: dict[int, list[bytes]] = {0: [CHAIN_START]}  # by index
-        self.statements: dict[bytes, int] = {}  # by volume: the highest index that anything says to be durable there
-        for one in evidences:
-            if one.snapshot is not None and one.snapshot_body is not None:
-                self._roots[one.snapshot.index, one.snapshot.chain] = (one.snapshot, one.snapshot_body)
-                self._hear(one.snapshot_body.durable)
-        for index, chain in self._roots:
-            self._chains.setdefault(index, []).append(chain)
-        pooled: dict[tuple[int, bytes], Entry] = {}
-        for one in evidences:
-            for entry in one.everything.values():
-                pooled.setdefault((entry.index, entry.chain), entry)
-        for place in sorted(pooled):
-            self._hear(decode_envelope(pooled[place].payload).durable)
-            self._link(place, pooled[place])
-
-    def _hear(self, durable: Mapping[bytes, int]) -> None:
-        for volume_id, index in durable.items():
-            self.statements[volume_id] = max(self.statements.get(volume_id, 0), index)
-
-    def _link(self, place: tuple[int, bytes], entry: Entry) -> None:
-        for before in self._chains.get(entry.index - 1, ()):
-            if entry.follows(before):
-                self._entries[place], self._parents[place] = entry, before
-                known = self._chains.setdefault(entry.index, [])
-                if entry.chain not in known:
-                    known.append(entry.chain)
-                return
-
-    def holds(self, entry: Entry | None) -> bool:
-        """Return whether a whole chain leads to the entry."""
-        return entry is not None and (entry.index, entry.chain) in self._entries
-
-    def tip_of(self, evidence: Evidence) -> EntryId:
-        """Return the last entry of a volume that a whole chain leads to, whoever has the entries before it."""
-        best = evidence.snapshot.entry if evidence.snapshot is not None else START
-        for entry in evidence.everything.values():
-            if entry.index > best.index and self.holds(entry):
-                best = entry.id
-        return best
-
-    def lead_to(self, tip: EntryId) -> Lead:
-        """Return the log that ends with `tip`, from the newest snapshot on its way on."""
-        index, _, chain = tip
-        entries: list[Entry] = []
-        while (index, chain) not in self._roots and index > 0:
-            entry = self._entries[index, chain]
-            entries.append(entry)
-            index, chain = index - 1, self._parents[index, chain]
-        header, body = self._roots.get((index, chain), (None, None))
-        return Lead(tip, header, body, tuple(reversed(entries)))
-
-    def place_of(self, commit: CommitRecord) -> EntryId | None:
-        """Return the entry that a commit record names, None if no whole chain leads there."""
-        place = (commit.index, commit.chain)
-        known = place in self._entries or place in self._roots
-        return commit.entry if known else None
 
 
 class Contended(Exception):

@@ -30,8 +30,9 @@ from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.rules import is_quorum, majority
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble import decision as rules
-from storage_core.store.ensemble.decision import Contended, Found, Lead, Pool, examine, newest
+from storage_core.store.ensemble.decision import Contended, Found, examine, newest
 from storage_core.store.ensemble.known import Memory
+from storage_core.store.ensemble.logs import Lead, Pool
 from storage_core.store.ensemble.turn import Relock, Standing, Turn
 from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment

@@ -15,7 +15,8 @@ from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import CommitRecord, EntryId, Vote
 from storage_core.store.ensemble import decision as rules
-from storage_core.store.ensemble.decision import Finding, Found, Lead
+from storage_core.store.ensemble.decision import Finding, Found
+from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment
 from storage_core.store.volume.evidence import Position

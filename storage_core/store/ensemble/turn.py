@@ -56,8 +56,9 @@ from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.rules import committed_index, is_quorum, next_term
 from storage_core.raft.snapshot_format import SnapshotBody
 from storage_core.store.ensemble import decision as rules
-from storage_core.store.ensemble.decision import Decision, Finding, Lead, decide, newest
+from storage_core.store.ensemble.decision import Decision, Finding, decide, newest
 from storage_core.store.ensemble.known import Leadership, Memory
+from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe, reserve

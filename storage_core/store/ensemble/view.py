@@ -9,7 +9,7 @@ from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
-from storage_core.store.ensemble.decision import Lead
+from storage_core.store.ensemble.logs import Lead
 from storage_core.store.volume.evidence import Position
 
 

@@ -9,36 +9,21 @@ need the second, since one host writes it (lock_domain.py).
 """
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import Files
 from storage_core.os_errors import FULL, raise_if_of_process
+from storage_core.store.environment import Environment
 from storage_core.store.volume.lock_domain import LOCAL
-
-if TYPE_CHECKING:
-    from storage_core.store.environment import Environment
 
 FIRST, SECOND = NAMES = ("probe", "probe.new")  # left there only where the process was killed meanwhile
 PAGE = 4096
-SECOND_PROCESS_TIMEOUT_S = 30.0
-_GOT, _BUSY = 0, 3
-_TRY_LOCK = f"""
-import fcntl, sys
-with open(sys.argv[1], "r+b") as file:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit({_BUSY})
-"""
 
 
-def check(directory: Path, env: "Environment") -> None:
+def check(directory: Path, env: Environment) -> None:
     """Raise UnsuitableFileSystemError naming what a store in this directory could not rely on.
 
     What one kernel has to itself is not tried. The caller holds the directory's lock.
@@ -136,19 +121,6 @@ def _try_lock(path: Path, files: Files, locks_elsewhere: Callable[[Path], bool],
     with step(what):
         if not locks_elsewhere(path):
             raise step.refusal(what, "the lock was let go of, and another process did not get it")
-
-
-def locks_in_another_process(path: Path) -> bool:
-    """Return whether another process gets the lock on a file. Raises OSError if that cannot be told."""
-    command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_LOCK, str(path)]
-    try:
-        outcome = subprocess.run(command, capture_output=True, timeout=SECOND_PROCESS_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise OSError(None, f"a second process did not answer within {SECOND_PROCESS_TIMEOUT_S:g} s") from None
-    if outcome.returncode not in (_GOT, _BUSY):
-        last = outcome.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise OSError(None, "".join(last) or f"a second process ended with {outcome.returncode}")
-    return outcome.returncode == _GOT
 
 
 def _content(path: Path, files: Files) -> bytes:
