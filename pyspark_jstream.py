@@ -1,8 +1,10 @@
-"""What Spark finds: the data source `jstream`; and what users import: `Store`, `register` and `acknowledge`.
+"""What Spark finds: the data source `jstream`; and everything that users import.
 
 Spark's look-up imports every top-level module called `pyspark_*` and takes its `DefaultSource`. An error in one of them
 hides the data sources of all, so this one imports nothing of its own until it is used: a broken installation then shows
 itself where `format("jstream")` is used, and nowhere else. `Store` needs no Spark, and does not load it.
+
+Importing this module makes Spark's Python workers run this Python (`use_this_python`), if no session is there yet.
 """
 
 import importlib
@@ -16,11 +18,21 @@ if TYPE_CHECKING:
 
     from datasource.acknowledging import acknowledge
     from datasource.registration import register
-    from storage_core import Store
+    from spark_stream.session import session
+    from storage_core import Store, errors
 
     DefaultSource: type[DataSource]
 
-__all__ = ["DefaultSource", "Store", "acknowledge", "register"]
+__all__ = ["DefaultSource", "Store", "acknowledge", "errors", "register", "session", "use_this_python"]
+
+# Where each name comes from: a module, and the name in it; none is loaded before it is used.
+_OFFERED = {
+    "Store": ("storage_core", "Store"),
+    "acknowledge": ("datasource.acknowledging", "acknowledge"),
+    "errors": ("storage_core.errors", None),
+    "register": ("datasource.registration", "register"),
+    "session": ("spark_stream.session", "session"),
+}
 
 REQUIRED = ("datasource", "storage_core")  # what this module imports; it lies beside this file
 PACKAGES = (*REQUIRED, "spark_stream")  # everything of ours that a folder of the same name can hide
@@ -91,14 +103,40 @@ def _make_source() -> type:
 
 def __getattr__(name: str) -> Any:
     if name == "DefaultSource":
-        found: Any = _make_source()
-    elif name == "Store":
-        found = _own("storage_core").Store
-    elif name == "acknowledge":
-        found = _own("datasource.acknowledging").acknowledge
-    elif name == "register":
-        found = _own("datasource.registration").register
+        offered: Any = _make_source()
+    elif name in _OFFERED:
+        module, attribute = _OFFERED[name]
+        offered = _own(module) if attribute is None else getattr(_own(module), attribute)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = offered
+    return offered
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def use_this_python() -> None:
+    """Make Spark's Python workers run this Python, unless PYSPARK_PYTHON names one, or spark-submit started us.
+
+    They would run the first `python3` on the PATH. Outside an activated environment that one has no jstream, and Spark
+    says DATA_SOURCE_NOT_FOUND. Python is given by its name and the PATH, because Spark does not find data sources with
+    a path that holds a space; by the name `python3` where that fits, so that executors on other hosts find theirs.
+
+    Has no effect on a session that exists. Whatever else the processes of Spark's workers need is set here, too.
+    """
+    if "PYSPARK_PYTHON" in os.environ or _SUBMITTED in os.environ or not sys.executable:
+        return
+    folder, name = os.path.split(sys.executable)
+    usual = os.path.join(folder, "python3")
+    if os.path.exists(usual) and os.path.samefile(usual, sys.executable):
+        name = "python3"
+    os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
+    os.environ["PYSPARK_PYTHON"] = name
+
+
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, whose JVM and settings are there already
+_main_module = getattr(sys.modules.get("__main__"), "__spec__", None)
+if _main_module is None or not _main_module.name.startswith("pyspark."):  # a worker keeps what Spark has set
+    use_this_python()

@@ -97,9 +97,9 @@ def main(appends: int, each: int, volume_count: int, with_spark: bool) -> int:
     spark = None
     with tempfile.TemporaryDirectory(prefix="jstream-bench-") as place:
         if with_spark:
-            from spark_stream.session import local_session
+            from spark_stream.session import session
 
-            spark = local_session("small appends", Path(place) / "warehouse")
+            spark = session("small appends", {"spark.sql.warehouse.dir": str(Path(place) / "warehouse")})
         many = [Path(place) / f"many-{number}" for number in range(volume_count)]
         one = [Path(place) / f"one-{number}" for number in range(volume_count)]
         taken = np.array(fill(many, appends, each))

@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.ceiling import DiscardSink, MemorySource
-from spark_stream.session import use_this_python
+from pyspark_jstream import use_this_python
 from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,7 +30,7 @@ def register(spark: "SparkSession") -> None:
         raise RuntimeError(
             "Spark's Python workers cannot use jstream: they need the package pyspark-jstream as this Python has it. "
             f"Set PYSPARK_PYTHON={sys.executable} before the session is made, or install the package for the Python "
-            f"that they run, or ship it with --py-files. Spark said: {error}"
+            f"that they run. Spark said: {error}"
         ) from error
 
 

@@ -1,15 +1,100 @@
-"""A local Spark session for the programs of jstream: this Python in the workers, UTC, quiet, Delta if it is here."""
+"""The Spark session of our programs: the one that exists, that of spark-submit, or a quiet one on this machine.
+
+Of a setting that is given several times the first counts: what the caller passes, spark-defaults.conf in
+SPARK_CONF_DIR, what is said here. Under spark-submit only its own settings and the caller's count.
+"""
 
 import os
-import sys
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+
+from pyspark_jstream import use_this_python
 
 DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
 CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
+# Set by spark-submit for the Python that it starts; and by users of Spark Connect. The server's settings count then.
+ELSEWHERE_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 LOG_SETTINGS = Path(__file__).resolve().parent / "templates" / "log4j2.properties"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_DELTA = {
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+}
+
+
+def session(name: str = "jstream", settings: Mapping[str, str] | None = None, delta: bool = True) -> SparkSession:
+    """Return a Spark session that reads and writes jstream; the caller stops it.
+
+    Without spark-submit it runs on all cores of this machine, in UTC, and logs nothing: what fails is raised. With
+    SPARK_CONF_DIR set, the settings and the logging of that folder count. `delta`: also Delta, if the folder that
+    JSTREAM_DELTA_JARS names has its JARs. A session that exists is returned with those `settings` that can still be
+    set.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        _set(active, settings or {})
+        return active
+    use_this_python()
+    is_elsewhere = any(name in os.environ for name in ELSEWHERE_VARIABLES)
+    chosen = dict(settings or {}) if is_elsewhere else local_settings(settings or {}, delta)
+    builder = SparkSession.builder.appName(name)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    made = builder.getOrCreate()
+    if not is_elsewhere and CONF_DIR_VARIABLE not in os.environ:
+        _silence(made)
+    return made
+
+
+@contextmanager
+def borrowed_or_made(
+    name: str, settings: Mapping[str, str] | None = None, delta: bool = True
+) -> Iterator[SparkSession]:
+    """Yield the session that exists, with these settings until the block ends; else make one and stop it then."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        with _settings_in(active, settings or {}):
+            yield active
+        return
+    made = session(name, settings, delta)
+    try:
+        yield made
+    finally:
+        with suppress(Py4JError, ConnectionError):  # the JVM is gone; whatever ended it was reported
+            made.stop()
+
+
+def local_settings(settings: Mapping[str, str], delta: bool = True) -> dict[str, str]:
+    """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
+    chosen = dict(_DEFAULTS)
+    jars = delta_jars() if delta else []
+    if jars:
+        chosen |= {"spark.jars": ",".join(map(str, jars)), **_DELTA}
+    present = names_in_defaults()
+    if "spark.driver.host" not in present and "SPARK_LOCAL_IP" not in os.environ:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if os.environ.get("SPARK_LOCAL_IP") == "127.0.0.1":
+        chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    chosen = {name: value for name, value in chosen.items() if name not in present} | dict(settings)
+    if CONF_DIR_VARIABLE not in os.environ:
+        logging = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+        chosen[JAVA_OPTIONS] = " ".join(filter(None, (logging, chosen.get(JAVA_OPTIONS))))  # the last one counts
+    return chosen
 
 
 def delta_jars() -> list[Path]:
@@ -19,44 +104,40 @@ def delta_jars() -> list[Path]:
     return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
 
 
-def use_this_python() -> None:
-    """Let Spark's workers run this Python, unless PYSPARK_PYTHON names one.
-
-    Otherwise they run the first python3 on the path: outside an activated environment that one has no jstream, and the
-    failure reads DATA_SOURCE_NOT_FOUND. It does as well where the path of this Python has a space: so it is named, and
-    its folder comes first on the path.
-    """
-    if "PYSPARK_PYTHON" not in os.environ:
-        folder, name = os.path.split(sys.executable)
-        os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH"))))
-        os.environ["PYSPARK_PYTHON"] = name
+def names_in_defaults() -> set[str]:
+    """Return which settings spark-defaults.conf of SPARK_CONF_DIR has; empty if there is none."""
+    folder = os.environ.get(CONF_DIR_VARIABLE)
+    path = Path(folder) / "spark-defaults.conf" if folder else None
+    if path is None or not path.is_file():
+        return set()
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
 
 
-def local_session(name: str, warehouse: Path, java_options: Sequence[str] = ()) -> SparkSession:
-    """Return a session on two cores of this machine whose tables lie in `warehouse`; the caller stops it."""
-    use_this_python()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    chosen: dict[str, bool | float | int | str | None] = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(warehouse),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    if CONF_DIR_VARIABLE not in os.environ:
-        java_options = (*java_options, f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-    if java_options:
-        chosen["spark.driver.extraJavaOptions"] = " ".join(java_options)
-    jars = delta_jars()
-    if jars:
-        chosen |= {
-            "spark.databricks.delta.snapshotPartitions": "2",
-            "spark.jars": ",".join(str(jar) for jar in jars),
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        }
-    session = SparkSession.builder.master("local[2]").appName(name).config(map=chosen).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # what fails is told by the exception
-    return session
+def _silence(session: SparkSession) -> None:
+    """Turn Spark's log off: what fails is raised. Also the loggers that LOG_SETTINGS gives another level."""
+    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+
+
+@contextmanager
+def _settings_in(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a session that is somebody else's have these settings until the block ends, those that can still be set."""
+    before = _set(session, settings)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
+
+
+def _set(session: SparkSession, settings: Mapping[str, str]) -> dict[str, str | None]:
+    """Set what can still be set; return what it was before."""
+    chosen = {name: value for name, value in settings.items() if session.conf.isModifiable(name)}
+    before: dict[str, str | None] = {name: session.conf.get(name, None) for name in chosen}
+    for name, value in chosen.items():
+        session.conf.set(name, value)
+    return before

@@ -36,11 +36,19 @@ print(sorted((row.sequence, row.subject, bytes(row.data)) for row in rows))
 """
 
 
-def run(python: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python` in `folder` with no PYTHONPATH, so that nothing is found but what is installed or lies there."""
+def run(python: Path, *arguments: str, folder: Path, active: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run `python` in `folder` with no PYTHONPATH, so that nothing is found but what is installed or lies there.
+
+    Not `active`: as an editor, cron or a notebook's kernel does, by its path, in nobody's environment.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
-    kept["PATH"] = f"{python.parent}{os.pathsep}{kept['PATH']}"
-    kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = python.name
+    if active:
+        kept["PATH"] = f"{python.parent}{os.pathsep}{kept['PATH']}"
+        kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = python.name
+    else:
+        kept = {name: value for name, value in kept.items() if name not in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+        folders = kept["PATH"].split(os.pathsep)
+        kept["PATH"] = os.pathsep.join(folder for folder in folders if folder != os.path.dirname(sys.executable))
     command = [str(python), *arguments]
     return subprocess.run(
         command, cwd=folder, env=kept, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, check=False
@@ -122,22 +130,25 @@ def test_this_environment_offers_pyspark_jstream_to_the_look_up(tmp_path: Path) 
     assert done.stdout == "True\n", done.stderr
 
 
-def read_by_look_up(python: Path, folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def read_by_look_up(
+    python: Path, folder: Path, settings: dict[str, str], script: str = READ_BY_LOOK_UP, active: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run the reading script in `folder`, from outside it: Python puts a script's own folder on its path."""
-    script = folder.with_name("read.py")
-    script.write_text(READ_BY_LOOK_UP)
-    return run(python, str(script), *itertools.chain(*settings.items()), folder=folder)
+    file = folder.with_name("read.py")
+    file.write_text(script)
+    return run(python, str(file), *itertools.chain(*settings.items()), folder=folder, active=active)
 
 
 @pytest.mark.spark
-def test_spark_finds_the_wheel_by_look_up_in_an_empty_directory(
+def test_spark_finds_the_wheel_by_look_up_in_an_environment_that_is_not_active(
     python: Path, tmp_path: Path, spark_settings: dict[str, str]
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     made = run(python, "-c", MAKE_STORE, folder=empty)
     assert made.returncode == 0, made.stderr
-    done = read_by_look_up(python, empty, spark_settings)
+    script = "import pyspark_jstream\n" + READ_BY_LOOK_UP
+    done = read_by_look_up(python, empty, spark_settings, script, active=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert str([(number + 1, "orders.new", b"order %d" % number) for number in range(3)]) in done.stdout
 

@@ -26,7 +26,7 @@ from spark_stream.pipelines.config import Pipeline, load_pipeline
 from spark_stream.pipelines.run import Progress, Run, Stop, prepare
 from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.summary import Summary
-from spark_stream.session import delta_jars, local_session
+from spark_stream.session import JAVA_OPTIONS, delta_jars, session
 from storage_core import Store
 from storage_core.comparison import State
 from storage_core.foreign import open_foreign
@@ -53,7 +53,9 @@ def run(source: Path, output: Path) -> bool:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     report = Report()
-    spark = local_session("jstream demo", output / "warehouse", [COMPILES_QUICKLY])
+    spark = session(
+        "jstream demo", {"spark.sql.warehouse.dir": str(output / "warehouse"), JAVA_OPTIONS: COMPILES_QUICKLY}
+    )
     try:
         Job(spark, source, output, report).run()
     finally:

@@ -6,7 +6,7 @@ back as well, for to try it again would end the same way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from storage_core.errors import StorageError
@@ -20,30 +20,17 @@ WAVE = 4  # tasks of one job, a core: progress is told, and records of finished 
 
 @contextmanager
 def session() -> "Iterator[SparkSession]":
-    """Give the session that there is, else one as SPARK_CONF_DIR configures it, on all cores here if nothing does.
-
-    Raises RuntimeError if Spark does not start here.
-    """
+    """Give the session that exists, else one made for the import. Raises RuntimeError if Spark does not start here."""
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    from spark_stream.session import use_this_python
+    from spark_stream.session import borrowed_or_made
 
-    there = SparkSession.getActiveSession()
-    if there is not None:
-        yield there
-        return
-    use_this_python()
-    builder = SparkSession.builder.appName("jstream import").config("spark.ui.showConsoleProgress", "false")
-    try:
-        made = builder.getOrCreate()
-    except (PySparkException, OSError, RuntimeError) as error:
-        raise RuntimeError(f"Spark does not start: {error}") from error
-    made.sparkContext.setLogLevel("OFF")  # what fails is told by the exception
-    try:
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(borrowed_or_made("jstream import", delta=False))
+        except (PySparkException, OSError, RuntimeError) as error:
+            raise RuntimeError(f"Spark does not start: {error}") from error
         yield made
-    finally:
-        made.stop()
 
 
 def run_parts(

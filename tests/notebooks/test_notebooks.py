@@ -61,6 +61,6 @@ def test_notebook_is_stored_without_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_begins_with_its_session_takes_parameters_and_ends_by_stopping_it(name: str) -> None:
     first, second, *_, last = code_cells(name)
-    assert "local_session(" in first.source
+    assert "spark = session(" in first.source
     assert second.metadata.get("tags") == ["parameters"]
     assert "spark.stop()" in last.source and "shutil.rmtree(place)" in last.source

@@ -2,28 +2,78 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spark_stream.session import delta_jars, use_this_python
+from pyspark_jstream import use_this_python
+from spark_stream.session import JAVA_OPTIONS, delta_jars, local_settings
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_workers_run_this_python_also_where_its_path_has_a_space(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    python = tmp_path / "my environment" / "python3"
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
+    not_chosen(monkeypatch)
+    python = environment(tmp_path / "my environment", "python3", "python")
+    monkeypatch.setattr(sys, "executable", str(python.with_name("python")))
+    use_this_python()
+    assert os.environ["PYSPARK_PYTHON"] == "python3"  # which is what executors elsewhere run anyway
+    assert shutil.which("python3") == str(python)
+
+
+def test_a_python_that_is_not_the_python3_of_its_folder_goes_by_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    not_chosen(monkeypatch)
+    python = environment(tmp_path, "python3.9")
+    shutil.copy("/bin/sh", tmp_path / "python3")
     monkeypatch.setattr(sys, "executable", str(python))
+    use_this_python()
+    assert shutil.which(os.environ["PYSPARK_PYTHON"]) == str(python)
+
+
+def test_spark_submit_has_chosen_the_python_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    not_chosen(monkeypatch)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    before = dict(os.environ)
+    use_this_python()
+    assert dict(os.environ) == before
+
+
+def not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "")  # so that it is put back
     monkeypatch.delenv("PYSPARK_PYTHON")
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    use_this_python()
-    named = os.environ["PYSPARK_PYTHON"]
-    assert " " not in named
-    assert shutil.which(named) == str(python)
+
+
+def environment(folder: Path, *names: str) -> Path:
+    """Return the first of these names for this Python in the folder."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).symlink_to(sys.executable)
+    return folder / names[0]
+
+
+@pytest.mark.parametrize("module", ["pyspark_jstream", "spark_stream.session"])
+def test_importing_jstream_is_enough_for_the_workers_to_run_this_python(module: str, tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    code = f"import os, shutil, {module}; print(shutil.which(os.environ['PYSPARK_PYTHON']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=kept | {"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert os.path.samefile(done.stdout.strip(), sys.executable), done.stderr
+    assert Path(done.stdout.strip()).parent == Path(sys.executable).parent  # of the environment, not what it links to
+
+
+def test_options_for_java_of_the_caller_stand_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    ours, theirs = local_settings({JAVA_OPTIONS: "-Da=b"}, delta=False)[JAVA_OPTIONS].split(" ")
+    assert ours.startswith("-Dlog4j2.configurationFile=file:///") and theirs == "-Da=b"
 
 
 def test_a_python_that_was_chosen_for_the_workers_stays(monkeypatch: pytest.MonkeyPatch) -> None:

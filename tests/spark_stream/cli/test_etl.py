@@ -17,8 +17,8 @@ import pytest
 from spark_stream.cli import etl
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.run import Progress
-from spark_stream.pipelines.session import local_settings, names_in_defaults
 from spark_stream.pipelines.summary import Summary
+from spark_stream.session import local_settings, names_in_defaults
 from storage_core import Store
 from storage_core.store.environment import REAL
 
@@ -196,5 +196,5 @@ def test_what_spark_defaults_say_is_not_said_again(
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     file.write_text(f'{FILE}[spark]\n"spark.ui.enabled" = false\n')
     assert names_in_defaults() == {"spark.master", "spark.ui.enabled", "spark.driver.extraJavaOptions"}
-    settings = local_settings(load_pipeline(file, str(volume)))
+    settings = local_settings(load_pipeline(file, str(volume)).spark)
     assert "spark.master" not in settings and settings["spark.ui.enabled"] == "false"
