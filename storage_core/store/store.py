@@ -7,6 +7,7 @@ used from several threads; several processes may open the same volumes. What ope
 
 import difflib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import NotFoundError, ReadOnlyError
+from storage_core.errors import AlreadyExistsError, NotAStoreError, NotFoundError, ReadOnlyError, StoreBusyError
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOCK_TIMEOUT_S = 60.0
+CREATION_POLL_S = 0.02  # while another process or thread makes the same store
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -92,6 +94,36 @@ class Store:
 
             operations.look_at_open(store, state)
         return store
+
+    @classmethod
+    def open_or_create(
+        cls,
+        volumes: Paths,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        take_over: bool = False,
+        env: Environment = REAL,
+        **settings: Any,
+    ) -> "Store":
+        """Open the store on these volumes; make it if every one of them is missing or empty.
+
+        `settings` are those of `create`, for a store that is made. Raises what `open` and `create` do.
+        """
+        paths = resolve_paths(volumes)
+        StoreSettings.from_mapping(settings)  # wrong ones are refused also where they are not needed
+        deadline_s = time.monotonic() + lock_timeout_s
+        while True:
+            is_free = all(creation.is_free(path, env) for path in paths)  # before the look that may find a new store
+            try:
+                return cls.open(paths, lock_timeout_s=lock_timeout_s, take_over=take_over, env=env)
+            except NotAStoreError:
+                if not is_free:
+                    raise
+            try:
+                return cls.create(paths, env=env, **settings)
+            except (AlreadyExistsError, StoreBusyError):  # somebody else makes it at this moment
+                if time.monotonic() >= deadline_s:
+                    raise
+                env.sleep(CREATION_POLL_S)
 
     # --- who and where
 

@@ -1,6 +1,6 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ from storage_core import subjects as subject_rules
 from storage_core.errors import (
     DataLossError,
     DiskFullError,
-    InvalidMessageError,
     NoQuorumError,
     NotFoundError,
     StaleIncarnationError,
@@ -20,16 +19,15 @@ from storage_core.metadata import machine
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.state import StreamState
-from storage_core.schema import READ_SCHEMA, read_schema
+from storage_core.schema import read_schema
 from storage_core.store import contents, describe
 from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
-from storage_core.store.writing import removal
+from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, WriterBatch
-from storage_core.store.writing.messages import check_write_schema
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
 
@@ -88,11 +86,11 @@ class Stream:
 
     # --- writing
 
-    def append(
-        self, table: pa.Table | pa.RecordBatch | Iterable[pa.Table | pa.RecordBatch], writer: WriterBatch | None = None
-    ) -> range:
+    def append(self, table: incoming.Given, writer: WriterBatch | None = None) -> range:
         """Append messages in write columns, atomically and durably; return the range of sequences they got.
 
+        Takes a table of pyarrow, pandas, polars or DuckDB (anything with `__arrow_c_stream__`), an iterable of tables
+        that may be larger than memory, or an iterable of dicts, a message each.
         A `msg_id` that was seen within the stream's duplicate_window uses up a sequence and is not shown.
         Raises ValueError for a schema that is not taken, InvalidMessageError for a message that is not,
         StaleIncarnationError if the stream was deleted, also if another one has its name now.
@@ -100,9 +98,7 @@ class Stream:
         got = self._append(table, writer)
         return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
 
-    def _append(
-        self, table: pa.Table | pa.RecordBatch | Iterable[pa.Table | pa.RecordBatch], writer: WriterBatch | None = None
-    ) -> Appended | None:
+    def _append(self, table: incoming.Given, writer: WriterBatch | None = None) -> Appended | None:
         """Return what `append` got; None if there was nothing to store."""
         try:
             transaction = self._store.begin([self.name])
@@ -114,9 +110,8 @@ class Stream:
             transaction, transaction.targets[self.name], 0, env=self._store.environment, hashed=writer is not None
         )
         try:
-            for batch in _batches(table):
-                check_write_schema(batch.schema, with_stream=False)
-                stager.write(_without_stream(batch))
+            for batch in incoming.batches(self.name, table):
+                stager.write(batch)
             staged = stager.finish()
         except BaseException:
             stager.discard()
@@ -143,7 +138,9 @@ class Stream:
         self, subject: str, data: bytes | str | None, headers: Headers | None = None, msg_id: str | None = None
     ) -> Published:
         """Append one message durably and return its sequence, or that of the first message with its msg_id."""
-        got = self._append(_row(self.name, subject, data, headers, msg_id))
+        message = {"subject": subject, "data": data, "headers": headers, "msg_id": msg_id}
+        given = {name: value for name, value in message.items() if value is not None or name in ("subject", "data")}
+        got = self._append(incoming.batch_of_rows(self.name, [given]))
         assert got is not None  # one row
         if msg_id is None or not got.duplicate_count:
             return Published(got.first, False)
@@ -273,36 +270,6 @@ class Stream:
         return result.message_count
 
 
-def _row(
-    stream: str, subject: str, data: bytes | str | None, headers: Headers | None, msg_id: str | None
-) -> pa.RecordBatch:
-    """Return one message in write columns; raises InvalidMessageError naming the part that has another type."""
-    given = {
-        "subject": (subject, pa.string()),
-        "data": (data, pa.binary()),
-        "headers": (headers, READ_SCHEMA.field("headers").type),
-        "msg_id": (msg_id, pa.string()),
-    }
-    row = {}
-    for name, (value, kind) in given.items():
-        if value is None and name in ("headers", "msg_id"):
-            continue
-        try:
-            row[name] = pa.array([_pairs(value) if name == "headers" else value], kind)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
-            raise InvalidMessageError(f"stream {stream!r}: the message cannot be stored: {name}: {reason}") from error
-    return pa.RecordBatch.from_pydict(row)
-
-
-def _pairs(headers: Any) -> list[dict[str, Any]]:
-    """Return headers as rows. Two letters, as a mapping's keys may have, would unpack as a pair as well."""
-    for one in headers:
-        if isinstance(headers, Mapping) or not isinstance(one, (tuple, list)) or len(one) != 2:
-            raise TypeError(f"headers are a list of pairs (key, value), not {one!r}")
-    return [{"key": key, "value": value} for key, value in headers]
-
-
 def _check_sequence(name: str, value: object) -> None:
     """Raise ValueError for what is no sequence; negative ones do not count from the end."""
     if not _is_count(value):
@@ -329,23 +296,3 @@ def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
         if not isinstance(one, str) or not subject_rules.is_filter(one):
             raise ValueError(f"subject: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest")
     return filters
-
-
-def _batches(table: object) -> Iterator[pa.RecordBatch]:
-    if isinstance(table, pa.RecordBatch):
-        yield table
-    elif isinstance(table, pa.Table):
-        check_write_schema(table.schema, with_stream=False)
-        yield from table.to_batches()
-    elif isinstance(table, (str, bytes, dict)) or not isinstance(table, Iterable):
-        raise ValueError(f"append: {type(table).__name__} is not a pyarrow Table, RecordBatch or an iterable of them")
-    else:
-        for part in table:
-            if not isinstance(part, (pa.RecordBatch, pa.Table)):
-                raise ValueError(f"append: {type(part).__name__} is not a pyarrow Table or RecordBatch")
-            yield from _batches(part)
-
-
-def _without_stream(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch without its `stream` column: what was read elsewhere can be written here."""
-    return batch.drop_columns(["stream"]) if "stream" in batch.schema.names else batch

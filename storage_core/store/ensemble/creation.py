@@ -195,6 +195,17 @@ def _make_root(path: Path, env: Environment) -> None:
         raise AlreadyExistsError(f"{path} exists and is not a directory") from error
 
 
+def is_free(path: Path, env: Environment) -> bool:
+    """Return whether a volume can be made there: nothing is, or what a creation left that did not get to its end."""
+    try:
+        there = set(env.files.list_directory(path))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return CREATING in there or not there - {locks.FILE_NAME, *probe.NAMES}
+
+
 def check_empty(path: Path, env: Environment) -> None:
     """Raise AlreadyExistsError unless there is nothing in the directory but its lock."""
     there = sorted(set(env.files.list_directory(path)) - {locks.FILE_NAME, *probe.NAMES})

@@ -1,11 +1,14 @@
 """The face of a store: where its volumes may lie, and what is no path and no configuration."""
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage_core import Store
+from storage_core.errors import NotAStoreError
 
 
 def test_directories_that_volumes_lie_in_are_made(tmp_path: Path) -> None:
@@ -85,3 +88,37 @@ def test_what_is_no_name_of_a_stream_is_named(tmp_path: Path, streams: Any) -> N
     for call in (store.verify, store.repair, store.scrub, store.report, store.compact):
         with pytest.raises(ValueError, match="streams: .* is neither the name of a stream nor a list of names"):
             call(streams=streams)
+
+
+def test_open_or_create_makes_a_store_once(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    paths[1].mkdir()
+    for number in range(2):
+        with Store.open_or_create(paths, snapshot_every=100) as store:
+            names = store.streams()
+            assert names == ["ORDERS"][:number]
+            if not names:
+                store.add_stream({"name": "ORDERS"})
+    shutil.rmtree(paths[2])
+    with Store.open_or_create(paths) as store:  # a volume is missing: the store is there nevertheless
+        assert store.streams() == ["ORDERS"]
+
+
+def test_open_or_create_makes_no_store_beside_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(NotAStoreError, match="a"):
+        Store.open_or_create(tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]
+
+
+def test_open_or_create_checks_settings_of_a_store_that_exists_too(tmp_path: Path) -> None:
+    Store.create(tmp_path / "a").close()
+    with pytest.raises(ValueError, match="colour"):
+        Store.open_or_create(tmp_path / "a", colour="red")
+
+
+def test_open_or_create_called_by_several_at_once_makes_one_store(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        stores = list(threads.map(lambda number: Store.open_or_create(tmp_path / "a", lock_timeout_s=30), range(4)))
+    assert len({store.id for store in stores}) == 1

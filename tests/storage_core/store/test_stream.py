@@ -103,7 +103,7 @@ def test_publish_returns_a_pair_with_names(orders: Stream) -> None:
 )
 def test_the_part_of_a_message_that_cannot_be_stored_is_named(orders: Stream, part: str, value: Any) -> None:
     message: dict[str, Any] = {"subject": "orders.new", "data": b"", part: value}
-    with pytest.raises(InvalidMessageError, match=f"stream 'ORDERS': the message cannot be stored: {part}: "):
+    with pytest.raises(InvalidMessageError, match=f"stream 'ORDERS': message 0 cannot be stored: {part}: "):
         orders.publish(**message)
 
 
