@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from datasource import places
+from datasource.edge import show_codes
 from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import conform, seen_from_here, select_streams
@@ -65,6 +66,7 @@ class ForeignPart:
         )
 
 
+@show_codes
 class ForeignReader(DataSourceReader):
     """Reads messages of a store that another server wrote."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from datasource.edge import show_codes
 from datasource.foreign import ForeignPart, ForeignReader, open_store, plan_store
 from datasource.partitions import SlicePartition, pack
 from datasource.reader import seen_from_here, select_streams
@@ -21,6 +22,7 @@ from storage_core.foreign.consumers import consumers_table
 log = logging.getLogger("jstream")
 
 
+@show_codes
 class ForeignStreamTableReader(DataSourceReader):
     """Lists the streams of a store, each copy of one and also those that cannot be read."""
 
@@ -36,6 +38,7 @@ class ForeignStreamTableReader(DataSourceReader):
         yield table_batch(partition, self.schema)
 
 
+@show_codes
 class ForeignConsumerTableReader(DataSourceReader):
     """Lists the consumers of streams. What is damaged of one is null, and logged."""
 
@@ -52,6 +55,7 @@ class ForeignConsumerTableReader(DataSourceReader):
         yield table_batch(partition, self.schema)
 
 
+@show_codes
 class ForeignDamageReader(DataSourceReader):
     """Lists all damage of streams, of each copy of one."""
 

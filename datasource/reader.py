@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from datasource import places
+from datasource.edge import show_codes
 from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters, filters_of_both, push
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
@@ -24,7 +25,7 @@ from datasource.settings import ReadSettings, StreamReadSettings
 from datasource.values import nearest
 from datasource.workers import settle
 from storage_core import Store
-from storage_core.errors import DataLossError, NotAStoreError, NotFoundError
+from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import Start
@@ -38,6 +39,7 @@ log = logging.getLogger("jstream")
 Settings = ReadSettings | StreamReadSettings
 
 
+@show_codes
 class MessageReader(DataSourceReader):
     """Reads messages of the streams that the options name. Holds plain values only: Spark pickles it to its tasks."""
 
@@ -176,6 +178,7 @@ def plan_partitions(
     return [SlicePartition(one, differing) for one in packed if len(one)], incarnations
 
 
+@show_codes
 class FilteringMessageReader(MessageReader):
     """The same with push-down. Spark refuses every read by a reader that has `pushFilters` while its setting
     `spark.sql.python.filterPushdown.enabled` is off, so it gets this one only when it is about to push filters.
@@ -234,9 +237,10 @@ def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[s
     for one in wanted:
         matching = [name for name in listed if (fnmatchcase(name, one) if is_glob(one) else name == one)]
         if not matching and must_match(one):
-            problem = f"no stream {'matches ' if is_glob(one) else ''}{one!r}"
+            if not is_glob(one):
+                raise StreamNotFoundError(one, "the store", listed)
             hint = nearest(one, listed) or f"; there are {', '.join(listed[:20]) or 'none'}"
-            raise NotFoundError(f"option 'stream': {problem} in the store{hint}")
+            raise NotFoundError(f"option 'stream': no stream matches {one!r} in the store{hint}")
         chosen.update(matching)
     return sorted(chosen)
 

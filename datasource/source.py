@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
+from datasource.edge import shows_code
 from datasource.options import is_of_streaming_only
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, pick_streams, select_streams
 from datasource.schema import (
@@ -62,6 +63,7 @@ PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"  # the proce
 SINK_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"  # in which it commits and aborts batches
 
 
+@shows_code
 def schema(options: Mapping[str, str]) -> StructType:
     """Return the columns of a read without a schema of the user's; checks the options and that the streams exist.
 
@@ -109,6 +111,7 @@ def _read_settings(options: Mapping[str, str]) -> ReadSettings | StreamReadSetti
         raise refused from None
 
 
+@shows_code
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Return a batch reader of the columns in `schema`, which are the user's choice or those of `schema()`."""
     settings = ReadSettings.parse(options)
@@ -127,6 +130,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     return MessageReader(settings, columns)
 
 
+@shows_code
 def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
     """Return a batch writer; a new transaction begins with it."""
     from datasource.writer import BatchWriter
@@ -134,6 +138,7 @@ def writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> D
     return BatchWriter(WriteSettings.parse(options), schema, overwrite)
 
 
+@shows_code
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
     """Return the reader of a streaming query: one for the process of the source, another one for the tasks.
 
@@ -151,6 +156,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return MessageStreamReader(settings, columns)
 
 
+@shows_code
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> "StreamWriter":
     """Return a writer of one batch of a streaming query: for its tasks, or for its commit, which begins nothing."""
     from datasource.stream_writer import StreamWriter

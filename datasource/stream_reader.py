@@ -6,6 +6,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from datasource.edge import show_codes
 from datasource.partitions import SlicePartition
 from datasource.reader import rows_of
 from datasource.settings import StreamReadSettings
@@ -14,6 +15,7 @@ from datasource.stream_source import StreamSource
 from storage_core.store.reading.reading import ReadOptions
 
 
+@show_codes
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads messages of the streams that the options name, batch by batch.
 

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from datasource.edge import show_codes
 from datasource.places import take_over
 from datasource.settings import WriteSettings
 from datasource.writer import (
@@ -56,6 +57,7 @@ class StagedTask(StagedPartition):
     batch_id: str
 
 
+@show_codes
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes one batch of a streaming query. Holds plain values only: Spark pickles it to its tasks."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from datasource.edge import show_codes
 from datasource.reader import open_store, select_streams
 from datasource.settings import CONSUMERS, DAMAGE, EVENTS, STREAMS, ReadSettings
 from datasource.values import parse_time_ns
@@ -26,6 +27,7 @@ class RowsPartition(InputPartition):
         self.rows = rows
 
 
+@show_codes
 class StreamTableReader(DataSourceReader):
     """Lists the streams of a store, or those that the option `stream` names."""
 
@@ -41,6 +43,7 @@ class StreamTableReader(DataSourceReader):
         yield table_batch(partition, self.schema)
 
 
+@show_codes
 class ConsumerTableReader(DataSourceReader):
     """Lists the consumers of a store, or of the streams that the option `stream` names. It moves none of them."""
 
@@ -56,6 +59,7 @@ class ConsumerTableReader(DataSourceReader):
         yield table_batch(partition, self.schema)
 
 
+@show_codes
 class EventTableReader(DataSourceReader):
     """Lists what happened to a store and its volumes, or to the streams that the option `stream` names."""
 
@@ -74,6 +78,7 @@ class EventTableReader(DataSourceReader):
         yield table_batch(partition, self.schema)
 
 
+@show_codes
 class DamageTableReader(DataSourceReader):
     """Checks every block of a store, or of the streams that the option `stream` names, and lists what is damaged."""
 

@@ -17,12 +17,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from datasource import places
+from datasource.edge import show_codes
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.values import nearest
 from datasource.workers import settle
 from storage_core import Store
-from storage_core.errors import FencedError, InvalidMessageError, NotFoundError
+from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
@@ -41,6 +42,7 @@ class StagedPartition(WriterCommitMessage):
     blocks: tuple[StagedBlock, ...]
 
 
+@show_codes
 class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame. Holds plain values only: Spark pickles it to its tasks and to the commit."""
 
@@ -107,9 +109,7 @@ def begin(settings: WriteSettings, schema: StructType) -> Transaction:
             return store.begin(None)
         known = store.streams()
         if settings.stream not in known:
-            raise NotFoundError(
-                f"option 'stream': no stream {settings.stream!r} in the store{_near(settings.stream, known)}"
-            )
+            raise StreamNotFoundError(settings.stream, "the store", known)
         transaction = store.begin([settings.stream])
     _check_subject(transaction.targets[settings.stream], settings.subject, "subject" in schema.names)
     return transaction

@@ -1,15 +1,54 @@
 """Errors that storage_core raises on purpose, all below StorageError.
 
-A class is here because a caller acts differently on it; the message carries the numbers (file, offset_bytes,
-what was expected, what was found). Every argument goes to `super().__init__` unchanged, so that an error crosses
-the boundary between Spark's processes as it is. Bad options and bad configuration are `ValueError`.
+A class is here because a caller acts differently on it. Each has a `code`, which never changes its meaning, and fields
+for programs: the annotated attributes of the class. A field is None where whoever raises the error does not know it.
+The text is for people, and carries the numbers (file, offset_bytes, what was expected, what was found); where it is the
+same each time the class makes it of the fields. An error crosses the boundary between Spark's processes as it is.
+
+Bad options and bad configuration are `ValueError`. docs/guide/errors.md has the table of all classes
+(scripts/error_table.py).
 """
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, ClassVar
 
 
 class StorageError(Exception):
-    """Whatever jstream's storage refuses or cannot do."""
+    """Anything that the store refuses or cannot do. All errors below are of this class."""
+
+    code: ClassVar[str] = "JSTREAM_ERROR"
+    field_names: ClassVar[tuple[str, ...]] = ()
+    shows_code: bool = False  # set where the error leaves us as text: then nobody can ask for the code
+
+    def __init_subclass__(cls) -> None:
+        own = [name for name in vars(cls).get("__annotations__", {}) if name not in StorageError.__annotations__]
+        inherited = [name for base in cls.__bases__ for name in getattr(base, "field_names", ())]
+        cls.field_names = tuple(dict.fromkeys([*inherited, *own]))
+
+    def __init__(self, *arguments: object, **fields: Any) -> None:
+        """Make an error of a text, or of whatever the class makes its text of, and of fields that the class has."""
+        super().__init__(*arguments)
+        unknown = fields.keys() - set(self.field_names)
+        assert not unknown, f"{type(self).__name__} has no fields {unknown}"
+        self.__dict__.update(fields)  # which is pickled with it
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the error is about, for programs; only what is known."""
+        values = {name: getattr(self, name, None) for name in self.field_names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def sentence(self) -> str:
+        """Return the text without the code."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.sentence()}" if self.shows_code else self.sentence()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"code": self.code, "text": self.sentence(), **self.fields}
 
 
 # --- the bytes are not what they should be ----------------------------------------------------------------------
@@ -18,25 +57,37 @@ class StorageError(Exception):
 class CorruptionError(StorageError):
     """Bytes fail their checksum, digest or identity. The caller repairs from another replica or reports."""
 
+    code = "JSTREAM_CORRUPTION"
+
 
 class CorruptFrameError(CorruptionError):
     """One frame of a block is damaged; the frames around it may be whole."""
+
+    code = "JSTREAM_CORRUPT_FRAME"
 
 
 class CorruptRecordError(CorruptionError):
     """One record of a metadata log or journal is damaged."""
 
+    code = "JSTREAM_CORRUPT_RECORD"
+
 
 class TruncatedRecordError(StorageError):
     """The file ends inside a record. Recovery decides whether that is a torn tail or damage."""
+
+    code = "JSTREAM_TRUNCATED_RECORD"
 
 
 class UnsupportedVersionError(StorageError):
     """A newer writer was here: its file is left alone, not guessed at."""
 
+    code = "JSTREAM_UNSUPPORTED_VERSION"
+
 
 class NotAStoreError(StorageError):
     """The path holds no volume of a jstream store, or one that belongs to another store."""
+
+    code = "JSTREAM_NOT_A_STORE"
 
 
 # --- the state is not what the caller believed --------------------------------------------------------------------
@@ -45,33 +96,119 @@ class NotAStoreError(StorageError):
 class NotFoundError(StorageError):
     """No stream, consumer, message or block of that name or number."""
 
+    code = "JSTREAM_NOT_FOUND"
+
+
+class StreamNotFoundError(NotFoundError):
+    """No stream has that name. Make it, or take the name that the text suggests."""
+
+    code = "JSTREAM_STREAM_NOT_FOUND"
+    stream: str | None = None
+    nearest: str | None = None  # a name that there is
+
+    def __init__(self, stream: str, where: str, names: Iterable[str] = ()) -> None:
+        known = sorted(names)
+        super().__init__(stream, where, known)
+        self.stream, self.nearest, self._where, self._known = stream, nearest(stream, known), where, known
+
+    def sentence(self) -> str:
+        return f"no stream {self.stream!r} in {self._where}{_instead(self.nearest, self._known)}"
+
+
+class ConsumerNotFoundError(NotFoundError):
+    """The stream has no consumer of that name. Make it, or take the name that the text suggests."""
+
+    code = "JSTREAM_CONSUMER_NOT_FOUND"
+    stream: str | None = None
+    consumer: str | None = None
+    nearest: str | None = None  # a name that there is
+
+    def __init__(self, stream: str, consumer: str, names: Iterable[str] = ()) -> None:
+        known = sorted(names)
+        super().__init__(stream, consumer, known)
+        self.stream, self.consumer, self.nearest, self._known = stream, consumer, nearest(consumer, known), known
+
+    def sentence(self) -> str:
+        return f"no consumer {self.consumer!r} of stream {self.stream!r}{_instead(self.nearest, self._known)}"
+
+
+class MessageNotFoundError(NotFoundError):
+    """The stream has no message of that sequence: it was removed, or never stored."""
+
+    code = "JSTREAM_MESSAGE_NOT_FOUND"
+    stream: str | None = None
+    sequence: int | None = None
+    was_removed: bool | None = None
+    first: int | None = None  # the stream holds sequences [first, end)
+    end: int | None = None
+
+    def __init__(self, stream: str, sequence: int, was_removed: bool, first: int, end: int) -> None:
+        super().__init__(stream, sequence, was_removed, first, end)
+        self.stream, self.sequence, self.was_removed, self.first, self.end = stream, sequence, was_removed, first, end
+
+    def sentence(self) -> str:
+        assert self.end is not None
+        why = "was removed" if self.was_removed else "was never stored"
+        return f"stream {self.stream!r}: message {self.sequence} {why}; the stream holds {self.first} to {self.end - 1}"
+
 
 class AlreadyExistsError(StorageError):
     """The name is taken (names are unique without regard to case)."""
+
+    code = "JSTREAM_ALREADY_EXISTS"
 
 
 class StaleIncarnationError(StorageError):
     """The stream was deleted, or deleted and made again, since the caller looked."""
 
+    code = "JSTREAM_STALE_INCARNATION"
+    stream: str | None = None
+
 
 class RequirementError(StorageError):
     """A precondition of the command does not hold (sealed stream, denied delete, unexpected last sequence)."""
+
+    code = "JSTREAM_REQUIREMENT"
 
 
 class InvalidMessageError(StorageError):
     """A message that the stream does not take: subject, size, type or column."""
 
+    code = "JSTREAM_INVALID_MESSAGE"
+    stream: str | None = None
+    row: int | None = None  # of the batch, from 0 on
+
 
 class DataLossError(StorageError):
     """Messages that should be there are lost or damaged; the text names stream, sequences, file and offset."""
+
+    code = "JSTREAM_DATA_LOSS"
+    stream: str | None = None
+    first: int | None = None  # sequences [first, end)
+    end: int | None = None
+    file: str | None = None
+    offset_bytes: int | None = None
+    consumer: str | None = None
 
 
 class UnavailableError(StorageError):
     """Messages cannot be read now: what they lie on is away. That is no loss; the same call works when it is back."""
 
+    code = "JSTREAM_UNAVAILABLE"
+    stream: str | None = None
+    first: int | None = None  # sequences [first, end)
+    end: int | None = None
+    file: str | None = None
+    offset_bytes: int | None = None
+
 
 class StalePlanError(StorageError):
     """A plan so old that its blocks are gone: read again. Never answered with fewer rows."""
+
+    code = "JSTREAM_STALE_PLAN"
+    stream: str | None = None
+    first: int | None = None  # sequences [first, end)
+    end: int | None = None
 
 
 # --- the caller may not, or not now -----------------------------------------------------------------------------
@@ -80,23 +217,38 @@ class StalePlanError(StorageError):
 class FencedError(StorageError):
     """A newer run of the same writer has taken over."""
 
+    code = "JSTREAM_FENCED"
+    stream: str | None = None
+    consumer: str | None = None
+
 
 class TransactionAbortedError(StorageError):
     """The transaction was aborted, or is older than the store remembers; its blocks may be gone."""
+
+    code = "JSTREAM_TRANSACTION_ABORTED"
 
 
 class StoreBusyError(StorageError):
     """Another process (or, without --take-over, another host) holds the store."""
 
+    code = "JSTREAM_STORE_BUSY"
+    store: str | None = None
+    stream: str | None = None
+    consumer: str | None = None
+
 
 class OtherHostError(StoreBusyError):
     """Another host writes the store. No waiting helps: somebody decides that this one does from now on."""
 
+    code = "JSTREAM_OTHER_HOST"
+    host: str | None = None  # that writes the store
+    here: str | None = None  # this one
+
     def __init__(self, store: str, host: str, here: str) -> None:
         super().__init__(store, host, here)
-        self.store, self.host, self.here = store, host, here
+        self.store, self.host, self.here = store, host, here  # also when it is unpickled
 
-    def __str__(self) -> str:
+    def sentence(self) -> str:
         return (
             f"{self.store}: the store is written from host {self.host!r}, this is {self.here!r}. If nothing on that "
             "host writes it any more (it is down, or this is its successor), or if this is a copy, take it over: "
@@ -109,19 +261,32 @@ class OtherHostError(StoreBusyError):
 class NoQuorumError(StorageError):
     """Too few volumes to decide anything."""
 
+    code = "JSTREAM_NO_QUORUM"
+    stream: str | None = None
+    available: int | None = None  # volumes
+    needed: int | None = None
+
 
 class VolumeFailedError(StorageError):
     """A volume gave an I/O error and is retired until it was verified again."""
+
+    code = "JSTREAM_VOLUME_FAILED"
 
 
 class UnsuitableFileSystemError(StorageError):
     """A file system that does not do what a store builds on: the store is made, or used, elsewhere."""
 
+    code = "JSTREAM_UNSUITABLE_FILE_SYSTEM"
+    path: str | None = None
+    file_system: str | None = None
+    what: str | None = None  # was tried
+    outcome: str | None = None
+
     def __init__(self, path: str, file_system: str, what: str, outcome: str) -> None:
         super().__init__(path, file_system, what, outcome)
         self.path, self.file_system, self.what, self.outcome = path, file_system, what, outcome
 
-    def __str__(self) -> str:
+    def sentence(self) -> str:
         return (
             f"{self.path}: no store can be on this file system ({self.file_system or 'of unknown kind'}). "
             f"Tried: {self.what}. Outcome: {self.outcome}. Take a local disk, or a mount that has file locks and fsync"
@@ -131,22 +296,45 @@ class UnsuitableFileSystemError(StorageError):
 class DiskFullError(StorageError):
     """No space or quota left: nothing was stored, and the volume is as good as before."""
 
+    code = "JSTREAM_DISK_FULL"
+
 
 class ProcessError(StorageError):
     """This process has run into a limit, or lacks a right: nothing is wrong with the store, and nothing was changed."""
+
+    code = "JSTREAM_PROCESS_LIMIT"
+    file: str | None = None
+    errno: int | None = None
+    advice: str | None = None
 
     def __init__(self, file: str, errno: int, advice: str) -> None:
         super().__init__(file, errno, advice)
         self.file, self.errno, self.advice = file, errno, advice
 
-    def __str__(self) -> str:
+    def sentence(self) -> str:
         where = f"{self.file}: " if self.file else ""
-        return f"{where}{os.strerror(self.errno)}: this process cannot go on: {self.advice}"
+        return f"{where}{os.strerror(self.errno or 0)}: this process cannot go on: {self.advice}"
 
 
 class ReadOnlyError(StorageError):
     """The store was opened for reading only, or lies on a medium that cannot be written."""
 
+    code = "JSTREAM_READ_ONLY"
+    store: str | None = None
+
 
 class OutcomeUnknownError(StorageError):
     """The commit may or may not have happened. Send the same (writer, batch) again; never another one."""
+
+    code = "JSTREAM_OUTCOME_UNKNOWN"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that `name` may be a slip of; None if none is close."""
+    by_folded = {known.casefold(): known for known in names}
+    close = get_close_matches(name.casefold(), list(by_folded), 1)
+    return by_folded[close[0]] if close else None
+
+
+def _instead(near: str | None, known: list[str]) -> str:
+    return f"; did you mean {near!r}?" if near else f"; there is {', '.join(known[:10]) or 'none'}"

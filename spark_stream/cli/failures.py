@@ -166,7 +166,10 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
     from storage_core.errors import StorageError  # not needed, and not paid for, by whoever mistypes an option
 
-    if isinstance(error, (StorageError, CommandFailed, OSError)):
+    coded = error.__cause__ if isinstance(error, CommandFailed) else error
+    if isinstance(coded, StorageError):
+        return EXIT_FAILED, f"[{coded.code}] {explain(error)}"
+    if isinstance(error, (CommandFailed, OSError)):
         return EXIT_FAILED, explain(error)
     if isinstance(error, UnicodeEncodeError):
         return EXIT_USAGE, f"{error.object!a} is not UTF-8"

@@ -104,7 +104,9 @@ def advanced(stream: StreamState, command: ConsumerAdvance) -> StreamState:
     if command.generation not in (ANY_GENERATION, consumer.generation):
         raise FencedError(
             f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query: its generation is "
-            f"{consumer.generation}, this is {command.generation}"
+            f"{consumer.generation}, this is {command.generation}",
+            stream=stream.name,
+            consumer=consumer.name,
         )
     _check_place(stream, consumer.name, command.next_sequence)
     done = SequenceSet.from_ranges([(1, command.next_sequence)])

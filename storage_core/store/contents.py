@@ -139,7 +139,7 @@ def slices(store: "Store", stream: StreamState, request: ReadRequest) -> BlockSl
     """Return the plan of a read of one stream; raises StaleIncarnationError if it was made again since `stream`."""
     plan = store.plan(request)
     if plan.ranges[0].incarnation != stream.incarnation:
-        raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again")
+        raise StaleIncarnationError(f"stream {stream.name!r} was deleted and made again", stream=stream.name)
     return plan.slices
 
 

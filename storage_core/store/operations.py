@@ -96,7 +96,7 @@ def compact(store: "Store", streams: Sequence[str] | None, progress: Progress | 
 
 def compaction(store: "Store", policy: MergePolicy) -> Compaction:
     if store.read_only:
-        raise ReadOnlyError(f"{store.label} was opened for reading only")
+        raise ReadOnlyError(f"{store.label} was opened for reading only", store=store.label)
     return Compaction(store.metadata, store.environment, store.lock_timeout_s, policy)
 
 

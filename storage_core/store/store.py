@@ -5,7 +5,6 @@ used from several threads; several processes may open the same volumes. What ope
 `operations`, which is imported when it is called: reading and writing processes start without it.
 """
 
-import difflib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import AlreadyExistsError, NotAStoreError, NotFoundError, ReadOnlyError, StoreBusyError
+from storage_core.errors import AlreadyExistsError, NotAStoreError, ReadOnlyError, StoreBusyError, StreamNotFoundError
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
@@ -200,12 +199,7 @@ class Store:
         state = state or self.state()
         found = state.stream(name)
         if found is None:
-            names = [stream.name for stream in state.streams.values()]
-            near = difflib.get_close_matches(name, names, 1) or [
-                one for one in names if one.casefold() == name.casefold()
-            ]
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(sorted(names)[:10]) or 'none'}"
-            raise NotFoundError(f"no stream {name!r} in {self.label}{hint}")
+            raise StreamNotFoundError(name, self.label, (stream.name for stream in state.streams.values()))
         return found
 
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
@@ -262,7 +256,7 @@ class Store:
         Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
         """
         if self.read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only")
+            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         state = self.state()
         names = [one.name for one in state.streams.values()] if streams is None else _names(streams) or []
         for name in names:

@@ -10,6 +10,7 @@ from storage_core import subjects as subject_rules
 from storage_core.errors import (
     DataLossError,
     DiskFullError,
+    MessageNotFoundError,
     NoQuorumError,
     NotFoundError,
     StaleIncarnationError,
@@ -58,7 +59,7 @@ class Stream:
         return found
 
     def _stale(self) -> StaleIncarnationError:
-        return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again")
+        return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again", stream=self.name)
 
     @property
     def config(self) -> StreamConfig:
@@ -187,12 +188,16 @@ class Stream:
         for message in contents.messages(self._store, self.state(), sequence, sequence + 1):
             return message
         state = self.state()
-        holds = f"the stream holds {state.first_sequence} to {state.next_sequence - 1}"
         if sequence in state.lost:
-            raise DataLossError(f"stream {self.name!r}: message {sequence} is lost: no volume has it; {holds}")
-        removed = state.floor > sequence >= 1 or sequence in state.removed
-        why = "was removed" if removed else "was never stored"
-        raise NotFoundError(f"stream {self.name!r}: message {sequence} {why}; {holds}")
+            holds = f"the stream holds {state.first_sequence} to {state.next_sequence - 1}"
+            raise DataLossError(
+                f"stream {self.name!r}: message {sequence} is lost: no volume has it; {holds}",
+                stream=self.name,
+                first=sequence,
+                end=sequence + 1,
+            )
+        was_removed = state.floor > sequence >= 1 or sequence in state.removed
+        raise MessageNotFoundError(self.name, sequence, was_removed, state.first_sequence, state.next_sequence)
 
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""

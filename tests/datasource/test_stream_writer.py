@@ -26,10 +26,10 @@ from storage_core.errors import (
     FencedError,
     InvalidMessageError,
     NotAStoreError,
-    NotFoundError,
     RequirementError,
     StaleIncarnationError,
     StoreBusyError,
+    StreamNotFoundError,
     TransactionAbortedError,
 )
 
@@ -492,8 +492,9 @@ def test_stream_made_again_since_the_tasks_wrote_takes_nothing_of_them(
 
 
 def test_stream_that_is_not_there_is_named(query: Query, orders: Make) -> None:
-    with pytest.raises(NotFoundError, match="no stream 'ORDER' in the store; did you mean 'ORDERS'"):
+    with pytest.raises(StreamNotFoundError) as raised:
         replace(query, options={"stream": "ORDER"}).writer(orders(0).schema)
+    assert raised.value.fields == {"stream": "ORDER", "nearest": "ORDERS"}
 
 
 def test_outside_of_a_query_the_write_says_what_is_missing(query: Query, orders: Make) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from datasource.writer import StagedPartition, route
 from storage_core import Store
-from storage_core.errors import AlreadyExistsError, FencedError, InvalidMessageError, NotFoundError, StorageError
+from storage_core.errors import AlreadyExistsError, FencedError, InvalidMessageError, StorageError, StreamNotFoundError
 from storage_core.schema import HEADERS_TYPE, READ_SCHEMA
 
 Make = Callable[..., pa.Table]
@@ -281,8 +281,9 @@ def test_wrong_writes_are_refused_on_the_driver(
 
 
 def test_unknown_stream_is_refused_with_the_nearest_and_not_made(store: Store, driver: Any) -> None:
-    with pytest.raises(NotFoundError, match="no stream 'ORDER' in the store; did you mean 'ORDERS'"):
+    with pytest.raises(StreamNotFoundError) as raised:
         driver.writer(pa.table({"data": ["x"]}).schema, stream="ORDER")
+    assert raised.value.fields == {"stream": "ORDER", "nearest": "ORDERS"}
     table = pa.table({"stream": ["LOG"], "subject": ["logs.line"], "data": ["x"]})
     with pytest.raises(
         InvalidMessageError, match=r"no stream 'LOG' in the store.*stream add.*; did you mean 'LOGS'\?$"

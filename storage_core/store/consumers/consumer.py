@@ -1,6 +1,5 @@
 """Consumer: the face of a durable consumer towards Python. It names one consumer of one incarnation of a stream."""
 
-import difflib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from storage_core.errors import (
+    ConsumerNotFoundError,
     DataLossError,
     DiskFullError,
     NoQuorumError,
-    NotFoundError,
     ReadOnlyError,
     StaleIncarnationError,
     StorageError,
@@ -148,15 +147,14 @@ class Consumer:
         """Return the stream and the consumer; raises StaleIncarnationError, NotFoundError naming the nearest name."""
         stream = state.by_incarnation(self._incarnation)
         if stream is None:
-            raise StaleIncarnationError(f"stream {self.stream_name!r} was deleted, or deleted and made again")
+            raise StaleIncarnationError(
+                f"stream {self.stream_name!r} was deleted, or deleted and made again", stream=self.stream_name
+            )
         check_name(self.name, "name of a consumer")
         found = stream.consumers.get(self.name.casefold())
         if found is None or found.name != self.name:
-            names = sorted(one.name for one in stream.consumers.values())
-            near = difflib.get_close_matches(self.name, names, 1)
-            near = near or [one for one in names if one.casefold() == self.name.casefold()]
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(names[:10]) or 'none'}"
-            raise NotFoundError(f"no consumer {self.name!r} of stream {self.stream_name!r}{hint}")
+            names = (consumer.name for consumer in stream.consumers.values())
+            raise ConsumerNotFoundError(self.stream_name, self.name, names)
         return stream, found
 
     def state(self) -> ConsumerState:
@@ -249,7 +247,9 @@ class Consumer:
                 return FETCH_SCHEMA.empty_table()
         handed = store.together(lambda turn: self._hand_out(turn, look))
         if handed.failure:
-            raise DataLossError(f"consumer {self.name!r}: {handed.failure}")
+            raise DataLossError(
+                f"consumer {self.name!r}: {handed.failure}", stream=self.stream_name, consumer=self.name
+            )
         if handed.look_again:
             return None
         if not handed.sequences:

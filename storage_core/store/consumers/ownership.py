@@ -94,7 +94,9 @@ class Ownership:
             by = next((one.after for one in reversed(consumer.events) if one.kind == "consumer_taken_over"), "")
             raise FencedError(
                 f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query"
-                f"{f', {by}' if by else ''}; this one has to end"
+                f"{f', {by}' if by else ''}; this one has to end",
+                stream=stream.name,
+                consumer=consumer.name,
             )
         return held is not None
 
@@ -214,7 +216,9 @@ def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBus
     return StoreBusyError(
         f"consumer {consumer.name!r} of stream {stream.name!r} belongs to a live query: {holder}; two queries on one "
         "consumer would share its position: end that one, give this one another consumer, or take it over with option "
-        "consumerTakeover=true"
+        "consumerTakeover=true",
+        stream=stream.name,
+        consumer=consumer.name,
     )
 
 

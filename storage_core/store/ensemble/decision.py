@@ -363,7 +363,9 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
         )
     raise NoQuorumError(
         f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
-        f"been changed. {advice}"
+        f"been changed. {advice}",
+        available=len(decision.voting),
+        needed=needed,
     )
 
 

@@ -456,7 +456,7 @@ class Metadata:
     def hold(self, one: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
         if self._read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only")
+            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         return locks.hold(self.env.files, [one.path], 1, lock_timeout_s)
 
     # --- turns
@@ -472,7 +472,7 @@ class Metadata:
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         if self._read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only")
+            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         if not self._voters:
             with self._reading, translated(self.label):
                 self._learn_voters()
@@ -494,7 +494,8 @@ class Metadata:
                     except Contended:
                         if time.monotonic() >= deadline:
                             raise StoreBusyError(
-                                f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s"
+                                f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s",
+                                store=self.label,
                             ) from None
                     else:
                         if turn.state.voters != self._voters:

@@ -668,7 +668,9 @@ class Turn:
         if voters == 1:
             return VolumeFailedError(f"{label}: writing a log {what} failed with {told}; nothing was stored")
         return NoQuorumError(
-            f"{label}: a log {what} reached {len(reached)} of {voters} volumes ({told}); nothing was stored"
+            f"{label}: a log {what} reached {len(reached)} of {voters} volumes ({told}); nothing was stored",
+            available=len(reached),
+            needed=voters // 2 + 1,
         )
 
     def end(self) -> None:

@@ -70,6 +70,11 @@ class ReadDamage:
             f"({self.file}, offset_bytes {self.offset_bytes})"
         )
 
+    def fields(self) -> dict[str, str | int]:
+        """Return the fields of an error about it."""
+        names = ("stream", "file", "offset_bytes", "first", "end")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -272,9 +277,9 @@ class _Reading:
         if self._report is not None:
             self._report(damage)
         if damage.is_away and self._options.on_loss != REPORT:
-            raise UnavailableError(f"{damage}; {COME_BACK}") from bad[0].error
+            raise UnavailableError(f"{damage}; {COME_BACK}", **damage.fields()) from bad[0].error
         if self._options.on_loss == RAISE:
-            raise DataLossError(f"{damage}; {REMEDY}") from bad[0].error
+            raise DataLossError(f"{damage}; {REMEDY}", **damage.fields()) from bad[0].error
 
     def _damage(self, finding: _Finding, first: int, end: int, served: bool) -> ReadDamage:
         return ReadDamage(self._one.stream, str(finding.path), finding.offset_bytes, first, end, finding.reason, served)
@@ -407,8 +412,8 @@ def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Enviro
     also = "".join(f"; nor from another copy: {other}" for other in others if other.is_bad or other.is_away)
     damage = ReadDamage(one.stream, str(first.path), first.offset_bytes, one.first, one.end, first.reason + also)
     if first.is_away:
-        raise UnavailableError(f"{damage}; {COME_BACK}") from first.error
-    raise DataLossError(str(damage)) from first.error
+        raise UnavailableError(f"{damage}; {COME_BACK}", **damage.fields()) from first.error
+    raise DataLossError(str(damage), **damage.fields()) from first.error
 
 
 def place_and_reason(error: Exception) -> tuple[int, str]:

@@ -48,7 +48,10 @@ class Successors:
         if stream is None or wanted.difference(_shown(stream, one.first, one.end)):
             raise StalePlanError(
                 f"stream {one.stream!r}: this read was planned before sequences {one.first} to {one.end - 1} were "
-                "removed, and they are no longer kept; read again"
+                "removed, and they are no longer kept; read again",
+                stream=one.stream,
+                first=one.first,
+                end=one.end,
             )
         state, volumes = self._known
         slices, _ = plan_stream(

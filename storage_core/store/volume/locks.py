@@ -110,7 +110,10 @@ def hold(
             taken.append(mutex)
             if not mutex.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
                 taken.pop()
-                raise StoreBusyError(f"{volume}: another thread of this process has held the store for {timeout_s:g} s")
+                raise StoreBusyError(
+                    f"{volume}: another thread of this process has held the store for {timeout_s:g} s",
+                    store=str(volume),
+                )
         busy = _acquire(files, volumes, needed, (deadline, patient_until), timeout_s, locks)
         yield Held(frozenset(locks), busy)
     finally:
@@ -165,11 +168,15 @@ def _acquire(
             for error in errors:
                 raise_if_limit(error)
             told = "; ".join(str(error) for error in errors)
-            raise NoQuorumError(f"{got} volumes can be locked, {needed} are needed: {told}")
+            raise NoQuorumError(
+                f"{got} volumes can be locked, {needed} are needed: {told}", available=got, needed=needed
+            )
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             where, note = busy[0]
-            raise StoreBusyError(f"{where}: {described(note)} has held the store for longer than {timeout_s:.3g} s")
+            raise StoreBusyError(
+                f"{where}: {described(note)} has held the store for longer than {timeout_s:.3g} s", store=str(where)
+            )
         time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
         pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 

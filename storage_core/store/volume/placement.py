@@ -77,7 +77,10 @@ def write_directories(state: StoreState, stream: StreamState, volumes: Sequence[
     if len(made) < quorum(stream):
         raise NoQuorumError(
             f"stream {stream.name!r}: {len(made)} of its {len(stream.placement)} volumes can be written, "
-            f"{quorum(stream)} are needed: {'; '.join(missing)}"
+            f"{quorum(stream)} are needed: {'; '.join(missing)}",
+            stream=stream.name,
+            available=len(made),
+            needed=quorum(stream),
         )
     return tuple(made)
 

@@ -113,7 +113,9 @@ def batch_of_rows(stream: str, rows: Sequence[Any], first: int = 0) -> pa.Record
                 except _ERRORS as error:
                     reason = f"{error.object!r} is not UTF-8" if isinstance(error, UnicodeEncodeError) else error
                     raise InvalidMessageError(
-                        f"stream {stream!r}: message {first + position} cannot be stored: {name}: {reason}"
+                        f"stream {stream!r}: message {first + position} cannot be stored: {name}: {reason}",
+                        stream=stream,
+                        row=first + position,
                     ) from error
             raise
     return pa.RecordBatch.from_pydict(columns)

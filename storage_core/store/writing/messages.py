@@ -134,7 +134,8 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
 
 
 def _invalid(acceptance: Acceptance, row: int, what: str) -> InvalidMessageError:
-    return InvalidMessageError(f"stream {acceptance.stream!r}, row {row} of the batch: {what}")
+    text = f"stream {acceptance.stream!r}, row {row} of the batch: {what}"
+    return InvalidMessageError(text, stream=acceptance.stream, row=row)
 
 
 def _cast(column: pa.Array, kind: pa.DataType, name: str, acceptance: Acceptance) -> pa.Array:
@@ -145,7 +146,7 @@ def _cast(column: pa.Array, kind: pa.DataType, name: str, acceptance: Acceptance
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         holds = ", which holds times from 1677-09-21 to 2262-04-11" if name == "timestamp" else ""
         reason = f"stream {acceptance.stream!r}: column {name!r} ({column.type}) does not fit {kind}{holds}: {error}"
-        raise InvalidMessageError(reason) from error
+        raise InvalidMessageError(reason, stream=acceptance.stream) from error
 
 
 def _not_utf8(column: pa.Array) -> tuple[int, bytes] | None:

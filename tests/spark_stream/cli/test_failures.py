@@ -11,9 +11,9 @@ from spark_stream.cli.failures import CommandFailed, RootGroup, WrongUsage
 from storage_core.errors import DiskFullError, NotFoundError, StoreBusyError
 
 CASES = [
-    (NotFoundError("no stream 'X'"), 1, "no stream 'X'"),
-    (StoreBusyError("held by pid 7"), 1, "held by pid 7"),
-    (DiskFullError(), 1, "DiskFullError"),
+    (NotFoundError("no stream 'X'"), 1, "[JSTREAM_NOT_FOUND] no stream 'X'"),
+    (StoreBusyError("held by pid 7"), 1, "[JSTREAM_STORE_BUSY] held by pid 7"),
+    (DiskFullError(), 1, "[JSTREAM_DISK_FULL] DiskFullError"),
     (CommandFailed("not done"), 1, "not done"),
     (WrongUsage("pass A"), 2, "pass A"),
     (ValueError("max_age: 5 is not supported"), 2, "max_age: 5 is not supported"),
@@ -23,7 +23,7 @@ CASES = [
     (OSError("something"), 1, "something"),
     (pa.ArrowInvalid("bad buffer"), 1, "internal error, ArrowInvalid: bad buffer (JSTREAM_TRACEBACK=1 shows where)"),
     (KeyError("x"), 1, "internal error, KeyError: 'x' (JSTREAM_TRACEBACK=1 shows where)"),
-    (NotFoundError("two\nlines \x1b[2J"), 1, "two lines \\x1b[2J"),
+    (NotFoundError("two\nlines \x1b[2J"), 1, "[JSTREAM_NOT_FOUND] two lines \\x1b[2J"),
 ]
 
 
@@ -44,6 +44,12 @@ def run(error: BaseException, environment: dict[str, str] | None = None) -> tupl
 @pytest.mark.parametrize(("error", "code", "text"), CASES, ids=[repr(case[0]) for case in CASES])
 def test_an_error_is_an_exit_code_and_one_line(error: Exception, code: int, text: str) -> None:
     assert run(error) == (code, "", f"error: {text}\n")
+
+
+def test_a_refusal_because_of_an_error_of_the_store_shows_its_code() -> None:
+    refusal = CommandFailed("there is none; make one")
+    refusal.__cause__ = NotFoundError("no stream 'X'")
+    assert run(refusal) == (1, "", "error: [JSTREAM_NOT_FOUND] there is none; make one\n")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (typer.Abort(), 130), (typer.Exit(7), 7)])

@@ -102,7 +102,7 @@ def test_an_edit_that_the_store_refuses_says_so_and_nothing_else(jstream, orders
     orders.edit_stream({"name": "ORDERS", "deny_purge": True})
     outcome = jstream("stream", "edit", "ORDERS", "--no-deny-purge")
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err == "error: stream 'ORDERS': deny_purge cannot be taken back\n"
+    assert outcome.err == "error: [JSTREAM_REQUIREMENT] stream 'ORDERS': deny_purge cannot be taken back\n"
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(jstream, orders) -> None:

@@ -1,0 +1,52 @@
+"""The edge towards Spark: errors that leave here show their code, as Spark's own do: `[JSTREAM_DATA_LOSS] ...`.
+
+Spark makes text of whatever Python raises, so this is the last place where an error is one of ours.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from storage_core.errors import StorageError
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+CALLED_BY_SPARK = (
+    "abort", "commit", "initialOffset", "latestOffset", "partitions", "prepareForTriggerAvailableNow", "pushFilters",
+    "read", "reportLatestOffset", "write",
+)  # fmt: skip
+
+
+def show_codes(kind: C) -> C:
+    """Let the methods of a reader or writer that Spark calls raise errors that show their code; decorates the class."""
+    for name in CALLED_BY_SPARK:
+        if name in vars(kind):
+            setattr(kind, name, shows_code(vars(kind)[name]))
+    return kind
+
+
+def shows_code(function: F) -> F:
+    """The same for a function, and for the iterator that it may return."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        with _showing():
+            result = function(*arguments, **named)
+        return _shown_iterator(result) if isinstance(result, Iterator) else result
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _shown_iterator(rows: Iterator[Any]) -> Iterator[Any]:
+    with _showing():
+        yield from rows
+
+
+@contextmanager
+def _showing() -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        error.shows_code = True
+        raise

@@ -1,0 +1,64 @@
+"""Print docs/guide/errors.md, made of the classes in storage_core/errors.py.
+
+.venv/bin/python scripts/error_table.py > docs/guide/errors.md
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from storage_core import errors
+from storage_core.errors import StorageError
+
+HEAD = """# Errors
+
+Every error of the store has a class and a code (`scripts/error_table.py` makes this page of them). Codes keep their
+meaning; the words of a message may change. Spark and the command line show the code before the message, as in
+`[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`.
+
+```python
+from pyspark_jstream import Store, errors
+
+with Store.open_or_create("shop") as store:
+    try:
+        store.stream("ORDRES")
+    except errors.NotFoundError as error:
+        assert error.code == "JSTREAM_STREAM_NOT_FOUND"
+        assert error.fields["stream"] == "ORDRES"
+```
+
+An error belongs to its own class and to those above it: `StreamNotFoundError` is a `NotFoundError`, and all of them are
+`StorageError`. `error.fields` has those of its fields that are known; each is an attribute, too, and `to_json()` has
+code, text and fields together. Wrong arguments, options and configurations are `ValueError`.
+What to do about a message: [troubleshooting](troubleshooting.md).
+
+| code | class | meaning | fields |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the page: a row for each class."""
+    return HEAD + "".join(_row(kind) for kind in classes())
+
+
+def classes() -> Iterator[type[StorageError]]:
+    """Yield the classes in the order in which the module has them."""
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, StorageError):
+            yield kind
+
+
+def _row(kind: type[StorageError]) -> str:
+    above = kind.__bases__[0]
+    name = f"`{kind.__name__}`" + (f", a `{above.__name__}`" if above not in (StorageError, Exception) else "")
+    meaning = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+    fields = ", ".join(f"`{field}`" for field in kind.field_names)
+    return f"| `{kind.code}` | {name} | {meaning} | {fields} |\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

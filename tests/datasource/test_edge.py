@@ -1,0 +1,62 @@
+"""Errors that leave for Spark show their code; those that are asked for by Python callers do not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datasource import source
+from datasource.schema import CONSUMER_TYPES, MESSAGE_TYPES, spark_schema
+from storage_core import Store
+from storage_core.errors import DataLossError, StorageError, StreamNotFoundError
+
+SCHEMA = spark_schema(MESSAGE_TYPES)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, str]:
+    with Store.create(tmp_path / "shop") as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}).publish("orders.new", b"a bell")
+    return {"path": str(tmp_path / "shop"), "stream": "ORDERS"}
+
+
+def read(options: dict[str, str]) -> list[Any]:
+    reader = source.reader(options, SCHEMA)
+    return [row for partition in reader.partitions() for row in reader.read(partition)]
+
+
+CALLS: dict[str, Callable[[dict[str, str]], Any]] = {
+    "columns": source.schema,
+    "batch read": read,
+    "streaming read": lambda options: source.stream_reader(options, SCHEMA).initialOffset(),
+    "batch write": lambda options: source.writer(options, SCHEMA, False),
+    "streaming write": lambda options: source.stream_writer(options, SCHEMA, False),
+    "table": lambda options: source.reader(
+        {**options, "table": "consumers"}, spark_schema(CONSUMER_TYPES)
+    ).partitions(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_an_error_towards_spark_shows_its_code(options: dict[str, str], call: Callable[[dict[str, str]], Any]) -> None:
+    with pytest.raises(StorageError) as raised:
+        call({**options, "path": f"{options['path']}-not-there"})
+    assert str(raised.value).startswith("[JSTREAM_NOT_A_STORE] ")
+
+
+def test_so_does_one_in_the_middle_of_the_rows(options: dict[str, str]) -> None:
+    assert len(read(options)) == 1
+    (block,) = Path(options["path"]).rglob("*.blk")
+    content = bytearray(block.read_bytes())
+    content[len(content) // 2] ^= 1
+    block.write_bytes(content)
+    with pytest.raises(DataLossError) as raised:
+        read(options)
+    assert str(raised.value).startswith("[JSTREAM_DATA_LOSS] stream 'ORDERS': ")
+
+
+def test_a_python_caller_asks_for_the_code(options: dict[str, str]) -> None:
+    with Store.open(options["path"]) as store, pytest.raises(StreamNotFoundError) as raised:
+        store.stream("ORDRES")
+    assert str(raised.value).startswith("no stream 'ORDRES'")
