@@ -18,12 +18,24 @@ if TYPE_CHECKING:
 
     from datasource.acknowledging import acknowledge
     from datasource.registration import register
+    from spark_stream import rescue
+    from spark_stream.pipelines.api import run_pipeline
     from spark_stream.session import session
     from storage_core import Store, errors
 
     DefaultSource: type[DataSource]
 
-__all__ = ["DefaultSource", "Store", "acknowledge", "errors", "register", "session", "use_this_python"]
+__all__ = [
+    "DefaultSource",
+    "Store",
+    "acknowledge",
+    "errors",
+    "register",
+    "rescue",
+    "run_pipeline",
+    "session",
+    "use_this_python",
+]
 
 # Where each name comes from: a module, and the name in it; none is loaded before it is used.
 _OFFERED = {
@@ -31,6 +43,8 @@ _OFFERED = {
     "acknowledge": ("datasource.acknowledging", "acknowledge"),
     "errors": ("storage_core.errors", None),
     "register": ("datasource.registration", "register"),
+    "rescue": ("spark_stream.rescue", None),
+    "run_pipeline": ("spark_stream.pipelines.api", "run_pipeline"),
     "session": ("spark_stream.session", "session"),
 }
 

@@ -19,8 +19,7 @@ from spark_stream.cli.start import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline
-    from spark_stream.pipelines.run import Prepared, Progress, Stop
-    from spark_stream.pipelines.state import PipelineState
+    from spark_stream.pipelines.run import Progress, Stop
     from spark_stream.pipelines.summary import Summary
 
 EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
@@ -59,22 +58,19 @@ def run(
     store: PipelineStoreOption = None,
 ) -> None:
     """Run a pipeline: everything that is there now, then end; the last line of stdout is a summary as JSON."""
-    from spark_stream.pipelines.beginnings import Beginnings
-    from spark_stream.pipelines.config import AVAILABLE_NOW, CONTINUOUS
-    from spark_stream.pipelines.run import Run, Stop
-    from spark_stream.pipelines.state import PipelineState
-    from spark_stream.pipelines.summary import Summary
+    from spark_stream.pipelines import api
+    from spark_stream.pipelines.config import AVAILABLE_NOW
+    from spark_stream.pipelines.run import Stop
 
     pipeline = _load(context, file, store)
     _check_metrics(metrics_textfile)
-    summary = Summary(pipeline.name, CONTINUOUS if continuous else pipeline.trigger.mode)
-    state, stop = PipelineState(pipeline.checkpoint), Stop()
-    with _telling(summary, metrics_textfile), state.lock("etl run"), _recording(summary, state), _stopping(stop):
-        _take_over(pipeline, take_over)
-        Beginnings(state, pipeline).check(new_checkpoint)
-        with _prepared(pipeline) as prepared, _watching(pipeline.name) as watch:
-            _handle_signals(stop)  # Spark has put its own handler there
-            Run(prepared, state, summary).execute(stop, watch)
+    summary, stop = api.new_summary(pipeline, continuous), Stop()
+
+    def started() -> None:
+        _handle_signals(stop)  # Spark has put its own handler there
+
+    with _reporting(summary, metrics_textfile), _stopping(stop), _watching(pipeline.name) as watch:
+        api.run(pipeline, summary, stop, watch, new_checkpoint, take_over, started)
     if stop.reason and summary.mode == AVAILABLE_NOW:
         say(f"stopped by {stop.reason} between two batches; the next run goes on from there")
         raise typer.Exit(EXIT_TERMINATED if stop.reason == "SIGTERM" else EXIT_INTERRUPTED)
@@ -90,6 +86,7 @@ def check(
     store: PipelineStoreOption = None,
 ) -> None:
     """Say whether a pipeline would run: its file, its streams, its schema and its transformation. Changes nothing."""
+    from spark_stream.pipelines import api
     from spark_stream.pipelines.source import check_stores
 
     pipeline = _load(context, file, store)
@@ -97,7 +94,7 @@ def check(
         for line in check_stores(pipeline):
             say(line)
     else:
-        with _failing_in_words(), _prepared(pipeline, say) as prepared:
+        with _failing_in_words(), api.prepared(pipeline, say) as prepared:
             depends = prepared.depends
         print_lines(f"{field.name} {field.dataType.simpleString()}" for field in prepared.schema.fields)
         if depends:
@@ -136,7 +133,9 @@ def backfill(
 
     What could store a message twice is refused.
     """
+    from spark_stream.pipelines import api
     from spark_stream.pipelines.backfill import Backfill, covered, resolve
+    from spark_stream.pipelines.source import take_over_stores
     from spark_stream.pipelines.state import PipelineState
     from spark_stream.pipelines.summary import Summary
 
@@ -145,10 +144,11 @@ def backfill(
     first_sequence, since_ns = _place(first, "--from")
     end_sequence, until_ns = _place(end, "--to")
     state, summary = PipelineState(pipeline.checkpoint), Summary(pipeline.name, "backfill")
-    with _telling(summary, metrics_textfile), state.lock("etl backfill"):
-        _take_over(pipeline, take_over)
+    with _reporting(summary, metrics_textfile), state.lock("etl backfill"):
+        if take_over:
+            take_over_stores(pipeline)
         wanted = resolve(pipeline, first_sequence, end_sequence, since_ns, until_ns)
-        with _prepared(pipeline) as prepared:
+        with api.prepared(pipeline) as prepared:
             made = Backfill(prepared, state, wanted, summary)
             made.check()
             say(f"backfill of {covered(wanted.ranges)}")
@@ -159,14 +159,6 @@ def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
     from spark_stream.pipelines.config import load_pipeline
 
     return load_pipeline(file, store or context.obj)
-
-
-def _take_over(pipeline: "Pipeline", asked: bool) -> None:
-    """Let this host write the stores of the pipeline from the beginning of the run on; later it is refused."""
-    if asked:
-        from spark_stream.pipelines.source import take_over
-
-        take_over(pipeline)
 
 
 def _check_metrics(textfile: Path | None) -> None:
@@ -195,27 +187,15 @@ def _failing_in_words() -> Iterator[None]:
 
 
 @contextmanager
-def _prepared(pipeline: "Pipeline", tell: Callable[[str], None] = lambda line: None) -> Iterator["Prepared"]:
-    """Yield the pipeline found good; `tell` hears what the source has, before Spark is started."""
-    from spark_stream.pipelines.run import prepare
-    from spark_stream.pipelines.session import pipeline_session
-    from spark_stream.pipelines.source import check_stores
-
-    for line in check_stores(pipeline):
-        tell(line)
-    with pipeline_session(pipeline) as spark:
-        yield prepare(pipeline, spark)
-
-
-@contextmanager
-def _telling(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None]:
-    """Say what a run came to, however it ends: a line on stdout, and metrics unless they are another run's."""
+def _reporting(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None]:
+    """Report what a run came to, however it ends: a line on stdout, and metrics unless they are another run's."""
+    from spark_stream.pipelines.api import finishing
     from spark_stream.pipelines.state import CheckpointHeldError
 
     is_held = False
     with _failing_in_words():
         try:
-            with _finishing(summary):
+            with finishing(summary):
                 yield
         except CheckpointHeldError:
             is_held = True
@@ -226,34 +206,6 @@ def _telling(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None
                 from spark_stream.pipelines.metrics import write_metrics
 
                 write_metrics(summary, metrics_textfile)
-
-
-@contextmanager
-def _recording(summary: "Summary", state: "PipelineState") -> Iterator[None]:
-    """Keep the summary beside the checkpoint as that of the last run, however it ends."""
-    from spark_stream.pipelines.state import LAST_RUN
-
-    try:
-        with _finishing(summary):
-            yield
-    finally:
-        state.write(LAST_RUN, summary.to_json())
-
-
-@contextmanager
-def _finishing(summary: "Summary") -> Iterator[None]:
-    """Let the summary say why the run has failed."""
-    from spark_stream.pipelines.failures import in_words
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        summary.finish(False, stopped="SIGINT")
-        raise
-    except Exception as error:
-        if not summary.error:
-            summary.finish(False, in_words(error))
-        raise
 
 
 @contextmanager

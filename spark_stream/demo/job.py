@@ -19,20 +19,14 @@ from typing import Any
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_stream import rescue
 from spark_stream.demo.page import page
 from spark_stream.demo.report import Batch, Report
-from spark_stream.pipelines.beginnings import Beginnings
-from spark_stream.pipelines.config import Pipeline, load_pipeline
-from spark_stream.pipelines.run import Progress, Run, Stop, prepare
-from spark_stream.pipelines.state import PipelineState
-from spark_stream.pipelines.summary import Summary
+from spark_stream.pipelines.api import run_pipeline
+from spark_stream.pipelines.run import Progress
 from spark_stream.session import JAVA_OPTIONS, delta_jars, session
 from storage_core import Store
 from storage_core.comparison import State
-from storage_core.foreign import open_foreign
-from storage_core.foreign.side_by_side import compare as compare_foreign
-from storage_core.store.imports.importing import ImportRequest, import_streams
-from storage_core.store.replicas.side_by_side import compare
 from storage_core.store.stream import Stream
 
 STREAM, LETTERS, CONSUMER = "ORDERS", "ORDERS_DEAD", "warehouse"
@@ -93,7 +87,7 @@ class Job:
     def look_at_the_nodes(self) -> None:
         self.report.step("What three nodes of a NATS JetStream cluster left behind")
         self.report.say(f"order events of a shop; a client had read all {len(self.expected):,} before the nodes broke")
-        drift = compare_foreign(open_foreign(self.nodes), STREAM)
+        drift = rescue.compare(rescue.open(self.nodes), STREAM)
         self.report.show_copies("The nodes, sequence by sequence, and what a read of all three gives", drift)
         for one in drift.conflicts:
             self.report.say(one.describe())
@@ -130,7 +124,7 @@ class Job:
             again = self.import_nodes(store).read().read_all().num_rows
             self.report.count("in the stream after a second import", again, len(self.expected), "nothing comes twice")
             self.check_billing(stream.consumer(BILLING).info())
-            self.report.show_copies("The three volumes after the import", compare(store, STREAM))
+            self.report.show_copies("The three volumes after the import", rescue.compare(store, STREAM))
             store.add_stream({"name": LETTERS})
             self.bad = stream.publish("orders.created.eu-west", b"this is no JSON").sequence
         self.report.say(f"a message that is no JSON was published: sequence {self.bad:,}")
@@ -146,22 +140,20 @@ class Job:
         )
 
     def import_nodes(self, store: Store) -> Stream:
-        import_streams(store, open_foreign(self.nodes), ImportRequest(streams=(STREAM,)))
+        rescue.import_streams(store, rescue.open(self.nodes), streams=STREAM)
         return store.stream(STREAM)
 
     # --- the pipeline, while disks go
 
-    def pipeline(self) -> Pipeline:
-        """Return the pipeline, out of its file in the output folder."""
+    def pipeline(self) -> Path:
+        """Return the pipeline's file, in the output folder."""
         file = self.output / "orders.toml"
         if not file.exists():
             text = resources.files("spark_stream.demo").joinpath("orders.toml").read_text()
             file.write_text(text.replace('kind = "delta"', f'kind = "{self.kind}"'))
-        return load_pipeline(file)
+        return file
 
     def run_pipeline(self, loses_disks: bool = False) -> dict[str, Any]:
-        pipeline = self.pipeline()
-        state = PipelineState(pipeline.checkpoint)
         began = time.monotonic()
 
         def watch(progress: Progress) -> None:
@@ -171,11 +163,7 @@ class Job:
                 self.lose_disks()
                 self.report.now.marks.append((elapsed_s, "disk-2 is deleted,\none byte of disk-1 flips"))
 
-        with state.lock("the demo"):
-            Beginnings(state, pipeline).check(new_checkpoint=False)
-            summary = Summary(pipeline.name, pipeline.trigger.mode)
-            Run(prepare(pipeline, self.spark), state, summary).execute(Stop(), watch)
-        return summary.to_json()
+        return run_pipeline(self.pipeline(), watch=watch).to_json()
 
     def consume(self) -> None:
         kind = self.kind.capitalize()
@@ -209,7 +197,7 @@ class Job:
         flip(block, block.stat().st_size // 3)
         shutil.rmtree(self.disks[1])
         with Store.open(self.disks, read_only=True) as store:
-            drift = compare(store, STREAM)
+            drift = rescue.compare(store, STREAM)
         damaged = drift.copies[0].count(State.DAMAGED)
         self.report.say(
             "while the query runs disk-2 is deleted with all that is on it, and one byte of disk-1 flips: a frame "
@@ -251,7 +239,7 @@ class Job:
             for (name, kind, before, after), count in told.items():
                 times = "" if count == 1 else f", {count} times"
                 self.report.say(f"event {kind}: {name}, from {before} to {after}{times}")
-            drift = compare(store, STREAM)
+            drift = rescue.compare(store, STREAM)
             self.report.show_copies("The volumes after the repair", drift)
             replicas = store.stream(STREAM).info()["cluster"]["replicas"]
         states, digests = {one["state"] for one in replicas}, {one["digest"] for one in replicas}

@@ -78,7 +78,7 @@ def start_options(source: Source) -> dict[str, str]:
     return {"startingOffsets" if word else "startingTimestamp": start}
 
 
-def take_over(pipeline: Pipeline) -> None:
+def take_over_stores(pipeline: Pipeline) -> None:
     """Let this host write every store that the pipeline writes: that of its consumer, of its sink, of dead letters."""
     source, sink, letters = pipeline.source, pipeline.sink, pipeline.dead_letters
     written = [source.volumes] if source.consumer else []

@@ -279,7 +279,9 @@ def test_damage_reaches_the_user_with_its_place(read: Any, store: Store, orders:
     content = bytearray(block.read_bytes())
     content[content.find(b"order 3")] ^= 1
     block.write_bytes(content)
-    with pytest.raises(Exception, match=rf"DataLossError: \[JSTREAM_DATA_LOSS\] stream 'ORDERS': sequences 1 to 5.*{block.name}"):
+    with pytest.raises(
+        Exception, match=rf"DataLossError: \[JSTREAM_DATA_LOSS\] stream 'ORDERS': sequences 1 to 5.*{block.name}"
+    ):
         read().collect()
 
 

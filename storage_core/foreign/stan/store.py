@@ -37,7 +37,7 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         no_crc: bool = False,
         files: Files = OS_FILES,
     ) -> None:
-        self._truncate_bad_eof, self._no_crc = truncate_bad_eof, no_crc
+        self.truncate_bad_eof, self._no_crc = truncate_bad_eof, no_crc
         found = find_channels(paths, files)
         self.roots = found.roots  # directories of stores, absolute
         super().__init__(paths, files, found.channels)
@@ -126,10 +126,10 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
             known=end < SEQUENCE_END,
             row_count=row_count,
             byte_size=state.file.size * row_count // max(1, state.row_count),
-            truncate_bad_eof=self._truncate_bad_eof,
+            truncate_bad_eof=self.truncate_bad_eof,
             no_crc=self._no_crc,
             bounds=state.bounds,
         )
 
     def _replay(self) -> ReplayOptions:
-        return ReplayOptions(self._truncate_bad_eof, self._no_crc)
+        return ReplayOptions(self.truncate_bad_eof, self._no_crc)

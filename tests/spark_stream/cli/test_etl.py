@@ -181,7 +181,7 @@ def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file
 
 
 def test_a_second_interrupt_is_told_as_what_stopped_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), etl._telling(Summary("orders", "available-now"), None):
+    with pytest.raises(KeyboardInterrupt), etl._reporting(Summary("orders", "available-now"), None):
         raise KeyboardInterrupt
     summary = json.loads(capsys.readouterr().out)
     assert (summary["ok"], summary["stopped"], summary["error"]) == (False, "SIGINT", None)

@@ -79,7 +79,7 @@ def test_a_channel_stops_at_the_first_bad_record_and_shows_it(jstream) -> None:
     assert lines[1].startswith("  head     5b 00 00 00")
     assert any("it would have been message 70 on 'foo'" in line for line in lines)
     assert any("--truncate-bad-eof" in line for line in lines)
-    assert lines[-1].startswith("error: stopped at the first bad record")
+    assert lines[-1].startswith("error: [JSTREAM_DATA_LOSS] stopped at the first bad record")
     assert json.loads(jstream.done("stream", "ls", "--json")) == []
     past = jstream("import", "stan", source, "--truncate-bad-eof", "--json")
     assert past.code == 1

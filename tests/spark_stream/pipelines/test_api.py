@@ -1,0 +1,50 @@
+"""A pipeline from Python: what `jstream etl run` does, with a value in place of output and errors in place of codes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_jstream import run_pipeline
+from spark_stream.pipelines.failures import RunFailedError
+from spark_stream.pipelines.run import Progress
+from spark_stream.pipelines.state import CheckpointHeldError, PipelineState
+from spark_stream.pipelines.toml import DefinitionError
+from storage_core import Store
+
+PARQUET = 'kind = "parquet"\npath = "table"'
+
+
+@pytest.mark.spark
+def test_a_pipeline_runs_from_python_as_from_a_shell(etl: Any, spark: SparkSession) -> None:
+    etl.define(PARQUET)
+    etl.publish(1, 2, 3)
+    batches: list[Progress] = []
+    summary = run_pipeline(etl.file, watch=batches.append)
+    assert (summary.ok, summary.rows_in, summary.rows_out, summary.end) == (True, 3, 3, {"ORDERS": 4})
+    assert sum(batch.rows_in for batch in batches) == 3
+    assert spark.read.parquet(etl.table).count() == 3
+    assert etl.status()["last_run"] == summary.to_json()
+    assert run_pipeline(str(etl.file)).rows_in == 0
+
+    etl.say(b"no JSON")
+    with pytest.raises(RunFailedError, match="sequence 4: payload is not JSON"):
+        run_pipeline(etl.file)
+    assert not etl.status()["last_run"]["ok"]
+
+
+def test_a_pipeline_that_cannot_start_is_refused_before_spark_is(tmp_path: Path) -> None:
+    file = tmp_path / "orders.toml"
+    text = 'checkpoint = "checkpoint"\n[source]\nstream = "ORDERS"\n[sink]\nkind = "console"\n'
+    file.write_text(text.replace("console", "consol"))
+    with pytest.raises(DefinitionError, match="sink.kind"):
+        run_pipeline(file, tmp_path / "shop")
+    file.write_text(text)
+    with Store.create(tmp_path / "shop") as store:
+        with pytest.raises(Exception, match="ORDERS"):
+            run_pipeline(file, [tmp_path / "shop"])
+        store.add_stream({"name": "ORDERS"})
+        state = PipelineState(str(tmp_path / "checkpoint"))
+        with state.lock("a test"), pytest.raises(CheckpointHeldError, match="a test"):
+            run_pipeline(file, tmp_path / "shop")
