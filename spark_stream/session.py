@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pyspark_jstream import use_this_python
+from spark_stream.spark_home import workers_from_bytecode
 
 DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
 CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
@@ -55,7 +56,8 @@ def session(name: str = "jstream", settings: Mapping[str, str] | None = None, de
     builder = SparkSession.builder.appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    made = builder.getOrCreate()
+    with workers_from_bytecode(chosen):
+        made = builder.getOrCreate()
     if not is_elsewhere and CONF_DIR_VARIABLE not in os.environ:
         _silence(made)
     return made
