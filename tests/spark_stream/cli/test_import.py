@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.channels import write_channel
 
 from storage_core import Store
 from storage_core.foreign import ForeignStore, open_foreign, read_foreign_slice
@@ -202,7 +203,7 @@ def copy_many(target: Path, count: int = 40) -> None:
     for name in ("server.dat", "clients.dat"):
         shutil.copy(origin / name, target)
     for number in range(count):
-        shutil.copytree(origin / "leer", target / f"channel-{number}")
+        write_channel(target / f"channel-{number}")
 
 
 def rows_of(source: ForeignStore, name: str) -> list[dict[str, Any]]:

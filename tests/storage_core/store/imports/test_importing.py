@@ -4,14 +4,13 @@ import errno
 import os
 import random
 import shutil
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import pack
 from typing import Any
 
 import pytest
 from harness.cases import Cases
+from harness.channels import write_channel
 from harness.faults import Call, end_at, fail_at
 from harness.processes import Machine
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
@@ -537,14 +536,6 @@ def test_more_streams_than_one_entry_takes_come_in_several(
     report = import_streams(store, source, ImportRequest(), lambda done, total: progress.append((done, total)))
     check(store, source, report)
     assert progress[-1] == (7, 7)
-
-
-def write_channel(place: Path) -> None:
-    """Make the directory of a channel of STAN, of its name, with one message."""
-    name = os.fsencode(place.name)
-    payload = b"\x08\x01\x12" + bytes([len(name)]) + name + b"\x28\x07"  # sequence, subject, time
-    place.mkdir(parents=True)
-    (place / "msgs.1.dat").write_bytes(pack("<III", 1, len(payload), zlib.crc32(payload)) + payload)
 
 
 @pytest.fixture
