@@ -88,8 +88,9 @@ def decode_config(content: bytes, name_field: str, name: str) -> dict[str, Any]:
     try:
         config = json.loads(content)
         found = config[name_field]
-        if not isinstance(found, str) or not found or not found.encode():
+        if not isinstance(found, str) or not found:
             raise ValueError(name_field)
+        json.dumps(config, ensure_ascii=False).encode()  # halves of characters, which no server writes, go nowhere
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{name} is not the JSON object of a stream: {error}") from error
     return dict(config)

@@ -27,6 +27,14 @@ from storage_core.raft.snapshot_format import payload_digest
 
 Seal = Callable[[bytes, Path, random.Random, bool], bytes]
 RECORD_COUNT_MAX = 2000  # records of one file that are sealed
+JSON_BOMBS = (  # below what such a file may have
+    b'{"name":' + b"[" * 100_000,
+    b'{"name":"X","Name":"X","a":' + b"[" * 500 + b"]" * 500 + b"}",
+    b'{"name":"X","Name":"X","a":' + b"9" * 100_000 + b"}",
+    b'{"name":"X","Name":"X","max_msgs":' + b"9" * 4000 + b',"max_age":1e999,"subjects":["\\ud800"]}',
+    b'{"name":"X","Name":"X"' + b',"a":{"b":[]}' * 5000 + b"}",
+    b'{"name":"X","Name":"X","subjects":[' + b"[]," * 50_000 + b"0]}",
+)
 _LOG_RECORD = Struct("<IIIIQQQ8s16s")
 _COMMIT = Struct("<8sHHIQQQ16s")
 
@@ -71,12 +79,14 @@ def nats_index(data: bytes, path: Path, rng: random.Random, content: bool) -> by
 
 def nats_meta(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
     """The sum lies in a file beside it."""
-    if content:
+    if content and rng.random() < 0.1:
+        data = rng.choice(JSON_BOMBS)
+    elif content:
         try:
             changed = mutate_tree(json.loads(data), rng)
             data = json.dumps(changed, default=lambda one: one.hex()).encode()
         except (ValueError, TypeError, RecursionError):
-            data = b"[" * rng.choice((100, 100_000))
+            data = rng.choice(JSON_BOMBS)
     name = path.parent.name
     identity = f"{path.parent.parent.parent.name}/{name}" if path.parent.parent.name == "obs" else name
     (path.parent / "meta.sum").write_text(checksum_text(data, identity))

@@ -31,7 +31,9 @@ from spark_stream.pipelines.definitions import load_definitions
 from spark_stream.pipelines.toml import DefinitionError
 from storage_core.errors import StorageError
 from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+from storage_core.foreign.consumers import consumers_table
 from storage_core.foreign.nats.store import NatsStore
+from storage_core.foreign.slices import DAMAGE_SCHEMA, STREAMS_SCHEMA
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.sequences import SequenceSet
@@ -156,8 +158,9 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
                 for part in slices:
                     for batch in read_foreign_slice(part, COLUMNS, told.append):
                         _rows(shown.setdefault(name, {}), batch)
-                opened.consumers(name, told.append)
-                opened.bounds(name), opened.copies(name), opened.notes(name)
+                consumers_table(opened.consumers(name, told.append))
+                pa.RecordBatch.from_pylist([one.row() for one in opened.copies(name)], STREAMS_SCHEMA)
+                opened.bounds(name), opened.notes(name)
             except StorageError as error:
                 refused.append(str(error))
         if isinstance(opened, StanStore):
@@ -167,6 +170,7 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
                     opened.cluster_id(root)
                 except StorageError as error:
                     refused.append(str(error))
+        pa.RecordBatch.from_pylist([one.row() for one in told], DAMAGE_SCHEMA)
         for one in told:
             if one.served and one.first is not None:  # an option asked for what cannot be vouched for
                 for sequence in range(one.first, one.end or one.first):

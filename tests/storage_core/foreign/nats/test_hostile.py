@@ -6,10 +6,13 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from harness.bounded_run import make_sparse, read_foreign
 
+from storage_core.foreign import open_foreign
 from storage_core.foreign.nats.index import INDEX_MAGIC, SET_MAGIC, highwayhash_of
+from storage_core.foreign.slices import STREAMS_SCHEMA
 
 MEMORY_MAX = 500 << 20  # bytes, of a process that reads one of these
 BOMB_SIZE = 64 << 20
@@ -111,3 +114,14 @@ def test_a_block_that_is_gone_is_told_where_each_block_has_its_own_index(
     assert 0 < outcome.rows < len(one.expected())
     expected = "no index tells what became of" if len(gone) > 1 else "the file is gone"
     assert any(expected in reason for reason in outcome.reasons), outcome.reasons
+
+
+def test_a_configuration_that_is_no_unicode_is_told_and_its_messages_are_read(
+    make_stream: Callable[..., Path], records: Any
+) -> None:
+    content = [records("S", 1).message(1, "S.a", b"x")]
+    store = make_stream("S", {1: content}, subjects=["S.\ud800"])
+    (copy,) = open_foreign(store).copies("S")
+    assert copy.subjects == () and "meta.inf is not the JSON object of a stream" in copy.problem
+    pa.RecordBatch.from_pylist([copy.row()], STREAMS_SCHEMA)
+    assert read_foreign("nats", store).rows == 1
