@@ -26,7 +26,7 @@ demo: setup
 	@$(RUN) -m spark_stream.demo
 
 test: setup
-	@$(RUN) -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(RUN) -m pytest -n auto --dist loadscope $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

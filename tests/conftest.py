@@ -8,9 +8,11 @@ out first and whole, so there is one such JVM; the other worker takes the rest, 
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +28,7 @@ sys.path.append(str(ROOT / "tests"))  # for tests/harness
 from harness.cases import REPORTS  # noqa: E402
 
 WORKER_COUNT_MAX = 2  # each may hold a JVM of 1 GB and as much of its own
-# Tests that use one of these stay together, since it takes long to make: by fixture, the name of the group.
-GROUPS = {"delta_spark": "jvm", "kernel": "notebooks", "wheel": "packaging"}
+USES_SHARED_JVM = re.compile(r"\b(delta_)?spark: ")  # a fixture among the arguments of a function
 LONG = ("lives", "simulation", "specification")  # folders whose tests are handed out before all others
 RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
 SESSION_CATALOG = "spark.sql.catalog.spark_catalog"
@@ -82,15 +83,34 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)))
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return what hands out tests: one by one, but together those of the shared JVM, and of a module's own fixture."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0]) or nodeid
+
+    return Scheduler(config, log)
+
+
+@cache
+def group_of(module: str) -> str:
+    """Return the group that the tests of a module belong to; empty if each goes where there is time."""
+    path = ROOT / module
+    text = path.read_text()
+    beside = path.with_name("conftest.py")
+    if beside.parent != ROOT / "tests" and beside.is_file():
+        text += beside.read_text()
+    if USES_SHARED_JVM.search(text):
+        return "jvm"
+    return module if 'scope="module"' in text else ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say to the workers of a run what stays together and what comes first."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        for name in GROUPS.keys() & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(GROUPS[name]))
-    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
+    if hasattr(config, "workerinput"):  # of a worker; one process alone goes through the folders
+        items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
