@@ -48,11 +48,13 @@ def open_block(file: File, expected: BlockExpectation | None) -> Opened:
         raise error(Defect(name, size, "file size", f"{expected.file_size} bytes", f"{size} bytes"))
     if size < _SIZE_MIN:
         raise TruncatedRecordError(Defect(name, size, "file size", f"{_SIZE_MIN} bytes or more", f"{size} bytes"))
-    header = decode_header(file.read_at(0, HEADER_SIZE), name)
+    start = file.read_at(0, size if size <= _TAIL_SIZE else HEADER_SIZE)
+    header = decode_header(start[:HEADER_SIZE], name)
     if expected is not None:
         for what in ("store_id", "incarnation", "block_id"):
             _check_id(name, what, getattr(expected, what), getattr(header.identity, what))
-    trailer, footer_bytes = _read_end(file, size, name, whole=expected is not None)
+    tail = start if size <= _TAIL_SIZE else file.read_at(size - _TAIL_SIZE, _TAIL_SIZE)
+    trailer, footer_bytes = _read_end(file, tail, size, name, whole=expected is not None)
     digest = digest_of(footer_bytes)
     if expected is not None and digest != expected.digest:
         defect = Defect(name, trailer.footer_offset, "footer digest", expected.digest.hex(), digest.hex())
@@ -83,9 +85,8 @@ def reread(file: File, opened: Opened) -> Iterator[Defect]:
         yield Defect(name, start, "trailer", expected.hex(), end.hex())
 
 
-def _read_end(file: File, size: int, name: str, whole: bool) -> tuple[Trailer, bytes]:
-    """Return trailer and footer, which passes its CRC. `whole`: the file is known to have its full size."""
-    tail = file.read_at(max(0, size - _TAIL_SIZE), min(size, _TAIL_SIZE))
+def _read_end(file: File, tail: bytes, size: int, name: str, whole: bool) -> tuple[Trailer, bytes]:
+    """Return trailer and footer, which passes its CRC. `tail`: the end of the file; `whole`: it has its full size."""
     try:
         trailer = decode_trailer(tail[-TRAILER_SIZE:], size, name)
     except TruncatedRecordError as error:

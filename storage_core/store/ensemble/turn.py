@@ -279,8 +279,7 @@ class Turn:
         for volume_id in usable:
             log = self._logs[volume_id]
             try:
-                commit, clean = log.read_commit_record()
-                tail = log.read_tail(known.positions[volume_id])
+                commit, clean, tail = log.look(known.positions[volume_id])
             except (StorageError, OSError) as error:
                 raise_if_limit(error)
                 return False

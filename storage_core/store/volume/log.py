@@ -87,8 +87,8 @@ class VolumeLog:
     def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
         """Return the best readable commit record, and whether every slot that was looked at is whole.
 
-        Costs one listing and two small reads: a new segment carries the record on, so only the newest segment that
-        has any is asked.
+        Costs one listing and one small read: a new segment carries the record on, so only the newest segment that has
+        any is asked.
         """
         return together(self._files, self.directory, self._read_commit_record)
 
@@ -97,14 +97,13 @@ class VolumeLog:
         for at in range(len(numbers) - 1, -1, -1):
             number = numbers[at]
             with self._open(self.segment_path(number)) as file:
-                pages = [file.read_at(PAGE_SIZE * slot, PAGE_SIZE) for slot in range(1 + log_format.SLOT_COUNT)]
+                head = file.read_at(0, BATCHES_OFFSET)
             try:
-                self._check_header(log_format.decode_segment_header(pages[0]), number)
+                best, whole = self._commit_record_in(head, number)
             except (CorruptRecordError, TruncatedRecordError):
                 # One that is being begun, or was by a holder that was killed, has no record that counts.
                 clean = clean and at > 0 and not self._leads_to(numbers[at - 1], number)
                 continue
-            best, whole = best_commit_record(pages[1:])
             clean = clean and whole
             if best is not None:
                 return best, clean
@@ -193,25 +192,38 @@ class VolumeLog:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
 
+    def look(self, position: Position) -> tuple[CommitRecord | None, bool, Tail | None]:
+        """Return what `read_commit_record` and `read_tail` do, for one listing and one opening of the segment."""
+        return together(self._files, self.directory, partial(self._look, position))
+
+    def _look(self, position: Position) -> tuple[CommitRecord | None, bool, Tail | None]:
+        if self.segments()[-1:] != [position.segment]:
+            return (*self._read_commit_record(), None)
+        with self._open(self.segment_path(position.segment)) as file:
+            head = file.read_at(0, BATCHES_OFFSET)
+            tail = _tail_of(file, position)
+        try:
+            commit, clean = self._commit_record_in(head, position.segment)
+        except (CorruptRecordError, TruncatedRecordError):
+            commit = None
+        if commit is None:  # that of an older segment counts
+            return (*self._read_commit_record(), tail)
+        return commit, clean, tail
+
+    def _commit_record_in(self, head: bytes, number: int) -> tuple[CommitRecord | None, bool]:
+        """Return the best commit record in the first pages of a segment, and whether every slot there is whole.
+
+        Raises CorruptRecordError or TruncatedRecordError if the segment's header is no whole one.
+        """
+        pages = [head[at : at + PAGE_SIZE] for at in range(0, BATCHES_OFFSET, PAGE_SIZE)]
+        self._check_header(log_format.decode_segment_header(pages[0]), number)
+        return best_commit_record(pages[1:])
+
     def _read_tail(self, position: Position) -> Tail | None:
         if self.segments()[-1:] != [position.segment]:
             return None
         with self._open(self.segment_path(position.segment)) as file:
-            size = file.size()
-            if size == position.offset_bytes:
-                return Tail([], position, True)
-            if size < position.offset_bytes or size > SEGMENT_READ_MAX:
-                return None
-            data = file.read_at(position.offset_bytes, size - position.offset_bytes)
-        tail = Tail([], position, size % PAGE_SIZE == 0)
-        for record, batch_end in log_format.scan(memoryview(data), position.offset_bytes):
-            if isinstance(record, BadRecord):
-                tail.is_clean = False
-                break
-            tail.records.append(record)
-            tail.position = Position(position.segment, batch_end)
-        tail.is_clean = tail.is_clean and tail.position.offset_bytes == size
-        return tail
+            return _tail_of(file, position)
 
     def _read_snapshots(self, evidence: Evidence) -> None:
         for index in reversed(self.snapshots()):
@@ -468,6 +480,25 @@ class VolumeLog:
 
     def _open(self, path: Path, writable: bool = False) -> "closing[File]":
         return closing(self._files.open(path, writable))
+
+
+def _tail_of(file: File, position: Position) -> Tail | None:
+    """Return the records after `position` in the open segment; None if it ends before."""
+    size = file.size()
+    if size == position.offset_bytes:
+        return Tail([], position, True)
+    if size < position.offset_bytes or size > SEGMENT_READ_MAX:
+        return None
+    data = file.read_at(position.offset_bytes, size - position.offset_bytes)
+    tail = Tail([], position, size % PAGE_SIZE == 0)
+    for record, batch_end in log_format.scan(memoryview(data), position.offset_bytes):
+        if isinstance(record, BadRecord):
+            tail.is_clean = False
+            break
+        tail.records.append(record)
+        tail.position = Position(position.segment, batch_end)
+    tail.is_clean = tail.is_clean and tail.position.offset_bytes == size
+    return tail
 
 
 def _sync(file: File) -> None:

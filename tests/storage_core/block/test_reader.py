@@ -152,11 +152,19 @@ def test_each_frame_is_one_read_without_its_padding(blocks: Any, memory_file: An
     sealed = blocks.seal(blocks.batch(9), frame_row_count=3)
     file = memory_file(sealed.data)
     reader = BlockReader.open(file, sealed.expected)
-    assert len(file.reads) == 2, "header, and the end of the file with the footer"
+    assert file.reads == [(0, len(sealed.data))], "a small file is read whole"
     file.reads.clear()
     list(reader.read(FrameRequest(columns=("data",))))
     frames = reader.footer.frames
     assert file.reads == list(zip(frames.offsets.tolist(), (frames.payload_sizes + 64).tolist(), strict=False))
+
+
+def test_a_block_is_opened_by_its_header_and_the_end_of_the_file(blocks: Any, memory_file: Any) -> None:
+    sealed = blocks.seal(blocks.plain(3_000))
+    file = memory_file(sealed.data)
+    BlockReader.open(file, sealed.expected)
+    (header_at, _), (end_at, end_size) = file.reads
+    assert (header_at, end_at + end_size) == (0, len(sealed.data)) and end_at > 0
 
 
 def test_footer_longer_than_the_first_read_is_read_whole(blocks: Any, memory_file: Any) -> None:

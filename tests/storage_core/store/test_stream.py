@@ -7,9 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from harness.faults import CHANGING, LOCKING, READING, FaultyFiles
 
 from storage_core import Store
 from storage_core.errors import InvalidMessageError, StaleIncarnationError, StoreBusyError
+from storage_core.files import OS_FILES
+from storage_core.store.environment import Environment
 from storage_core.store.stream import Stream
 
 ROW = pa.table({"subject": ["orders.new"], "data": ["a bell"]})
@@ -131,3 +134,16 @@ def test_an_append_that_the_lock_was_not_given_to_leaves_nothing_and_does_not_wa
         failed = threads.submit(other.stream("ORDERS").append, pa.table({"subject": ["orders.a"], "data": ["x"]}))
         assert isinstance(failed.exception(timeout=60), StoreBusyError)
         assert set(tmp_path.rglob("*.blk")) == before, "taken back while somebody else holds the lock"
+
+
+@pytest.mark.parametrize(("volumes", "calls_max"), [(1, 31), (3, 93)])
+def test_an_append_makes_few_calls_of_the_file_system(tmp_path: Path, volumes: int, calls_max: int) -> None:
+    """Once the process has written: what was looked at is not looked at again, and each file is opened once."""
+    files = FaultyFiles(OS_FILES, counted=(*CHANGING, *READING, *LOCKING))
+    paths = [tmp_path / f"v{number}" for number in range(volumes)]
+    stream = Store.create(paths, env=Environment(files=files)).add_stream({"name": "S", "num_replicas": volumes})
+    for _ in range(2):
+        stream.append(pa.table({"data": [b"x"] * 100}))
+    files.calls.clear()
+    stream.append(pa.table({"data": [b"x"] * 100}))
+    assert len(files.calls) <= calls_max, "\n".join(map(str, files.calls))
