@@ -63,7 +63,7 @@ class Projection:
             sequences = self._footer.runs.sequences(first_row, end_row, self._request.first_sequence)
         mask = self._mask(frame, position, whole_subjects, removed, sequences)
         if mask is not None and not mask.all():
-            frame = frame.filter(pa.array(mask))
+            frame = frame.filter(_bits(mask))
             sequences = None if sequences is None else sequences[mask]
         return self._columns(frame, sequences)
 
@@ -135,8 +135,22 @@ class Projection:
         """Return the stream's name for each row; one array serves all frames of the read."""
         if self._stream is None:
             rows = int(self._footer.frames.row_counts[self._selection.positions].max())
-            self._stream = pa.repeat(pa.scalar(self._request.stream, pa.string()), rows)
+            self._stream = _repeated(self._request.stream.encode(), rows)
         return self._stream.slice(0, row_count)
+
+
+# From buffers: pyarrow imports pandas for what is made of Python's or numpy's values, and tasks do not need pandas.
+
+
+def _bits(mask: np.ndarray) -> pa.BooleanArray:
+    """Return an array of bool as a column."""
+    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, bits])
+
+
+def _repeated(text: bytes, row_count: int) -> pa.StringArray:
+    ends = np.arange(row_count + 1, dtype=np.int32) * np.int32(len(text))
+    return pa.StringArray.from_buffers(row_count, pa.py_buffer(ends), pa.py_buffer(text * row_count))
 
 
 def _int64_values(column: pa.Array) -> np.ndarray:
