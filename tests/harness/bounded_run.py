@@ -11,7 +11,7 @@ from typing import Any
 
 SECONDS_MAX = 120  # after which a process hangs; the bounds are meant for a few
 _READ = """
-import json, sys
+import json, sys, time
 from storage_core.errors import StorageError
 from storage_core.foreign import open_foreign, read_foreign_slice
 damage, rows, error = [], 0, None
@@ -27,7 +27,8 @@ except StorageError as caught:
     error = type(caught).__name__
 with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
-print(json.dumps({"rows": rows, "reasons": [one.reason for one in damage], "error": error, "peak_bytes": peak}))
+print(json.dumps({"rows": rows, "reasons": [one.reason for one in damage], "error": error, "peak_bytes": peak,
+                  "seconds": time.process_time()}))
 """
 # What becomes of each restore, in one process: each path is of a backup, and what it is restored onto lies beside it.
 _RESTORE = """
@@ -37,7 +38,7 @@ from storage_core.store.store import Store
 from storage_core.store.backups.restore import restore
 ended = []
 for path in sys.argv[1:]:
-    began, error, text = time.monotonic(), None, ""
+    began, error, text = time.process_time(), None, ""
     try:
         store = restore(path, path + "-restored")
         store.verify()
@@ -45,7 +46,39 @@ for path in sys.argv[1:]:
             store.stream(name).read().read_all().to_pylist()
     except StorageError as caught:
         error, text = type(caught).__name__, str(caught)
-    ended.append({"error": error, "text": text, "seconds": time.monotonic() - began})
+    ended.append({"error": error, "text": text, "seconds": time.process_time() - began})
+with open("/proc/self/status") as status:
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+print(json.dumps({"ended": ended, "peak_bytes": peak}))
+"""
+# What verify and upkeep make of a store, and adoption of what is left without its metadata.
+_VERIFY = """
+import json, shutil, sys, time
+from pathlib import Path
+from storage_core.errors import StorageError
+from storage_core.store.recovery import adopt
+from storage_core.store.store import Store
+ended = []
+def act(action):
+    began, error, text = time.process_time(), None, ""
+    try:
+        text = str(action())
+    except StorageError as caught:
+        error, text = type(caught).__name__, str(caught)
+    ended.append({"error": error, "text": text, "seconds": time.process_time() - began})
+def maintain():
+    with Store.open([sys.argv[1]]) as store:
+        for number in range(3):
+            store.stream("notes").publish("notes", b"more")
+        return store.maintain()
+def rebuild():
+    shutil.rmtree(Path(sys.argv[1], "meta"))
+    return adopt.plan([Path(sys.argv[1])])
+def verify():
+    with Store.open([sys.argv[1]], read_only=True) as store:
+        return json.dumps(store.verify())
+for action in [verify, maintain, verify, rebuild] if sys.argv[2] == "all" else [rebuild]:
+    act(action)
 with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
 print(json.dumps({"ended": ended, "peak_bytes": peak}))
@@ -58,6 +91,7 @@ class Outcome:
     reasons: list[str]  # of the damage that was told
     error: str | None  # the StorageError that ended it
     peak_bytes: int
+    seconds: float  # of CPU: what else the machine does is not in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +100,7 @@ class Ended:
 
     error: str | None  # the StorageError that ended it
     text: str
-    seconds: float
+    seconds: float  # of CPU
 
 
 def read_foreign(layout: str, path: Path) -> Outcome:
@@ -80,6 +114,13 @@ def restore_all(backups: Sequence[Path]) -> tuple[list[Ended], int]:
     Raises AssertionError if the process hangs or crashes, or ends with an error that is not ours.
     """
     found = _run(_RESTORE, *map(str, backups))
+    return [Ended(**one) for one in found["ended"]], found["peak_bytes"]
+
+
+def look_after(volume: Path, rebuild_only: bool = False) -> tuple[list[Ended], int]:
+    """Return what comes of verifying a store of one volume, maintaining it, verifying it again and rebuilding its
+    metadata, or of the last alone; and how many bytes that took at most. Raises AssertionError as restore_all does."""
+    found = _run(_VERIFY, str(volume), "rebuild" if rebuild_only else "all")
     return [Ended(**one) for one in found["ended"]], found["peak_bytes"]
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from storage_core.errors import StorageError
+from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import Bury, ForgetTransactions
 from storage_core.metadata.state import Streams
 from storage_core.os_errors import FULL
@@ -91,7 +91,12 @@ class Upkeep:
             if beginning is None or beginning.index < turn.view.snapshot_index:
                 self._begin(turn, volume)
                 return
-            journaled, found = turn.view.snapshot_streams, _blocks(journal, beginning.end)
+            try:
+                journaled, found = turn.view.snapshot_streams, _blocks(journal, beginning.end)
+            except CorruptionError as error:
+                logger.warning("%s; it is written anew", error)
+                self._begin(turn, volume)
+                return
         placements = []
         for before, stream in streams.changes_since(journaled):
             if stream is None or volume.volume_id not in stream.placement:
@@ -212,7 +217,12 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
 
 def _buried(journal: PlacementJournal, graves: np.ndarray) -> Iterator[Placement]:
     """Yield what a journal says of blocks in their graves, each once: the metadata has forgotten where they were."""
-    records = list(journal.read()) if len(graves) else []
+    records = []
+    try:
+        for one in journal.read() if len(graves) else ():
+            records.append(one)
+    except CorruptionError as error:
+        logger.warning("%s; what it says of removed blocks before that is kept", error)
     if not records:
         return
     rows = np.concatenate([one.rows for one in records])

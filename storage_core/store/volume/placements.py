@@ -30,6 +30,11 @@ FORMAT_VERSION = 1
 RECORD_MAGIC = b"PLCE"
 ROWS_PER_RECORD_MAX = 4096
 RECORD_SIZE_MAX = ROWS_PER_RECORD_MAX * BLOCK_DTYPE.itemsize + 4096  # bytes of payload
+PIECE_SIZE = 4 << 20  # bytes of the journal that are read together
+# Bytes without a record, however they came about: one write adds less than an entry of the log holds. Behind it nothing
+# is looked for, so that a file of a terabyte of nothing costs no more than this.
+STRETCH_SIZE_MAX = 128 << 20
+TRY_SIZE_MIN = 4096  # bytes that a look at what begins like a record counts for
 NEW_FILE_NAME = FILE_NAME + ".new"  # of a journal that is about to take the place of the one there
 _HEADER = Struct("<8sIIQQ")  # magic, version, CRC32C of the rest, log index and end of the blocks it begins with
 _RECORD = Struct("<4sIIIQ")  # magic, CRC32C of what follows, payload size, 0, log index
@@ -118,19 +123,46 @@ class PlacementJournal:
     def read(self, start: int = 0) -> Iterator[Placement]:
         """Yield every whole record from `start` on, in the order in which they were written.
 
-        A damaged header is passed over. Raises UnsupportedVersionError.
+        A damaged header is passed over, and so is damage between records. Raises UnsupportedVersionError, and
+        CorruptionError where more lies there than any damage explains: the file is not read on from there.
         """
         try:
             file = self._files.open(self.path)
         except FileNotFoundError:
             return
         try:
-            header = file.read_at(0, _HEADER.size)
-            data = file.read_at(start, max(0, file.size() - start))
+            _check_version(file.read_at(0, _HEADER.size), self.path)
+            yield from self._scan(file, start)
         finally:
             file.close()
-        _check_version(header, self.path)
-        yield from _scan(data, 0)
+
+    def _scan(self, file: File, start: int) -> Iterator[Placement]:
+        """Yield the whole records of an open journal, a piece of it at a time."""
+        position = known_end = start  # known_end: of the last whole record
+        is_last, tried_size = False, 0  # tried_size: bytes since then whose checksum was asked for in vain
+        while not is_last:
+            data = file.read_at(position, PIECE_SIZE + _RECORD.size + RECORD_SIZE_MAX)
+            is_last = len(data) < PIECE_SIZE + _RECORD.size + RECORD_SIZE_MAX
+            stop, end = len(data) if is_last else PIECE_SIZE, 0
+            at = data.find(RECORD_MAGIC)
+            while 0 <= at < stop:
+                record, end = _decode(data, at)
+                if record is not None:
+                    known_end, tried_size = position + end, 0
+                    yield record
+                else:
+                    tried_size += min(TRY_SIZE_MIN + _size_at(data, at), RECORD_SIZE_MAX)
+                    self._check_stretch(known_end, position + at, tried_size)
+                at = data.find(RECORD_MAGIC, end)
+            position += max(stop, end)
+            self._check_stretch(known_end, position, tried_size)
+
+    def _check_stretch(self, known_end: int, position: int, tried_size: int) -> None:
+        if position - known_end > STRETCH_SIZE_MAX or tried_size > STRETCH_SIZE_MAX:
+            raise CorruptionError(
+                f"{self.path}: offset_bytes {known_end}: expected a record within {STRETCH_SIZE_MAX} bytes, "
+                "found none; the journal is not read on from there"
+            )
 
     def _open(self) -> File:
         try:
@@ -174,13 +206,9 @@ def _records(placement: Placement) -> Iterator[bytes]:
         yield RECORD_MAGIC + crc32c(body).to_bytes(4, "little") + body + bytes(-len(body) % 8)
 
 
-def _scan(data: bytes, start: int) -> Iterator[Placement]:
-    at = data.find(RECORD_MAGIC, start)
-    while at >= 0:
-        record, end = _decode(data, at)
-        if record is not None:
-            yield record
-        at = data.find(RECORD_MAGIC, end)
+def _size_at(data: bytes, at: int) -> int:
+    """Return how large a record that begins at `at` says that it is; 0 if the bytes end before."""
+    return int(_RECORD.unpack_from(data, at)[2]) if len(data) - at >= _RECORD.size else 0
 
 
 def _decode(data: bytes, at: int) -> tuple[Placement | None, int]:

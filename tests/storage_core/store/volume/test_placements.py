@@ -1,14 +1,19 @@
 """The journal of placements: what was written comes back, and damage costs the record that it hits."""
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from struct import pack
 
 import numpy as np
 import pytest
+from harness.bounded_run import look_after
 
 from storage_core.errors import UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.store.store import Store
 from storage_core.store.volume import placements
 from storage_core.store.volume.placements import Placement, PlacementJournal
 
@@ -89,3 +94,53 @@ def test_a_journal_of_a_newer_version_is_left_alone(journal: PlacementJournal) -
     with pytest.raises(UnsupportedVersionError, match="version 2"):
         journal.append([placement(2)])
     assert journal.path.read_bytes() == newer
+
+
+def of_a_store(root: Path) -> Path:
+    with Store.create([root / "volume"], snapshot_every=2) as store:
+        stream = store.add_stream({"name": "notes", "subjects": ["notes"]})
+        for number in range(5):
+            stream.publish("notes", b"note %d" % number)
+    return root / "volume"
+
+
+def looks_like_records(path: Path) -> None:
+    record = b"PLCE" + pack("<IIIQ", 0, placements.RECORD_SIZE_MAX - 24, 0, 1)
+    with path.open("ab") as file:
+        file.write(record * 2_000_000)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a sparse terabyte": lambda path: os.truncate(path, 1 << 40),
+    "what looks like two million records": looks_like_records,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("rebuild_only", [False, True])
+def test_a_journal_that_nobody_wrote_is_read_within_bounds_and_told(
+    tmp_path: Path, kind: str, rebuild_only: bool
+) -> None:
+    volume = of_a_store(tmp_path)
+    path = volume / placements.FILE_NAME
+    HOSTILE[kind](path)
+    ended, peak_bytes = look_after(volume, rebuild_only)
+    assert [one.error for one in ended] == [None] * len(ended), ended
+    for one in ended:
+        print(f"{kind}: {one.seconds:.2f} s, {peak_bytes >> 20} MiB")
+        assert one.seconds < 5
+    assert peak_bytes < 500 << 20
+    if not rebuild_only:
+        assert str(path) in ended[0].text and "offset_bytes" in ended[0].text
+        assert json.loads(ended[2].text)["ok"], "maintenance has written it anew"
+    assert f"stream notes: {5 if rebuild_only else 8} messages" in ended[-1].text
+
+
+def test_pieces_of_a_journal_are_read_as_one(journal: PlacementJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [placement(number, 1 + number % 5) for number in range(60)]
+    journal.append(written)
+    whole = values(list(journal.read()))
+    assert len(whole) == 60
+    for size in (1, 8, 100, 1000, 4096):
+        monkeypatch.setattr(placements, "PIECE_SIZE", size)
+        assert values(list(journal.read())) == whole
