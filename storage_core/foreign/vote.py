@@ -20,7 +20,7 @@ import numpy as np
 
 from storage_core.comparison import Conflict, Rule, State
 from storage_core.foreign.digests import Digests
-from storage_core.sequences import SequenceSet
+from storage_core.sequences import SequenceSet, distinct
 
 NOBODY = -1
 _RULES = (Rule.MAJORITY, Rule.MOST, Rule.LATEST, Rule.REMOVED, Rule.KEPT)
@@ -117,7 +117,7 @@ def _all_sequences(ballots: Sequence[Ballot]) -> np.ndarray:
     longest = max(columns, key=len)
     if all(len(one) == len(longest) and np.array_equal(one, longest) for one in columns):
         return longest
-    return np.unique(np.concatenate(columns))
+    return distinct(np.concatenate(columns))
 
 
 def _tables(ballots: Sequence[Ballot], sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

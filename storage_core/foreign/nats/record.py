@@ -105,8 +105,9 @@ class Records:
 
     def take(self, which: np.ndarray | slice) -> "Records":
         """Return the records of a mask, a list of positions or a slice."""
-        if isinstance(which, np.ndarray) and which.dtype == bool and which.all():
-            return self
+        if isinstance(which, np.ndarray) and len(which) == len(self):
+            if which.all() if which.dtype == bool else (which[1:] > which[:-1]).all():
+                return self
         return Records(
             self.starts[which],
             self.sizes[which],
@@ -167,7 +168,7 @@ def _likely_records(view: np.ndarray, first: int, end: int) -> tuple[np.ndarray,
     if end - first < SIZE_MIN:
         return none, none
     times = view[TIME_END - 1 :]  # the byte of the record that starts at a place
-    parts, room = [none], (end - first) // SIZE_MIN
+    parts, room = [none], 2 * (end - first) // SIZE_MIN  # a byte of a checksum may be the same
     for at in range(first, end - SIZE_MIN + 1, GUESS_STEP):
         stop = min(at + GUESS_STEP, end - SIZE_MIN + 1)
         parts.append(np.flatnonzero(times[at:stop] == times[first]) + at)

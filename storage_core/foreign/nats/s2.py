@@ -23,7 +23,7 @@ from storage_core.foreign.nats.cursor import Cursor
 IDENTIFIER = b"S2sTwO"
 CHUNK_DATA_MAX = 4 << 20  # bytes of uncompressed data in a chunk, the most that S2 allows
 CHUNK_COUNT_MAX = 4096  # in a stream: the server's have a MiB each
-TAG_COUNT_MAX = 4 << 20  # in a stream, of chunks that Arrow does not decode: a second or two
+TAG_COUNT_MAX = 2 << 20  # in a stream, of chunks that Arrow does not decode: a second or two. 8 MiB have fewer
 DAMAGE_COUNT_MAX = 64  # places that are told
 _COMPRESSED, _STORED, _SKIPPABLE, _IDENTIFIER = 0x00, 0x01, 0x80, 0xFF
 _CRC_SIZE = 4

@@ -30,6 +30,7 @@ from storage_core.foreign.nats.record import (
 )
 from storage_core.sequences import SequenceSet
 
+RECORD_COUNT_MAX = (64 << 20) // SIZE_MIN  # in a block: those of old servers have 64 MiB, of new ones 8 MiB
 SEARCH_SIZE_MAX = 32 << 20  # bytes hashed in search of lost records, for each block; one record can be that long
 SEARCH_FACTOR = 6  # and this much more a byte of the block: a whole block of smallest records must be findable
 CANDIDATE_COST = 128  # bytes added for each candidate
@@ -83,6 +84,10 @@ def scan_block(block: pa.Buffer, key: Key) -> BlockScan:
     """Return all that is true in an uncompressed block; never raises for what it holds."""
     view = np.frombuffer(block, np.uint8)
     starts, chain_end = walk(view.data, 0, len(view))
+    if len(starts) > RECORD_COUNT_MAX:
+        size = int(starts[RECORD_COUNT_MAX])
+        del starts, view
+        return _scan_head(block, size, key)
     if not len(starts):
         return _search_all(block, view, key)
     records, possible = read_heads(view, starts, len(view))
@@ -91,6 +96,14 @@ def scan_block(block: pa.Buffer, key: Key) -> BlockScan:
     if good.all() and chain_end == len(view):
         return BlockScan(records, ())
     return _fill_gaps(block, view, records.take(good), key)
+
+
+def _scan_head(block: pa.Buffer, size: int, key: Key) -> BlockScan:
+    """Return what is true in the first `size` bytes of a block that has more records than any of a server."""
+    head = scan_block(block.slice(0, size), key)
+    reason = f"more than {RECORD_COUNT_MAX} records, which no server writes into a block; the rest is not read"
+    highest = int(np.max(head.records.sequences, initial=0))
+    return BlockScan(head.records, (*head.damage, RecordDamage(size, block.size, reason, highest, None)))
 
 
 def _search_all(block: pa.Buffer, view: np.ndarray, key: Key) -> BlockScan:

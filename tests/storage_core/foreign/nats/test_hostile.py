@@ -6,16 +6,21 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from harness.bounded_run import make_sparse, read_foreign
 
 from storage_core.foreign import open_foreign
+from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.nats.index import INDEX_MAGIC, SET_MAGIC, highwayhash_of
+from storage_core.foreign.nats.record import SIZE_MIN, block_key
+from storage_core.foreign.nats.scan import RECORD_COUNT_MAX
 from storage_core.foreign.slices import STREAMS_SCHEMA
 
 MEMORY_MAX = 500 << 20  # bytes, of a process that reads one of these
 BOMB_SIZE = 64 << 20
+SECONDS_MAX = 5.0  # of CPU
 
 
 def uvarint(value: int) -> bytes:
@@ -47,6 +52,35 @@ def s2_bomb(filling: bytes) -> bytes:
     return b"cmp\x01" + uvarint(BOMB_SIZE) + filling * (BOMB_SIZE // len(filling)) + bytes(8)
 
 
+def smallest_records(count: int) -> bytes:
+    """Return records of empty messages without a subject, which no server takes, with the right checksums."""
+    layout = np.dtype([("size", "<u4"), ("number", "<u8"), ("time", "<i8"), ("subject_size", "<u2"), ("hash", "<u8")])
+    assert layout.itemsize == SIZE_MIN
+    records = np.zeros(count, layout)
+    records["size"], records["number"], records["time"] = SIZE_MIN, np.arange(1, count + 1), 1_700_000_000 * 10**9
+    hashed = np.ascontiguousarray(records[["number", "time"]].astype([("number", "<u8"), ("time", "<i8")]))
+    step, key = 16, block_key("S", 1)
+    for first in range(0, count, 200_000):
+        part = hashed[first : first + 200_000].view(np.uint8)
+        places = np.arange(0, len(part), step)
+        records["hash"][first : first + 200_000] = highwayhash64(part, places, np.full(len(places), step), key)
+    return records.tobytes()
+
+
+def copies_of_a_byte(chunk_count: int) -> bytes:
+    """Return a compressed block of chunks that are a byte and then copies of it, one after the other."""
+    body = bytes(4) + uvarint(4 << 20) + b"\x00x" + b"\x02\x01\x00" * ((4 << 20) - 1)
+    chunk = bytes([0]) + len(body).to_bytes(3, "little") + body
+    return b"cmp\x01" + uvarint(chunk_count * (4 << 20)) + chunk * chunk_count + bytes(8)
+
+
+def index_of_many_subjects(stream: str, count: int) -> bytes:
+    subject = uvarint(1) + b"a" + uvarint(1) + uvarint(1)
+    body = bytes([INDEX_MAGIC, 1, *bytes(2), 1, *bytes(3)]) + uvarint(count) + subject * count
+    body += uvarint(0) + uvarint(1) + bytes(8)
+    return body + pack("<Q", highwayhash_of(body, stream))
+
+
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "an index of 16 MiB": lambda place: (place / "index.db").write_bytes(b"\x0b\x04" * (8 << 20)),
     "a sparse index of a terabyte": lambda place: make_sparse(place / "index.db", 1 << 40),
@@ -70,7 +104,37 @@ def test_what_no_server_writes_is_read_within_bounds_and_told(
     assert outcome.error is None
     assert outcome.reasons and len(outcome.reasons) < 200
     assert outcome.rows == (0 if kind.startswith("S2") else 3)
-    assert outcome.peak_bytes < MEMORY_MAX
+    assert outcome.peak_bytes < MEMORY_MAX and outcome.seconds < SECONDS_MAX, outcome
+
+
+LARGE: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "four million smallest records": (
+        lambda place: (place / "1.blk").write_bytes(smallest_records(4_000_000)), RECORD_COUNT_MAX, "no server writes"
+    ),
+    "copies of a byte": (lambda place: (place / "1.blk").write_bytes(copies_of_a_byte(10)), 0, "1.blk"),
+    "an index of a million subjects": (
+        lambda place: (place / "index.db").write_bytes(index_of_many_subjects("S", 1_000_000)), 3, ""
+    ),
+    "an index of eight million subjects": (
+        lambda place: (place / "index.db").write_bytes(b"\x0b\x01" + bytes(32 << 20)), 3, "not read above"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_what_is_as_dense_as_can_be_is_read_within_bounds(
+    make_stream: Callable[..., Path], records: Any, kind: str
+) -> None:
+    own = records("S", 1)
+    store = make_stream("S", {1: [own.message(number, "S.a", b"x") for number in range(1, 4)]})
+    make, row_count, reason = LARGE[kind]
+    make(messages_of(store))
+    outcome = read_foreign("nats", store)
+    print(f"{kind}: {outcome.seconds:.1f} s of CPU, {outcome.peak_bytes >> 20} MiB, {outcome.rows} rows")
+    assert (outcome.error, outcome.rows) == (None, row_count)
+    assert len(outcome.reasons) < 200 and (reason == "1.blk" or reason in " ".join(outcome.reasons))
+    assert bool(outcome.reasons) == bool(reason)
+    assert outcome.peak_bytes < MEMORY_MAX and outcome.seconds < SECONDS_MAX, outcome
 
 
 @pytest.mark.parametrize("gone", ["1.blk", "2.blk"])
