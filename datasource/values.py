@@ -5,19 +5,10 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
 
+from storage_core import quantities
 from storage_core.paths import local_path
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_ISO_TIME = re.compile(
-    r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(?:[.,](\d{1,9}))?\s*(Z|z|[+-]\d{2}(?::?\d{2})?)?)?", re.ASCII
-)
-_DURATION = re.compile(r"(?:[0-9]{1,30}\s*(?:ms|s|min|m|h|d)\s*){1,6}|[0-9]{1,30}")
-_DURATION_PART = re.compile(r"([0-9]+)\s*(ms|s|min|m|h|d)?")
-_SIZE = re.compile(r"([0-9]{1,19})\s*(b|k|kb|m|mb|g|gb)?")
-_SIZE_UNITS = {None: 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_DURATION_MS = {"ms": 1, "s": 1_000, None: 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 COUNT_MAX = 2**63 - 1
 DURATION_MAX_S = 1_000_000 * 3_600  # a century; the clocks of the operating system end soon after
 
@@ -51,25 +42,19 @@ def parse_count(option: str, text: str) -> int:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Return bytes for `1048576`, `512k`, `64m`, `64mb`, `1g`, in powers of 1,024, as Spark takes them; from 1 on."""
-    found = _SIZE.fullmatch(text.strip().lower())
-    size = int(found[1]) * _SIZE_UNITS[found[2] and found[2][0]] if found else 0
-    if not 1 <= size <= COUNT_MAX:
-        raise ValueError(
-            f"option {option!r}: {text!r} is not a number of bytes from 1 on, such as 1048576, 512k or 64m"
-        )
+    """Return bytes, from 1 on, for `1048576`, `512k`, `64m`, `1.5g`, in powers of 1,024, as Spark takes them."""
+    size = quantities.parse_size(text, f"option {option!r}")
+    if size < 1:
+        raise ValueError(f"option {option!r}: {text!r} is not a number of bytes from 1 on")
     return size
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """Return seconds for `60`, `60s`, `500 ms`, `2m`, `1h30m`, `1d`."""
-    folded = text.strip().lower()
-    if not _DURATION.fullmatch(folded):
-        raise ValueError(f"option {option!r}: {text!r} is not a duration such as 60s, 500ms or 2m")
-    duration_ms = sum(int(count) * _DURATION_MS[unit or None] for count, unit in _DURATION_PART.findall(folded))
-    if duration_ms > DURATION_MAX_S * 1_000:
+    """Return seconds for `60s`, `500 ms`, `2m`, `1h30m`, `1d`."""
+    duration_ns = quantities.parse_duration_ns(text, f"option {option!r}")
+    if duration_ns > DURATION_MAX_S * 1_000_000_000:
         raise ValueError(f"option {option!r}: {text!r} is too long, the most is {DURATION_MAX_S // 3_600}h")
-    return duration_ms / 1_000
+    return duration_ns / 1_000_000_000
 
 
 def parse_time_ns(option: str, value: object) -> int:
@@ -77,20 +62,12 @@ def parse_time_ns(option: str, value: object) -> int:
     text = str(value).strip()
     if not isinstance(value, bool) and re.fullmatch(r"-?[0-9]{1,16}", text) and isinstance(value, int | str):
         return int(text) * 1_000_000
-    found = _ISO_TIME.fullmatch(text) if isinstance(value, str) else None
-    if found:
-        date, clock, fraction, zone = found[1], found[2] or "00:00", found[3] or "", found[4] or "+00:00"
-        zone = "+00:00" if zone in "Zz" else zone if ":" in zone else f"{zone[:3]}:{zone[3:] or '00'}"
-        try:
-            moment = datetime.fromisoformat(f"{date}T{clock if len(clock) > 5 else clock + ':00'}{zone}")
-        except ValueError:
-            moment = None
-        if moment is not None:
-            return (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int(fraction.ljust(9, "0"))
-    raise ValueError(
-        f"option {option!r}: {value!r} is no time; taken are ISO 8601 (2026-11-21T12:00:00Z, without a zone UTC) "
-        "and milliseconds since 1970"
-    )
+    if not isinstance(value, str):
+        raise ValueError(f"option {option!r}: {value!r} is not a time")
+    try:
+        return quantities.parse_time_ns(value, f"option {option!r}")
+    except ValueError as error:
+        raise ValueError(f"{error}, and milliseconds since 1970") from None
 
 
 def parse_object(option: str, text: str, example: str) -> dict[str, object]:

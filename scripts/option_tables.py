@@ -15,7 +15,8 @@ HEAD = """# Options
 Every option of the data source `jstream`, from the table that checks them (`scripts/option_tables.py` makes this
 page).
 Names are taken without regard to case. An option that is unknown, or means nothing where it is given, is refused by
-name.
+name. A duration has a unit: `500ms`, `90s`, `2m`, `1h30m`, `7d`. A size may have one: `1048576`, `512k`, `64MB`, in
+powers of 1,024.
 """
 
 

@@ -31,7 +31,6 @@ from spark_stream.cli.options import (
     remember_store,
     require_consent_possible,
 )
-from spark_stream.cli.quantities import parse_duration_option, parse_time_ns
 from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
 
@@ -193,11 +192,14 @@ def resume(
 
 def _seconds_until(text: str) -> float:
     """Return for how long a pause lasts that was given as a duration, or as the time of its end."""
+    from storage_core.quantities import looks_like_time, parse_duration_ns, parse_time_ns
+
     now_ns = time.time_ns()
-    end_ns = parse_time_ns(text, "UNTIL")
-    if end_ns is None:
+    if looks_like_time(text):
+        end_ns = parse_time_ns(text, "UNTIL")
+    else:
         try:
-            end_ns = now_ns + parse_duration_option(text, "UNTIL")
+            end_ns = now_ns + parse_duration_ns(text, "UNTIL")
         except ValueError as error:
             example = "a duration like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
             raise WrongUsage(f"UNTIL {text!r}: write {example}") from error
@@ -255,7 +257,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         print_json(info)
         return
 
-    from storage_core.durations import format_duration
+    from storage_core.quantities import format_duration
 
     config = info["config"]
     begins = {

@@ -66,7 +66,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         print_json(info)
         return
 
-    from storage_core.durations import format_duration
+    from storage_core.quantities import format_duration
 
     facts = [
         ("created", info["created"]),

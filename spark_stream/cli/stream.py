@@ -292,7 +292,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         print_json(info)
         return
 
-    from storage_core.durations import format_duration
+    from storage_core.quantities import format_duration
 
     config, state, cluster = info["config"], info["state"], info["cluster"]
     facts = [

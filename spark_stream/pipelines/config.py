@@ -32,8 +32,8 @@ from spark_stream.pipelines.toml import (
     substitute,
     to_struct,
 )
-from storage_core.durations import parse_duration_ns
 from storage_core.metadata.config import check_name
+from storage_core.quantities import parse_duration_ns
 from storage_core.subjects import is_filter, is_literal
 
 JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
@@ -419,8 +419,6 @@ def _check_subject(file: Path, key: str, subject: str) -> None:
 
 def _duration_ns(file: Path, key: str, text: str) -> int:
     try:
-        if text.isdigit() and text != "0":
-            raise ValueError(f"{key}: {text!r} has no unit; write it like 500ms, 90s, 2m")
         return parse_duration_ns(text, key)
     except ValueError as error:
         raise DefinitionError(file, "", str(error)) from error

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_stream.cli.failures import WrongUsage
-from spark_stream.cli.quantities import parse_size
 from spark_stream.pipelines.toml import DefinitionError, check_keys, place_of, read_toml, substitute
 from storage_core import Store
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
+from storage_core.quantities import parse_size
 
 MAKE, CHANGE, DELETE, CONFLICT = "make", "change", "delete", "conflict"
 _SIZES = ("max_msg_size", "block_max_bytes")
@@ -124,9 +123,9 @@ def _checked(
     try:
         for key in _SIZES:
             if isinstance(values.get(key), str):
-                values[key] = parse_size(values[key], key)
+                values[key] = -1 if values[key] == "-1" else parse_size(values[key], key)
         config = kind.from_mapping(values).to_json()
-    except (ValueError, TypeError, WrongUsage) as error:
+    except (ValueError, TypeError) as error:
         raise DefinitionError(file, place, str(error)) from error
     return {key: value for key, value in config.items() if key in values or f"{key[:-1]}" in values}
 

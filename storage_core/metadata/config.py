@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
-from storage_core.durations import parse_duration_ns
+from storage_core.quantities import parse_duration_ns
 from storage_core.subjects import is_filter
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")

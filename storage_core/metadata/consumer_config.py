@@ -5,14 +5,13 @@ version does not carry out is refused by name, unless it asks for what happens a
 """
 
 import re
-from calendar import timegm
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from storage_core.durations import parse_duration_ns
 from storage_core.metadata.config import SUBJECT_COUNT_MAX, check_key, check_labels, check_name
+from storage_core.quantities import parse_duration_ns, parse_time_ns
 from storage_core.subjects import is_filter
 
 DELIVER_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time")
@@ -43,7 +42,6 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "sample_freq": ("",),
 }
 _COUNTS = ("max_deliver", "max_ack_pending", "opt_start_seq")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,27 +97,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def start_time_ns(self) -> int:
         """The time of by_start_time, in nanoseconds since 1970."""
-        return parse_time_ns(self.opt_start_time)
-
-
-def parse_time_ns(text: str) -> int:
-    """Return the nanoseconds since 1970 of an RFC 3339 time, of UTC if it names no zone; raises ValueError."""
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    try:
-        if found is None:
-            raise ValueError
-        day, clock, fraction, zone = found.groups()
-        year, month, date = map(int, day.split("-"))
-        hour, minute, second = map(int, clock.split(":"))
-        if not (1 <= month <= 12 and 1 <= date <= 31 and hour < 24 and minute < 60 and second < 60):
-            raise ValueError
-        seconds = timegm((year, month, date, hour, minute, second))
-    except ValueError:
-        raise ValueError(f"opt_start_time: {text!r} is no time such as 2026-01-31T23:59:59Z") from None
-    if zone and zone != "Z":
-        sign = -1 if zone[0] == "-" else 1
-        seconds -= sign * (int(zone[1:3]) * 3600 + int(zone[4:]) * 60)
-    return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+        return parse_time_ns(self.opt_start_time, "opt_start_time")
 
 
 def _without_aliases(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +160,7 @@ def _check_start(config: ConsumerConfig) -> None:
     if by_sequence and not 1 <= config.opt_start_seq < 2**63 - 1:
         raise ValueError(f"opt_start_seq: {config.opt_start_seq} is not a sequence; they are whole numbers from 1 on")
     if by_time:
-        parse_time_ns(config.opt_start_time)
+        parse_time_ns(config.opt_start_time, "opt_start_time")
     if config.opt_start_seq and not by_sequence:
         raise ValueError("opt_start_seq needs deliver_policy='by_start_sequence'")
     if config.opt_start_time and not by_time:

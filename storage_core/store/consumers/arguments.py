@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage_core.durations import DURATION_NS_MAX
+from storage_core.quantities import DURATION_NS_MAX
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 
 MESSAGE_COUNT_MAX = 1_000_000  # of one fetch

@@ -92,7 +92,7 @@ def test_the_config_that_nats_prints_is_taken(jstream: Any, orders: Store, tmp_p
         (["c", "--deliver", "99"], "opt_start_seq: 99 lies beyond"),
         (["c", "--deliver", "subject"], "not supported"),
         (["c", "--ack", "each"], "ack_policy: 'each'"),
-        (["c", "--wait", "30"], "--wait '30' has no unit"),
+        (["c", "--wait", "30"], "--wait: '30' has no unit"),
         (["c", "--filter", "orders..new"], "filter_subjects"),
         (["c", "--max-pending", "0"], "max_ack_pending: 0"),
         (["c", "--max-deliver", "0"], "max_deliver: 0"),

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage_core.metadata.consumer_config import ConsumerConfig, parse_time_ns
+from storage_core.metadata.consumer_config import ConsumerConfig
 
 
 def test_the_defaults_are_those_of_a_pull_consumer() -> None:
@@ -51,7 +51,7 @@ def test_second_names_and_text_are_taken(given: dict[str, Any], expected: dict[s
         ({"deliver_policy": "by_start_sequence"}, "opt_start_seq: 0 is not a sequence"),
         ({"opt_start_seq": 3}, "opt_start_seq needs deliver_policy='by_start_sequence'"),
         ({"opt_start_time": "2026-01-01T00:00:00Z"}, "opt_start_time needs deliver_policy='by_start_time'"),
-        ({"deliver_policy": "by_start_time", "opt_start_time": "noon"}, "opt_start_time: 'noon' is no time"),
+        ({"deliver_policy": "by_start_time", "opt_start_time": "noon"}, "opt_start_time: 'noon' is not a time"),
         ({"max_deliver": 0}, "max_deliver: 0 is not -1"),
         ({"max_ack_pending": -2}, r"max_ack_pending: -2 is not -1 \(no limit\) or 1 to 1000000"),
         ({"max_ack_pending": 1000001}, "max_ack_pending: 1000001 is not"),
@@ -85,13 +85,17 @@ def test_a_configuration_that_is_no_mapping_is_refused() -> None:
     ],
 )
 def test_times_are_read_with_their_zone_and_nanoseconds(text: str, expected: int) -> None:
-    assert parse_time_ns(text) == expected
+    assert by_time(text).start_time_ns == expected
 
 
-@pytest.mark.parametrize("text", ["", "2026-13-01T00:00:00Z", "2026-01-01", "2026-01-01T25:00:00Z", "now"])
+def by_time(text: str) -> ConsumerConfig:
+    return ConsumerConfig.from_mapping({"name": "c", "deliver_policy": "by_start_time", "opt_start_time": text})
+
+
+@pytest.mark.parametrize("text", ["", "2026-13-01T00:00:00Z", "2026-01", "2026-01-01T25:00:00Z", "now"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="opt_start_time"):
-        parse_time_ns(text)
+        by_time(text)
 
 
 def test_a_configuration_comes_back_from_bytes() -> None:
