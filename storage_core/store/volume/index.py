@@ -9,11 +9,13 @@ out the same; only the times of the last verification are lost with it.
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from storage_core.bounded import pack, unpack
+from storage_core.bounded import decode, pack
 from storage_core.errors import CorruptionError
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
@@ -22,7 +24,9 @@ from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
 FILE_NAME = "index.db"
 MAGIC = b"JSTRMIDX"
 FORMAT_VERSION = 1
-SIZE_MAX = 1 << 30  # bytes
+SIZE_MAX = 256 << 20  # bytes; eight million blocks
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_DECODER = msgspec.msgpack.Decoder(dict[bytes, list[tuple[bytes, _Number, _Number]]])
 _CURSOR = b""  # in place of an incarnation: how far a scrub has come
 _HEADER = Struct("<8sIIQ")  # magic, version, CRC32C of the payload, payload size
 
@@ -117,7 +121,10 @@ class VolumeIndex:
             raise_if_limit(error)
             return {}
         try:
-            encoded = file.read_at(0, min(file.size(), SIZE_MAX))
+            size = file.size()
+            if size > SIZE_MAX or file.read_at(0, len(MAGIC)) != MAGIC:
+                return {}
+            encoded = file.read_at(0, size)
         except OSError as error:
             raise_if_limit(error)
             return {}
@@ -131,8 +138,8 @@ class VolumeIndex:
             return {}
         try:
             return {
-                incarnation: StreamIndex({block_id: (int(size), int(time_ns)) for block_id, size, time_ns in rows})
-                for incarnation, rows in unpack(payload, SIZE_MAX, "index.db").items()
+                incarnation: StreamIndex({block_id: (size, time_ns) for block_id, size, time_ns in rows})
+                for incarnation, rows in decode(_DECODER, payload, "index.db").items()
             }
-        except (CorruptionError, ValueError, TypeError, AttributeError):
+        except CorruptionError:
             return {}

@@ -1,14 +1,16 @@
 """index.db: a cache of what a volume holds and of what was last found, believed over nothing."""
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from storage_core.files import OS_FILES
-from storage_core.store.volume.index import FILE_NAME, VolumeIndex
+from storage_core.store.volume.index import _HEADER, FILE_NAME, FORMAT_VERSION, MAGIC, VolumeIndex
 
 STREAM = b"INCARNATION-----"
 IDS = [b"BLOCK-%010d" % number for number in range(6)]
@@ -72,3 +74,23 @@ def test_a_stream_without_a_directory_and_no_blocks_at_all_are_nothing(volume: P
     assert index.stream(b"ANOTHER---------").blocks == {}
     assert index.held(b"ANOTHER---------", IDS[0])[0].tolist() == [-1]
     assert [len(one) for one in index.held(STREAM, b"")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xdd" + (10 << 20).to_bytes(4, "big") + b"\x90" * (10 << 20), b"\x81\xc4\x01x" + b"\x91" * 5_000_000 + b"\xc0"],
+    ids=["ten million empty arrays", "nested five million deep"],
+)
+def test_an_index_of_something_else_is_made_anew_and_takes_no_memory(volume: Path, content: bytes) -> None:
+    (volume / FILE_NAME).write_bytes(_HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(content), len(content)) + content)
+    tracemalloc.start()
+    index = VolumeIndex(OS_FILES, volume)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert set(index.stream(STREAM).blocks.values()) == {(100 + number, 0) for number in range(5)}
+    assert peak < 100 << 20
+
+
+def test_of_an_index_that_is_larger_than_any_nothing_is_read(volume: Path) -> None:
+    os.truncate(volume / FILE_NAME, 1 << 40)
+    assert {time for _, time in VolumeIndex(OS_FILES, volume).stream(STREAM).blocks.values()} == {0}
