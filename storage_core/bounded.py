@@ -13,6 +13,8 @@ from storage_core.errors import CorruptionError
 
 T_co = TypeVar("T_co", covariant=True)
 
+# What msgspec raises for bytes that are no value of a type: of text that is no UTF-8 it says so in Python's way.
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNPACKED_PER_BYTE_MAX = 1  # an element is at least one byte, so a container cannot declare more than the input holds
 
 
@@ -55,5 +57,5 @@ def decode(decoder: Decoder[T_co], data: bytes | msgspec.Raw, what: str) -> T_co
     """Return what a decoder makes of `data`; raises CorruptionError naming `what`, also for endless nesting."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"{what} of {len(bytes(data))} bytes is not one: {error}") from error

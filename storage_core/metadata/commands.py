@@ -10,6 +10,7 @@ Source: docs/formats/log.md, "Commands".
 
 import msgspec
 
+from storage_core.bounded import UNDECODABLE
 from storage_core.errors import CorruptRecordError, UnsupportedVersionError
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -366,5 +367,5 @@ def decode_envelope(payload: bytes) -> Envelope:
                 f"an entry of the metadata log has version {version}; this program reads version {COMMANDS_VERSION}"
             )
         return _DECODER.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptRecordError("log entry", 0, f"not an envelope: {error}") from error

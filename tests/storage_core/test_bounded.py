@@ -1,14 +1,20 @@
 """msgpack within bounds: round trips, refusals by name, and no growth beyond what the input can hold."""
 
 import random
+from struct import Struct
 from typing import Any
 
+import msgspec
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.bounded import pack, unpack
-from storage_core.errors import CorruptionError
+from storage_core.block.format import digest_of
+from storage_core.bounded import decode, pack, unpack
+from storage_core.errors import CorruptionError, CorruptRecordError
+from storage_core.metadata.commands import Envelope, TakeOver, decode_envelope, encode_envelope
+from storage_core.store.imports.parts import ImportHead, decode_record
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -81,3 +87,15 @@ def test_random_bytes_give_a_value_or_an_error() -> None:
         except CorruptionError:
             outcomes[1] += 1
     print(f"values, errors: {outcomes}")
+
+
+def test_text_that_is_no_utf8_is_refused_by_every_typed_decoder() -> None:
+    head = msgspec.msgpack.encode(ImportHead(b"i" * 16, b"s" * 16, "ORDERS", ())).replace(b"ORDERS", b"ORD\xffRS")
+    with pytest.raises(CorruptionError, match="the head"):
+        decode(msgspec.msgpack.Decoder(ImportHead), head, "the head")
+    fields = Struct("<8sII16s").pack(b"JSTRMIMP", 1, len(head), digest_of(head))
+    with pytest.raises(CorruptRecordError, match=r"1\.part"):
+        decode_record(fields + crc32c(fields).to_bytes(4, "little") + head, "1.part")
+    entry = encode_envelope(Envelope(1, TakeOver("a host", "a machine"))).replace(b"a host", b"a h\xffst")
+    with pytest.raises(CorruptRecordError, match="log entry"):
+        decode_envelope(entry)

@@ -27,6 +27,7 @@ from crc32c import crc32c
 from storage_core.block.format import FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary, digest_of
 from storage_core.block.sizing import message_sizes
 from storage_core.block.writer import BlockWriter
+from storage_core.bounded import UNDECODABLE
 from storage_core.errors import (
     CorruptRecordError,
     DataLossError,
@@ -139,7 +140,7 @@ def decode_record(data: bytes, name: str) -> ImportHead | PartRecord:
         raise CorruptRecordError(name, _HEADER.size, f"{len(payload)} bytes, expected {size} with another digest")
     try:
         return msgspec.msgpack.decode(payload, type=ImportHead | PartRecord)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptRecordError(name, _HEADER.size, str(error)) from error
 
 
