@@ -32,6 +32,7 @@ from storage_core.store.ensemble.decision import Contended, Found
 from storage_core.store.volume.evidence import Evidence as RealEvidence
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.state import VolumeState
 
 IDS = [bytes([65 + number]) * 16 for number in range(N)]
 INSTANCE = b"I" * 16
@@ -183,7 +184,7 @@ def check_same(state: State, process: int) -> str:
                 assert not finding.written
                 continue
             assert (finding.written, finding.drop_record) == (task.takes_part, task.takes_part and task.drops_record)
-            if finding.state == real.FOREIGN:
+            if finding.state == VolumeState.FOREIGN:
                 assert not task.takes_part
                 continue
             trusted = LOG[max(volume.commit, 0)][: task.trusted_index]

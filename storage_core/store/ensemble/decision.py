@@ -25,18 +25,9 @@ from storage_core.raft.rules import is_quorum, losses_survived, majority, rank
 from storage_core.store.ensemble import branches
 from storage_core.store.ensemble.branches import Branches, Stand
 from storage_core.store.ensemble.logs import Lead, Node, Pool
-from storage_core.store.volume import volumes
 from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.state import VolumeState
 
-CURRENT, BEHIND, DAMAGED, MISSING = "current", "behind", "damaged", "missing"
-FOREIGN, ROLLED_BACK, RETIRED = "foreign", "rolled_back", "retired"
-PROBLEMS = {  # of a directory (volumes.py): what it means for the volume's metadata
-    volumes.MISSING: MISSING,
-    volumes.BLANK: MISSING,
-    volumes.DAMAGED: DAMAGED,
-    volumes.UNREADABLE: DAMAGED,
-    volumes.FOREIGN: FOREIGN,
-}
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 
@@ -48,7 +39,7 @@ class Found:
     name: str  # where it is, for people
     instance_id: bytes = b""
     evidence: Evidence | None = None  # None: its log says nothing
-    state: str = MISSING  # why there is no evidence: MISSING, DAMAGED, FOREIGN
+    state: VolumeState = VolumeState.MISSING  # without evidence: why, MISSING, DAMAGED or FOREIGN
     reason: str = ""
     locked: bool = True  # by this turn; else it was only looked at
     busy: bool = False  # another process has its lock
@@ -59,7 +50,7 @@ class Found:
 class Finding:
     """What was decided about one volume."""
 
-    state: str  # of its metadata, one of the words above
+    state: VolumeState  # of its metadata
     reason: str  # for people; empty if it is current
     votes: bool
     written: bool  # entries are written to it: it votes, or catches up
@@ -103,7 +94,7 @@ class _Judged:
     bad: int = 0  # first position that is not whole; 0: none
     vote: bool = True
     written: bool = True
-    state: str = CURRENT
+    state: VolumeState = VolumeState.CURRENT
     reason: str = ""
 
 
@@ -133,7 +124,8 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     for voter in voters:
         there = at_hand.get(voter.volume_id, Found(voter.volume_id, voter.path, reason="the volume was not found"))
         problem = _excluded(there, voter)
-        if problem is None or problem.state == RETIRED:  # what it holds counts as evidence, its vote does not
+        # What a retired volume holds counts as evidence, its vote does not.
+        if problem is None or problem.state is VolumeState.RETIRED:
             read[voter.volume_id] = there
         if problem is not None:
             findings[voter.volume_id] = problem
@@ -188,7 +180,7 @@ def foreign_of(found: Sequence[Found], decision: Decision) -> dict[bytes, Commit
         for one in found
         if one.evidence is not None
         and one.volume_id in decision.findings
-        and decision.findings[one.volume_id].state == FOREIGN
+        and decision.findings[one.volume_id].state == VolumeState.FOREIGN
     }
 
 
@@ -233,7 +225,7 @@ def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
 
 
 def _foreign(why: str, evidence: Evidence) -> Finding:
-    return Finding(FOREIGN, why, votes=False, written=False, index=evidence.tip.index)
+    return Finding(VolumeState.FOREIGN, why, votes=False, written=False, index=evidence.tip.index)
 
 
 def _excluded(one: Found, voter: Voter) -> Finding | None:
@@ -243,9 +235,9 @@ def _excluded(one: Found, voter: Voter) -> Finding | None:
     index = one.evidence.tip.index
     if one.instance_id != voter.instance_id:
         reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
-        return Finding(FOREIGN, reason, votes=False, written=False, index=index)
+        return Finding(VolumeState.FOREIGN, reason, votes=False, written=False, index=index)
     if voter.retired:
-        return Finding(RETIRED, voter.retired, votes=False, written=False, index=index)
+        return Finding(VolumeState.RETIRED, voter.retired, votes=False, written=False, index=index)
     return None
 
 
@@ -267,7 +259,7 @@ class _Rules:
         # Entry 1 was durable before the volume had its identity.
         marks = max(1, snapshot_index, said, self.commit.index if self.commit is not None else 0)
         if end < said:
-            one.vote, one.state = False, ROLLED_BACK
+            one.vote, one.state = False, VolumeState.ROLLED_BACK
             one.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
         own, followed = evidence.commit, False
         if evidence.bad is not None:
@@ -280,7 +272,7 @@ class _Rules:
             return one
         if self._has_copy(found.volume_id, one.bad):
             if one.bad <= marks or followed:
-                one.state, one.reason = DAMAGED, f"{found.name}: {what}; another volume has a whole copy"
+                one.state, one.reason = VolumeState.DAMAGED, f"{found.name}: {what}; another volume has a whole copy"
             return one
         if one.bad <= marks or followed:
             one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
@@ -291,7 +283,7 @@ class _Rules:
         else:
             return one  # a torn tail
         one.vote = one.written = False
-        one.state = DAMAGED
+        one.state = VolumeState.DAMAGED
         return one
 
     def _has_copy(self, volume_id: bytes, index: int) -> bool:
@@ -316,8 +308,9 @@ def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
         and one.evidence.slots_are_whole
     )
     state, reason = one.state, one.reason
-    if state == CURRENT and one.evidence.tip.index < lead.tip.index:
-        state, reason = BEHIND, f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
+    if state == VolumeState.CURRENT and one.evidence.tip.index < lead.tip.index:
+        state = VolumeState.BEHIND
+        reason = f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
     drop = bool(one.bad) and commit is not None and one.bad <= commit.index
     keep = _kept(one, lead)
     if one.bad:
@@ -353,7 +346,8 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
         raise CorruptionError(decision.findings[voting_ids[0]].reason)
     others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
     reasons = "; ".join(f"{one.state}: {one.reason}" for one in others)
-    whole = [one for one in voting_ids if decision.findings[one].state in (CURRENT, BEHIND, ROLLED_BACK, RETIRED)]
+    sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)
+    whole = [one for one in voting_ids if decision.findings[one].state in sound]
     if len(whole) >= needed:  # nothing has to be made anew of them
         advice = "Bring a volume back; take away one that is of another copy of the store"
     else:

@@ -38,6 +38,7 @@ from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
 from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Metadata:
         """Return every volume of the store in the order of its voters, looked at just now."""
         files = self.env.files
         self._volumes = tuple(volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes)
-        if any(one.problem == volumes.FOREIGN for one in self._volumes) and self._voters:
+        if any(one.state is VolumeState.FOREIGN for one in self._volumes) and self._voters:
             self._look_elsewhere()
         return self._volumes
 
@@ -128,7 +129,7 @@ class Metadata:
 
     def _lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
         """Return the volumes that can be locked, in the order of their ids. Raises NoQuorumError if none is there."""
-        there = [one for one in at_hand if one.problem not in (volumes.MISSING, volumes.FOREIGN)]
+        there = [one for one in at_hand if one.is_there]
         if not there:
             raise self._nothing_left(at_hand)
         return [one.path for one in sorted(there, key=lambda one: one.volume_id)]
@@ -432,7 +433,7 @@ class Metadata:
             moving = {
                 volume_id
                 for volume_id, one in result.items()
-                if one.state in (rules.BEHIND, rules.ROLLED_BACK, rules.DAMAGED, rules.FOREIGN)
+                if one.state in (VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.DAMAGED, VolumeState.FOREIGN)
                 and one != before.get(volume_id)
             }
             if not moving:
@@ -443,7 +444,7 @@ class Metadata:
             except (StorageError, OSError) as error:
                 logger.info("%s: its volumes were looked at without a lock: %s", self.label, error)
         grown = [one for one in moving if one in before and 0 < before[one].index < result[one].index]
-        return {**result, **{one: Standing(rules.CURRENT, "", result[one].index) for one in grown}}
+        return {**result, **{one: Standing(VolumeState.CURRENT, "", result[one].index) for one in grown}}
 
     def _standings_under_locks(self, lock_timeout_s: float) -> dict[bytes, Standing]:
         """Return the same while nobody writes. Raises StoreBusyError, NoQuorumError, OSError."""

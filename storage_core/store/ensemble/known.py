@@ -14,13 +14,13 @@ from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, Streams
 from storage_core.os_errors import is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import CommitRecord, EntryId, Vote
-from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Finding, Found
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.locks import Held
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 
@@ -130,12 +130,12 @@ class Memory:
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         found = Found(volume.volume_id, str(volume.path), locked=locked, busy=busy)
         if volume.identity is None:
-            return replace(found, state=rules.PROBLEMS[volume.problem], reason=volume.reason)
+            return replace(found, state=volume.state, reason=volume.reason)
         found = replace(found, instance_id=volume.identity.instance_id)
         why = self.known.failed.get((volume.volume_id, volume.identity.instance_id))
         if why is not None:
             failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
-            return replace(found, state=rules.RETIRED, reason=why, error=failed)
+            return replace(found, state=VolumeState.RETIRED, reason=why, error=failed)
         try:
             return replace(found, evidence=volume.log.read(for_state))
         except UnsupportedVersionError:
@@ -144,12 +144,12 @@ class Memory:
             raise_if_limit(caught, volume.path)
             if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
                 ours = of_process(caught, volume.path)
-                return replace(found, state=rules.MISSING, reason=str(ours), error=ours)
+                return replace(found, state=VolumeState.MISSING, reason=str(ours), error=ours)
             if isinstance(caught, StorageError):
                 error = caught
             else:
                 error = VolumeFailedError(f"{volume.path} cannot be read: {caught}")
-        return replace(found, state=rules.DAMAGED, reason=str(error), error=error)
+        return replace(found, state=VolumeState.DAMAGED, reason=str(error), error=error)
 
     def state_of(self, lead: Lead) -> StoreState:
         """Return the state at the end of a log; the last answer is remembered."""

@@ -65,6 +65,7 @@ from storage_core.store.volume import lock_domain, probe, reserve
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
@@ -77,9 +78,9 @@ ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements m
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a volume's metadata is like: one of the states of decision.py."""
+    """What a volume's metadata is like."""
 
-    state: str
+    state: VolumeState
     reason: str
     index: int  # where its log ends
 
@@ -188,22 +189,22 @@ class Turn:
     def standing(self, volume_id: bytes) -> Standing:
         """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
         if volume_id in self._now.members and self.view.durable.get(volume_id) == self.view.index:
-            return Standing(rules.CURRENT, "", self.view.index)
+            return Standing(VolumeState.CURRENT, "", self.view.index)
         one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
-        if one is not None and one.state == rules.FOREIGN:
+        if one is not None and one.state == VolumeState.FOREIGN:
             return Standing(one.state, one.reason, one.index)
         if voter is not None and voter.retired:  # perhaps since all was read
-            return Standing(rules.RETIRED, voter.retired, self.view.durable.get(volume_id, 0))
+            return Standing(VolumeState.RETIRED, voter.retired, self.view.durable.get(volume_id, 0))
         if one is None:
             return self._standing_without_finding(volume_id)
-        return Standing(one.state if one.state != rules.CURRENT else rules.BEHIND, one.reason, one.index)
+        return Standing(one.state if one.state != VolumeState.CURRENT else VolumeState.BEHIND, one.reason, one.index)
 
     def _standing_without_finding(self, volume_id: bytes) -> Standing:
         """Return the same of a volume of which this process has never read everything."""
         volume = next((one for one in self.volumes if one.volume_id == volume_id), None)
         if volume is None:
-            return Standing(rules.MISSING, "no volume of this store", 0)
-        state = rules.PROBLEMS[volume.problem] if volume.identity is None else rules.BEHIND
+            return Standing(VolumeState.MISSING, "no volume of this store", 0)
+        state = volume.state if volume.identity is None else VolumeState.BEHIND
         return Standing(state, volume.reason, self.view.durable.get(volume_id, 0))
 
     def lead(self) -> Leadership:
@@ -689,13 +690,15 @@ class Turn:
             if one.learner:
                 continue  # of which the end of its change will tell
             found = self._decision.findings.get(one.volume_id) if self._decision is not None else None
-            if found is not None and found.written and found.state not in (rules.CURRENT, rules.BEHIND):
-                events.append(Event("repaired", "", "", one.volume_id.hex(), found.state, rules.CURRENT, found.reason))
+            if found is not None and found.written and found.state not in (VolumeState.CURRENT, VolumeState.BEHIND):
+                events.append(
+                    Event("repaired", "", "", one.volume_id.hex(), found.state, VolumeState.CURRENT, found.reason)
+                )
                 continue
-            standing, before = self.standing(one.volume_id), last.get(one.volume_id.hex(), rules.CURRENT)
-            if standing.state in (before, rules.BEHIND):
+            standing, before = self.standing(one.volume_id), last.get(one.volume_id.hex(), VolumeState.CURRENT)
+            if standing.state in (before, VolumeState.BEHIND):
                 continue
-            kind = "returned" if standing.state == rules.CURRENT else standing.state
+            kind = "returned" if standing.state == VolumeState.CURRENT else standing.state
             events.append(Event(kind, "", "", one.volume_id.hex(), before, standing.state, standing.reason))
         return tuple(events)
 
@@ -710,7 +713,9 @@ class Turn:
             for one in self.state.voters
         )
         events = tuple(
-            Event("retired", volume=volume_id.hex(), before=rules.CURRENT, after=rules.RETIRED, reason=reason)
+            Event(
+                "retired", volume=volume_id.hex(), before=VolumeState.CURRENT, after=VolumeState.RETIRED, reason=reason
+            )
             for volume_id, reason in retiring.items()
         )
         leadership = self._memory.known.leadership or self._new_leadership(self.view.term_seen)

@@ -46,6 +46,7 @@ from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
 from storage_core.store.volume import identity, lock_domain, locks, log, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
     for one in remains:
         if one.identity is None:
             continue
-        damaged = Found(one.identity.volume_id, str(one.path), one.identity.instance_id, state=decision.DAMAGED)
+        damaged = Found(one.identity.volume_id, str(one.path), one.identity.instance_id, state=VolumeState.DAMAGED)
         found.append(one.found if one.found is not None and one.is_readable else damaged)
     try:
         decision.decide(found, state.voters)

@@ -38,6 +38,7 @@ from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import LiveBlock, copy_block, live_blocks, look
 from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
 from storage_core.store.volume import identity, locks, placement, probe
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -243,8 +244,9 @@ class Membership:
 
         for one in self._metadata.volumes():
             change = self._state().volume_change
-            if change is not None and one.volume_id in change.added and one.problem == "missing":
-                absent = rejoin.Absent(one, one.problem, one.reason)
+            is_gone = one.state is VolumeState.MISSING and not one.is_blank
+            if change is not None and one.volume_id in change.added and is_gone:
+                absent = rejoin.Absent(one, one.state, one.reason)
                 rejoin.make_directory(absent, self._state().settings, self._env)
         self._turn_with_change(join)
 

@@ -27,13 +27,14 @@ from storage_core.metadata.state import StoreState, encode_state
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.entry import EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
-from storage_core.store.ensemble import creation, decision
+from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, placements, probe, reports, reserve, volumes
 from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Absent:
     """A volume that does not take part."""
 
     volume: Volume
-    state: str  # one of decision.py, or blank
+    state: VolumeState
     reason: str
 
     @property
@@ -62,7 +63,7 @@ class Absent:
 
     def is_only_busy(self, turn: Turn) -> bool:
         """Return whether nothing is wrong with it: another process had just locked it when this turn began."""
-        is_sound = self.has_identity and self.state in (decision.CURRENT, decision.BEHIND)
+        is_sound = self.has_identity and self.state in (VolumeState.CURRENT, VolumeState.BEHIND)
         return is_sound and self.volume.path in turn.busy
 
 
@@ -76,12 +77,12 @@ def absent(turn: Turn) -> list[Absent]:
             continue
         volume, standing = at_hand[voter.volume_id], turn.standing(voter.volume_id)
         if (
-            voter.retired and standing.state != decision.FOREIGN and volume.problem in ("", volumes.BLANK)
+            voter.retired and standing.state != VolumeState.FOREIGN and (volume.identity is not None or volume.is_blank)
         ):  # blank: an attempt to rejoin came no further
-            found.append(Absent(volume, decision.RETIRED, voter.retired))
-        elif volume.problem:
-            reason = f"{volume.path} holds no volume" if volume.problem == volumes.BLANK else volume.reason
-            found.append(Absent(volume, volume.problem, reason))
+            found.append(Absent(volume, VolumeState.RETIRED, voter.retired))
+        elif volume.identity is None:
+            reason = f"{volume.path} holds no volume" if volume.is_blank else volume.reason
+            found.append(Absent(volume, volume.state, reason))
         else:
             found.append(Absent(volume, standing.state, standing.reason))
     return found
@@ -131,7 +132,7 @@ def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
     events: tuple[Event, ...] = ()
     if voter is not None and not voter.learner:  # of a learner the end of the change will tell
         reason = one.reason or one.state
-        events = (Event("rejoined", "", "", volume.name, one.state, decision.CURRENT, reason),)
+        events = (Event("rejoined", "", "", volume.name, one.state, VolumeState.CURRENT, reason),)
     command = ChangeVolumes(_with_instance(turn.state, made, turn.volumes), turn.state.volume_change, events)
     turn.admit(made, position, command)
     return made
@@ -148,14 +149,14 @@ def _is_of_another_copy(turn: Turn, one: Absent) -> bool:
         return False
     there = trail_chain(turn.view.trail, turn.view.index, commit.index)
     if there is None:
-        return commit.index > turn.view.index or one.state == decision.FOREIGN
+        return commit.index > turn.view.index or one.state == VolumeState.FOREIGN
     return there != commit.chain
 
 
 def _check(turn: Turn, one: Absent, env: Environment) -> None:
     """Raise RequirementError for a directory that is somebody else's, or that cannot be told to be this volume's."""
     volume, path = one.volume, one.volume.path
-    if volume.problem == volumes.FOREIGN:
+    if volume.state is VolumeState.FOREIGN:
         raise RequirementError(
             f"{one.reason}: it is left alone. Put the right disk there, or give volume {volume.name} another place "
             f"with `jstream cluster volume replace {volume.name} PATH`"
@@ -271,7 +272,7 @@ def describe(one: Absent, outcome: Volume | StorageError) -> dict[str, object]:
         "volume": one.volume.name,
         "path": str(one.volume.path),
         "before": one.state,
-        "after": decision.CURRENT if done else one.state,
+        "after": VolumeState.CURRENT if done else one.state,
         "reason": one.reason if done else str(outcome),
         "repaired": done,
     }

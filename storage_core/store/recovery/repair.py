@@ -18,7 +18,6 @@ from storage_core.metadata.commands import NoOp
 from storage_core.metadata.state import StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -38,9 +37,10 @@ from storage_core.store.replicas.verification import (
     metadata_damage,
     save_indexes,
 )
-from storage_core.store.volume import reports, volumes
+from storage_core.store.volume import reports
 from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Repair:
         """
         self._reread_only_volume()
         before = self._metadata.standings(self._lock_timeout_s)
-        hurt = (decision.DAMAGED, decision.ROLLED_BACK)
+        hurt = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
         self._metadata.memory.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
         with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as turn:
             for one in turn.writable:
@@ -107,9 +107,9 @@ class Repair:
             for absent in rejoin.absent(turn):
                 if absent.is_only_busy(turn):
                     logger.info("%s is used by another process, and is left to it", absent.volume.path)
-                elif absent.state == volumes.MISSING:
+                elif absent.state is VolumeState.MISSING and not absent.volume.is_blank:
                     missing.append(absent)
-                elif ask or (absent.has_identity and absent.state != decision.RETIRED):
+                elif ask or (absent.has_identity and absent.state != VolumeState.RETIRED):
                     self._rejoin(turn, absent)
             if ask:
                 self._stream_directories(turn)
@@ -143,7 +143,8 @@ class Repair:
                     self._rejoin(turn, replace(absent, state=before.state, reason=before.reason))
 
     def _rejoin(self, turn: Turn, one: Absent) -> None:
-        if one.state in (decision.RETIRED, volumes.UNREADABLE):
+        cannot_be_read = one.state is VolumeState.DAMAGED and one.volume.identity is None
+        if one.state is VolumeState.RETIRED or cannot_be_read:
             self._afresh.add(one.volume.volume_id)
         outcome: Volume | StorageError
         try:

@@ -25,19 +25,27 @@ import numpy as np
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.decision import BEHIND, CURRENT, DAMAGED, FOREIGN, MISSING, RETIRED, ROLLED_BACK
 from storage_core.store.ensemble.turn import Standing
 from storage_core.store.ensemble.view import View
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
 
-STATES = (CURRENT, BEHIND, DAMAGED, MISSING, FOREIGN, ROLLED_BACK, RETIRED)
-_WORST_FIRST = (FOREIGN, ROLLED_BACK, RETIRED, MISSING, DAMAGED, BEHIND, CURRENT)
-_UNKNOWN = Standing(MISSING, "no volume of this store", 0)
+STATES = tuple(VolumeState)
+_WORST_FIRST = (
+    VolumeState.FOREIGN,
+    VolumeState.ROLLED_BACK,
+    VolumeState.RETIRED,
+    VolumeState.MISSING,
+    VolumeState.DAMAGED,
+    VolumeState.BEHIND,
+    VolumeState.CURRENT,
+)
+_UNKNOWN = Standing(VolumeState.MISSING, "no volume of this store", 0)
 _Copy = tuple[bytes, bytes]  # incarnation, block id
 
 
@@ -47,7 +55,7 @@ class Replica:
 
     volume_id: bytes
     path: Path
-    state: str  # one of STATES
+    state: VolumeState
     applied: int  # entry at which the volume's metadata log ends
     lag: int  # entries that it is behind the commit index
     block_count: int  # live blocks that are whole there by name and size, and not known to be damaged
@@ -64,7 +72,7 @@ class Replica:
 
     @property
     def current(self) -> bool:
-        return self.state == CURRENT
+        return self.state == VolumeState.CURRENT
 
 
 def replica_states(store: "Store", stream: StreamState) -> list[Replica]:
@@ -94,14 +102,14 @@ class Survey:
     def lag(self, volume_id: bytes) -> int:
         """Return how many entries a volume's log is behind the commit index."""
         one = self.standing(volume_id)
-        return 0 if one.state == CURRENT else max(0, self.view.index - one.index)
+        return 0 if one.state == VolumeState.CURRENT else max(0, self.view.index - one.index)
 
     def leader(self, volume_ids: Iterable[bytes]) -> bytes | None:
         """Return the first of these volumes that may vote, None if there is none.
 
         One process hosts all voters: leading means no more here.
         """
-        return next((one for one in volume_ids if self.standing(one).state == CURRENT), None)
+        return next((one for one in volume_ids if self.standing(one).state == VolumeState.CURRENT), None)
 
     def replicas(self, stream: StreamState) -> list[Replica]:
         """Return the copies of a stream in the order of its placement."""
@@ -133,15 +141,15 @@ class Survey:
         took = (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1
         state, reason = standing.state, standing.reason
         damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
-        if state in (MISSING, FOREIGN):
+        if state in (VolumeState.MISSING, VolumeState.FOREIGN):
             damaged = 0
-        if state in (CURRENT, BEHIND):
+        if state in (VolumeState.CURRENT, VolumeState.BEHIND):
             if took.any() and not there.any():
-                state, reason = MISSING, f"none of its {len(rows)} blocks is there"
+                state, reason = VolumeState.MISSING, f"none of its {len(rows)} blocks is there"
             elif damaged:
-                state, reason = DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
-            elif absent and state == CURRENT:
-                state, reason = BEHIND, f"{_blocks(absent)} of {len(rows)} not written there yet"
+                state, reason = VolumeState.DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
+            elif absent and state == VolumeState.CURRENT:
+                state, reason = VolumeState.BEHIND, f"{_blocks(absent)} of {len(rows)} not written there yet"
         return Replica(
             volume_id=volume_id,
             path=volume.path if volume is not None else Path(),
@@ -185,24 +193,24 @@ class Survey:
 def _decided(standings: Mapping[bytes, Standing], state: StoreState) -> Mapping[bytes, Standing]:
     """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
     voting = [one.volume_id for one in state.voters if not one.learner]
-    count = sum(standings.get(one, _UNKNOWN).state in (CURRENT, BEHIND) for one in voting)
+    count = sum(standings.get(one, _UNKNOWN).state in (VolumeState.CURRENT, VolumeState.BEHIND) for one in voting)
     if count >= majority(len(voting)):
         return standings
     reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
     return {
-        volume_id: Standing(BEHIND, reason, one.index) if one.state == CURRENT else one
+        volume_id: Standing(VolumeState.BEHIND, reason, one.index) if one.state == VolumeState.CURRENT else one
         for volume_id, one in standings.items()
     }
 
 
-def worst(states: Iterable[str]) -> str:
+def worst(states: Iterable[VolumeState]) -> VolumeState:
     """Return the state that says most about what has to be done; current if there is none."""
-    return min(states, key=_WORST_FIRST.index, default=CURRENT)
+    return min(states, key=_WORST_FIRST.index, default=VolumeState.CURRENT)
 
 
 def _readable(volume: Volume) -> bool:
     """Return whether blocks can be looked for: there is a directory, and it is not known to be another volume's."""
-    return volume.problem not in (MISSING, FOREIGN)
+    return volume.is_there
 
 
 def _blocks(count: int) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
-from storage_core.store.ensemble import decision
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.turn import Turn
 from storage_core.store.environment import Environment
@@ -24,6 +23,7 @@ from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.placements import PlacementJournal
 from storage_core.store.volume.reports import Report
+from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def verify(
         if one.identity is not None:
             bad_files.extend(damage_beside_writers(metadata, one, env, lock_timeout_s))
         elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
-            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.problem}: {one.reason}"))
+            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.state}: {one.reason}"))
     indexes = Indexes(volumes, env)
     count = 0
     bad: list[Checked] = []
@@ -145,9 +145,9 @@ def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float)
     damage = []
     for one in metadata.volumes():
         standing = standings.get(one.volume_id)
-        if standing is None or standing.state in (decision.CURRENT, decision.BEHIND):
+        if standing is None or standing.state in (VolumeState.CURRENT, VolumeState.BEHIND):
             continue
-        is_other = standing.state in (decision.FOREIGN, decision.ROLLED_BACK)
+        is_other = standing.state in (VolumeState.FOREIGN, VolumeState.ROLLED_BACK)
         if is_other or one.identity is None or not is_recorded(state, one):
             reason = f"the volume is {standing.state}: {standing.reason or one.reason}"
             damage.append(Damage("", one.name, str(one.path), 0, 0, 0, reason))

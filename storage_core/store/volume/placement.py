@@ -13,7 +13,8 @@ from storage_core.errors import NoQuorumError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BLOCK_SUFFIX
-from storage_core.store.volume.volumes import MISSING, Volume
+from storage_core.store.volume.state import VolumeState
+from storage_core.store.volume.volumes import Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _why_not(state: StoreState, volume_id: bytes, volume: Volume | None) -> str:
     if volume is None or voter is None:
         return f"{where} is not among the volumes of the store"
     if volume.identity is None:
-        return volume.reason or f"{where} is {volume.problem}"
+        return volume.reason or f"{where} is {volume.state}"
     if voter.retired:
         return f"{where} is retired: {voter.retired}"
     if voter.learner:
@@ -115,7 +116,7 @@ def read_directories(
         position = stream.placement.index(volume.volume_id) if placed else len(stream.placement)
         return not is_recorded(state, volume), not placed, position
 
-    readable = [one for one in volumes if one.problem != MISSING]
+    readable = [one for one in volumes if one.is_there or one.state is not VolumeState.MISSING]
     return tuple((one.volume_id, one.path) for one in sorted(readable, key=rank))
 
 

@@ -18,8 +18,8 @@ from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.state import VolumeState
 
-MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE = "missing", "blank", "damaged", "foreign", "unreadable"
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
 
 
@@ -30,8 +30,9 @@ class Volume:
     volume_id: bytes
     path: Path
     identity: VolumeIdentity | None  # None: there is none of this volume at the path
-    problem: str = ""  # MISSING, BLANK, DAMAGED, FOREIGN, UNREADABLE; empty: its identity is whole
-    reason: str = ""  # of the problem, for people
+    state: VolumeState = VolumeState.CURRENT  # as far as its identity tells; without one MISSING, DAMAGED or FOREIGN
+    reason: str = ""  # why there is no identity, for people
+    is_blank: bool = field(default=False, kw_only=True)  # MISSING, but there is a directory in its place
     store_id: bytes = field(default=bytes(16), kw_only=True, repr=False)  # whose volume it should be
     files: Files = field(kw_only=True, repr=False, compare=False)  # by which it is reached
 
@@ -39,6 +40,11 @@ class Volume:
     def name(self) -> str:
         """The name that people and JSON see: the id in hex."""
         return self.volume_id.hex()
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether a directory is in its place that is no other volume's, as far as is known."""
+        return self.is_blank or self.state not in (VolumeState.MISSING, VolumeState.FOREIGN)
 
     @property
     def blocks(self) -> BlockStore:
@@ -64,21 +70,22 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
         raise
     except NotAStoreError as error:
         if not _is_directory(files, path):
-            return Volume(volume_id, path, None, MISSING, str(error), store_id=store_id, files=files)
+            return Volume(volume_id, path, None, VolumeState.MISSING, str(error), store_id=store_id, files=files)
         reason = str(error) if _has_identity(files, path) else f"there is no {FILE_NAME} in {path}"
-        return Volume(volume_id, path, None, BLANK, reason, store_id=store_id, files=files)
+        return Volume(volume_id, path, None, VolumeState.MISSING, reason, is_blank=True, store_id=store_id, files=files)
     except CorruptionError as error:
-        return Volume(volume_id, path, None, DAMAGED, str(error), store_id=store_id, files=files)
+        return Volume(volume_id, path, None, VolumeState.DAMAGED, str(error), store_id=store_id, files=files)
     except (StorageError, OSError) as error:
         raise_if_limit(error, path)
-        problem = MISSING if is_of_process(error) else UNREADABLE  # for want of rights: as good as away, not damaged
-        return Volume(volume_id, path, None, problem, str(error), store_id=store_id, files=files)
+        # For want of rights it is as good as away, not damaged.
+        state = VolumeState.MISSING if is_of_process(error) else VolumeState.DAMAGED
+        return Volume(volume_id, path, None, state, str(error), store_id=store_id, files=files)
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason, store_id=store_id, files=files)
+        return Volume(volume_id, path, None, VolumeState.FOREIGN, reason, store_id=store_id, files=files)
     if identity.volume_id != volume_id:
         reason = f"{path} is volume {identity.volume_id.hex()}, not {volume_id.hex()}"
-        return Volume(volume_id, path, None, FOREIGN, reason, store_id=store_id, files=files)
+        return Volume(volume_id, path, None, VolumeState.FOREIGN, reason, store_id=store_id, files=files)
     return Volume(volume_id, path, identity, store_id=store_id, files=files)
 
 
@@ -182,7 +189,7 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
                     volume_id,
                     place,
                     None,
-                    FOREIGN,
+                    VolumeState.FOREIGN,
                     f"{place} is another volume of the store",
                     store_id=store_id,
                     files=files,

@@ -23,13 +23,13 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.store.ensemble.decision import ROLLED_BACK
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.placement import block_directory, block_path, holders
+from storage_core.store.volume.state import VolumeState
 
 if TYPE_CHECKING:
     from harness.whole.world import World
@@ -239,7 +239,7 @@ class Invariants:
         said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
         store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would mend it
         standing = store.metadata.standings(0.0).get(volume_id)
-        if own < said and (standing is None or standing.state != ROLLED_BACK):
+        if own < said and (standing is None or standing.state != VolumeState.ROLLED_BACK):
             raise Violation(f"{paths[position].name} ends at {own}, was durable up to {said}, and is {standing}")
 
     # --- verification and repair

@@ -12,7 +12,8 @@ from harness.copies import INCARNATION, Scattered
 from storage_core.errors import NoQuorumError
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.store.volume import placement
-from storage_core.store.volume.volumes import DAMAGED, MISSING, Volume
+from storage_core.store.volume.state import VolumeState
+from storage_core.store.volume.volumes import Volume
 
 OLD_INCARNATION = b"OLD-INCARNATION-"
 
@@ -23,7 +24,7 @@ def five(tmp_path: Path) -> Scattered:
     return Scattered.make(tmp_path, 5, placed=[3, 0, 1])
 
 
-def lose(scattered: Scattered, number: int, problem: str = MISSING) -> None:
+def lose(scattered: Scattered, number: int, problem: VolumeState = VolumeState.MISSING) -> None:
     one = scattered.volumes[number]
     scattered.volumes[number] = Volume(
         one.volume_id, one.path, None, problem, f"{one.path} is {problem}", files=one.files
@@ -102,7 +103,7 @@ def test_a_volume_that_does_not_count_takes_no_blocks_and_two_are_too_many(five:
 
 def test_reads_try_what_counts_then_other_volumes_then_doubtful_ones_and_never_missing_ones(five: Scattered) -> None:
     assert read_numbers(five) == [3, 0, 1, 2, 4]
-    lose(five, 3, DAMAGED)
+    lose(five, 3, VolumeState.DAMAGED)
     edit_voter(five, 0, retired="it was slow")
     lose(five, 2)
     assert read_numbers(five) == [1, 4, 3, 0]
