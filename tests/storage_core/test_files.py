@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from harness.faults import FaultyFiles
-from harness.simulated_disk import SimulatedDisk
+from harness.simulated_disk import NOTHING_KEPT, SimulatedDisk
 
-from storage_core.files import OS_FILES, Files
+from storage_core.files import OS_FILES, Files, write_durably
 
 Place = tuple[Files, Path]
 
@@ -324,3 +324,30 @@ def test_what_is_made_follows_the_directory_it_is_made_in_whatever_the_umask(tmp
         os.umask(before)
     assert shared == [0o2770, 0o660, 0o660, 0o660]  # below, below/a, early, lock
     assert private == {"": 0o700, "early": 0o600, "late": 0o600, "lock": 0o600}
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "sync_directory"])
+def test_of_a_durable_file_that_could_not_be_made_nothing_is_left(operation: str) -> None:
+    files = FaultyFiles(SimulatedDisk().process())
+    files.judge = lambda call: errno.EIO if call.operation == operation else 0
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        write_durably(files, Path("/disk/file"), b"content")
+    assert files.list_directory(Path("/disk")) == []
+
+
+def test_a_durable_file_is_there_after_a_power_loss_with_all_its_parts() -> None:
+    disk = SimulatedDisk()
+    write_durably(disk.process(), Path("/disk/file"), b"head", b"and the rest")
+    disk.lose_power(NOTHING_KEPT)
+    file = disk.process().open(Path("/disk/file"))
+    assert file.read_at(0, 100) == b"headand the rest"
+
+
+def test_a_durable_file_takes_the_place_of_a_killed_attempt_only_if_that_is_said() -> None:
+    files, path = SimulatedDisk().process(), Path("/disk/file")
+    _write(files, path, b"half of an attempt")
+    with pytest.raises(FileExistsError):
+        write_durably(files, path, b"content")
+    assert files.open(path).read_at(0, 100) == b"half of an attempt"
+    write_durably(files, path, b"content", replaces=True)
+    assert files.open(path).read_at(0, 100) == b"content"
