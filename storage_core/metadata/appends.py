@@ -49,7 +49,8 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             state = with_events(state, events, time_ns)
             state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
             state = _without_msg_ids(state, stream)
-        stream, result = _with_blocks(stream, part, place, time_ns)
+        stream, dead, result = _with_blocks(stream, part, place, time_ns)
+        state = replace(state, graveyard=buried(state.graveyard, stream, dead, time_ns))
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
             writer = _with_batch(stream.writers.get(command.writer), command, result, stream.first_sequence)
@@ -192,8 +193,8 @@ def check_transaction(state: StoreState, transaction: bytes) -> None:
 
 def _with_blocks(
     stream: StreamState, part: AppendedBlocks, place: Place, time_ns: int
-) -> tuple[StreamState, BatchResult]:
-    """Return the stream with the blocks at its end, and the range they got."""
+) -> tuple[StreamState, np.ndarray, BatchResult]:
+    """Return the stream with the blocks at its end, the rows of those of which all are duplicates, and the range."""
     first = stream.next_sequence
     rows = np.frombuffer(part.rows, BLOCK_DTYPE).copy()
     rows["first"] += first
@@ -201,24 +202,27 @@ def _with_blocks(
     end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else first
     sets, remap = subject_sets.merged(stream.subject_sets, part.subject_sets)
     rows["subject_set"] = remap[np.frombuffer(part.subject_set_of, "<i4")]
-    removed = stream.removed
+    removed, is_dead = stream.removed, np.zeros(len(rows), bool)
     if part.duplicates:
         relative = SequenceSet.decode(part.duplicates)
-        removed = removed.union(SequenceSet(relative.starts + first, relative.ends + first))
+        duplicates = SequenceSet(relative.starts + first, relative.ends + first)
+        run = np.searchsorted(duplicates.starts, rows["first"], side="right") - 1
+        is_dead = (run >= 0) & (duplicates.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
+        removed = removed.union(duplicates)
     histories = stream.histories
     if end > first and (not histories or histories[-1][0] != place.history):
         histories = (*histories, (place.history, first))
     grown = replace(
         stream,
         next_sequence=end,
-        blocks=stream.blocks.append(rows),
+        blocks=stream.blocks.append(rows[~is_dead]),
         removed=removed,
         message_count=stream.message_count + int(rows["row_count"].sum()) - part.duplicate_count,
         data_size=stream.data_size + int(rows["data_size"].sum()) - part.duplicate_size,
         histories=histories,
         subject_sets=sets,
     )
-    return grown, BatchResult(first, end, part.duplicate_count)
+    return grown, rows[is_dead], BatchResult(first, end, part.duplicate_count)
 
 
 def _with_batch(writer: WriterState | None, command: Append, result: BatchResult, first_sequence: int) -> WriterState:

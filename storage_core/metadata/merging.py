@@ -38,7 +38,8 @@ def apply_to(stream: StreamState, time_ns: int, command: MergeBlocks) -> tuple[S
     counted = (before["msg_id_count"] > 0) & (before["committed_ns"] >= time_ns - stream.config.duplicate_window)
     if counted.any():
         raise RequirementError(f"{what} cannot be merged yet: msg_ids count until the duplicate window has passed")
-    row["committed_ns"] = before["committed_ns"].max()
+    with_ids = before[before["msg_id_count"] > 0]  # they count no more, and not again because of their neighbours
+    row["committed_ns"] = (with_ids if len(with_ids) else before)["committed_ns"].max()
     row["subject_set"] = 0
     made = np.concatenate((rows[:start], row, rows[end:]))
     sets = stream.subject_sets

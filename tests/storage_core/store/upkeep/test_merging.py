@@ -164,9 +164,34 @@ def test_msg_ids_that_count_keep_their_blocks_apart_until_they_do_not() -> None:
     published = store.stream(NAME).publish("orders.x", b"again", msg_id="id-9")
     assert (published.sequence, published.duplicate) == (10, True)
     machine.clock.now += 3_600 * SECOND_NS
-    assert store.compact()["blocks"] == 6
+    assert store.compact()["blocks"] == 5, "that of the duplicate alone is none of the stream"
     with_ids = state_of(store).blocks.rows["msg_id_count"].tolist()
     assert with_ids == [16], "hashes come along, for a window that is made longer"
+
+
+def test_msg_ids_that_count_no_more_do_not_count_again_for_a_newer_block_beside_theirs() -> None:
+    machine = Machine(1)
+    store = filled(machine, 2, msg_ids=True)
+    machine.clock.now += 3_700 * SECOND_NS
+    store.stream(NAME).append(to_table(rows(4, 2)))
+    assert store.compact()["blocks"] == 3
+    for opened in (store, machine.open(machine.files())):
+        assert not opened.stream(NAME).publish("orders.x", b"again", msg_id=f"id-{opened is store:d}").duplicate
+
+
+def test_blocks_of_duplicates_alone_are_no_part_of_the_stream() -> None:
+    machine = Machine(1)
+    store = filled(machine, 1, msg_ids=True)
+    for _ in range(2):
+        assert len(store.stream(NAME).append(to_table(rows(0, 2, msg_ids=True)))) == 2
+    store.stream(NAME).append(to_table([*rows(0, 2, msg_ids=True), *rows(2, 1)]))
+    assert state_of(store).blocks.rows["first"].tolist() == [1, 7]
+    machine.clock.now += 3_700 * SECOND_NS
+    assert store.compact()["unreadable"] == []
+    state = store.stream(NAME).info()["state"]
+    assert (state["messages"], state["last_seq"]) == (3, 9)
+    assert len(state_of(store).blocks.rows) == 1
+    assert store.verify()["ok"]
 
 
 def test_blocks_of_removed_messages_that_were_merged_are_not_opened_for_msg_ids() -> None:
