@@ -32,6 +32,8 @@ PRINTING = frozenset(
      "subjects", "view")
 )  # fmt: skip
 
+ALIASES = {"del": "rm", "list": "ls", "show": "info"}  # as the command line of NATS has them
+
 NUMBER_MAX = 2**63 - 1
 
 # Whatever the parser of the command line raises derives from this class. Typer has moved it about (Click's own, then
@@ -82,8 +84,16 @@ class VerbGroup(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return _prepared(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            print(self.get_help(ctx))
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verbs = self.list_commands(ctx)
+        if args[0] not in verbs and ALIASES.get(args[0]) in verbs:
+            args = [ALIASES[args[0]], *args[1:]]
         if args[0] not in verbs and not args[0].startswith("-"):
             raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
         name, command, rest = super().resolve_command(ctx, args)

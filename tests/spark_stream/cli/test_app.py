@@ -63,8 +63,6 @@ def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(
         (["consumer", "nxt"], "no such command: nxt; did you mean next?"),
         (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean --json?"),
         (["--sotre", "x", "verify"], "no such option: --sotre; did you mean --store?"),
-        ([], "Missing command (help: jstream --help)"),
-        (["stream"], "Missing command (help: jstream stream --help)"),
         (["stream", "get"], "Missing argument"),
         (["stream", "get", "ORDERS", "first"], "Invalid value"),
         (["stream", "view", "ORDERS", "0"], "Invalid value"),
@@ -77,6 +75,22 @@ def test_wrong_usage_is_one_line_and_exit_code_2(jstream, words: list[str], said
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
     assert said in outcome.err
+
+
+@pytest.mark.parametrize("words", [[], ["stream"], ["consumer"]])
+def test_without_arguments_a_command_shows_its_help(jstream, words: list[str]) -> None:
+    outcome = jstream(*words)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == jstream(*words, "--help").out and "Usage: jstream" in outcome.out
+
+
+def test_verbs_have_the_other_names_of_the_nats_command_line(jstream, orders) -> None:
+    for alias, verb in (("list", "ls"), ("show", "info"), ("del", "rm")):
+        words = ["ORDERS"] if verb != "ls" else []
+        words += ["--force"] if verb == "rm" else []
+        assert jstream("stream", alias, "--help").out == jstream("stream", verb, "--help").out
+        assert jstream("stream", alias, *words).code == 0
+    assert orders.streams() == []
 
 
 def test_without_a_store_it_says_how_to_name_one(jstream) -> None:
