@@ -81,7 +81,8 @@ def mutate_tree(value: Any, rng: random.Random, depth: int = 0) -> Any:
         if rng.random() < 0.1:
             return {one: each for one, each in value.items() if one != key}
         if rng.random() < 0.05:
-            return {(_strange(one, rng) if one == key else one): each for one, each in value.items() if _hashable(one)}
+            other = _strange(key, rng)
+            return {(other if one == key and _hashable(other) else one): each for one, each in value.items()}
         return {one: mutate_tree(each, rng, depth + 1) if one == key else each for one, each in value.items()}
     if isinstance(value, bytes) and len(value) > 16 and rng.random() < 0.8:
         nested = unpacked(value)

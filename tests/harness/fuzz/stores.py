@@ -192,7 +192,7 @@ def _check_foreign(subject: Subject, mutation: Mutation, shown: Shown, told: lis
         (stream, sequence)
         for stream, rows in subject.truth.items()
         for sequence in rows
-        if sequence not in shown.get(stream, {}) and sequence < max(shown.get(stream, {0: ()}))
+        if sequence not in shown.get(stream, {}) and sequence < max(shown.get(stream, {}), default=0)
     ]
     if missing and not told and not mutation.sealed and not _silent(mutation):
         return f"missing and nothing told: {missing[:5]}"

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -74,6 +75,13 @@ def test_a_stream_without_a_directory_and_no_blocks_at_all_are_nothing(volume: P
     assert index.stream(b"ANOTHER---------").blocks == {}
     assert index.held(b"ANOTHER---------", IDS[0])[0].tolist() == [-1]
     assert [len(one) for one in index.held(STREAM, b"")] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_an_index_with_numbers_that_no_file_has_is_made_anew(volume: Path, number: int) -> None:
+    content = msgspec.msgpack.encode({STREAM: [[IDS[0], 100, number]]})
+    (volume / FILE_NAME).write_bytes(_HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(content), len(content)) + content)
+    assert both(volume) == [(100, 0), (101, 0), (102, 0), (103, 0), (104, 0), (-1, 0)]
 
 
 @pytest.mark.parametrize(
