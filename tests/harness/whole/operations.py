@@ -355,8 +355,9 @@ class Operations:
             shown = seen_in_store(store)
             if not self._world.volumes.is_any_good_in_sight:
                 return  # what a volume that is behind holds is all that can be known
-            if self._world.is_undecided and self._world.running is not reading:
-                return  # power was lost, and whoever is in the middle of something has the locks that would decide
+            if self._world.is_undecided and (self._world.running is not reading or self._world.volumes.blacked_out):
+                return  # power was lost, and whoever is in the middle of something has the locks that would decide,
+                # or too few volumes are in sight for that: what commit records say is shown, with a warning
             self._world.expectation.look(shown, self._world.running, is_final=False)
             for name, content in shown.items():
                 if content.messages and self._random.random() < 0.3:
