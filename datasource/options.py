@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from datasource.values import nearest
+from storage_core.suggestions import did_you_mean
 
 
 class Use(Enum):
@@ -259,7 +259,7 @@ def check_options(options: Mapping[str, str], use: Use) -> Given:
             continue
         option = _BY_NAME.get(key.lower())
         if option is None:
-            raise ValueError(f"unknown option {key!r} of jstream{nearest(key, NAMES) or _known(use)}")
+            raise ValueError(f"unknown option {key!r} of jstream{did_you_mean(key, NAMES) or _known(use)}")
         _check_use(option, use)
         name = option.alias or option.name
         if name in given:

@@ -22,7 +22,6 @@ from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
-from datasource.values import nearest
 from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
@@ -32,6 +31,7 @@ from storage_core.store.consumers.query_position import Start
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
+from storage_core.suggestions import did_you_mean
 
 log = logging.getLogger("jstream")
 
@@ -239,7 +239,7 @@ def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[s
         if not matching and must_match(one):
             if not is_glob(one):
                 raise StreamNotFoundError(one, "the store", listed)
-            hint = nearest(one, listed) or f"; there are {', '.join(listed[:20]) or 'none'}"
+            hint = did_you_mean(one, listed) or f"; there are {', '.join(listed[:20]) or 'none'}"
             raise NotFoundError(f"option 'stream': no stream matches {one!r} in the store{hint}")
         chosen.update(matching)
     return sorted(chosen)

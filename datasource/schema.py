@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from datasource.values import nearest
+from storage_core.suggestions import did_you_mean
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -234,4 +234,4 @@ def _same_type(one: DataType, other: DataType) -> bool:
 
 
 def _hint(name: str, known: Mapping[str, object]) -> str:
-    return nearest(name, known) or f"; there are {', '.join(known)}"
+    return did_you_mean(name, known) or f"; there are {', '.join(known)}"

@@ -1,23 +1,15 @@
 """Option values: every option reaches us as text; these functions read it, and name the option when they cannot."""
 
 import ast
-import difflib
 import json
 import re
-from collections.abc import Iterable
 
 from storage_core import quantities
 from storage_core.paths import local_path
+from storage_core.suggestions import did_you_mean
 
 COUNT_MAX = 2**63 - 1
 DURATION_MAX_S = 1_000_000 * 3_600  # a century; the clocks of the operating system end soon after
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name that is closest, or nothing if none is close."""
-    by_folded = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), by_folded, 1)
-    return f"; did you mean {by_folded[close[0]]!r}?" if close else ""
 
 
 def parse_flag(option: str, text: str) -> bool:
@@ -30,7 +22,9 @@ def parse_flag(option: str, text: str) -> bool:
 def parse_choice(option: str, text: str, choices: tuple[str, ...]) -> str:
     folded = text.strip().lower()
     if folded not in choices:
-        raise ValueError(f"option {option!r}: {text!r} is not one of {', '.join(choices)}{nearest(folded, choices)}")
+        raise ValueError(
+            f"option {option!r}: {text!r} is not one of {', '.join(choices)}{did_you_mean(folded, choices)}"
+        )
     return folded
 
 

@@ -20,7 +20,6 @@ from datasource import places
 from datasource.edge import show_codes
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
-from datasource.values import nearest
 from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
@@ -28,6 +27,7 @@ from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
+from storage_core.suggestions import did_you_mean
 
 log = logging.getLogger("jstream")
 CLEAN_UP_WAIT_S = 1.0  # for other processes that hold the store, at the end of a write that failed
@@ -279,4 +279,4 @@ def _target(transaction: Transaction, stream: str) -> WriteTarget:
 
 
 def _near(name: str, known: "Sequence[str] | dict[str, WriteTarget]") -> str:
-    return nearest(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
+    return did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"

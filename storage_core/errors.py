@@ -11,8 +11,9 @@ Bad options and bad configuration are `ValueError`. docs/guide/errors.md has the
 
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, ClassVar
+
+from storage_core.suggestions import did_you_mean, nearest
 
 
 class StorageError(Exception):
@@ -112,7 +113,7 @@ class StreamNotFoundError(NotFoundError):
         self.stream, self.nearest, self._where, self._known = stream, nearest(stream, known), where, known
 
     def sentence(self) -> str:
-        return f"no stream {self.stream!r} in {self._where}{_instead(self.nearest, self._known)}"
+        return f"no stream {self.stream!r} in {self._where}{_instead(self.stream or '', self._known)}"
 
 
 class ConsumerNotFoundError(NotFoundError):
@@ -129,7 +130,7 @@ class ConsumerNotFoundError(NotFoundError):
         self.stream, self.consumer, self.nearest, self._known = stream, consumer, nearest(consumer, known), known
 
     def sentence(self) -> str:
-        return f"no consumer {self.consumer!r} of stream {self.stream!r}{_instead(self.nearest, self._known)}"
+        return f"no consumer {self.consumer!r} of stream {self.stream!r}{_instead(self.consumer or '', self._known)}"
 
 
 class MessageNotFoundError(NotFoundError):
@@ -329,12 +330,5 @@ class OutcomeUnknownError(StorageError):
     code = "JSTREAM_OUTCOME_UNKNOWN"
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that `name` may be a slip of; None if none is close."""
-    by_folded = {known.casefold(): known for known in names}
-    close = get_close_matches(name.casefold(), list(by_folded), 1)
-    return by_folded[close[0]] if close else None
-
-
-def _instead(near: str | None, known: list[str]) -> str:
-    return f"; did you mean {near!r}?" if near else f"; there is {', '.join(known[:10]) or 'none'}"
+def _instead(name: str, known: list[str]) -> str:
+    return did_you_mean(name, known) or f"; there is {', '.join(known[:10]) or 'none'}"

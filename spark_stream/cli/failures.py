@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import typer
@@ -157,9 +156,10 @@ def naming_stdout() -> Iterator[None]:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return `; did you mean ...?` for the closest of `names`, or nothing if none is close."""
-    close = get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Return `; did you mean 'x'?` for the closest of `names`, or nothing if none is close."""
+    from storage_core.suggestions import did_you_mean  # what is spelled right starts without the storage
+
+    return did_you_mean(name, names)
 
 
 def explain(error: Exception) -> str:

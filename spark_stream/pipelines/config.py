@@ -26,7 +26,6 @@ from spark_stream.pipelines.toml import (
     DefinitionError,
     check_choice,
     check_keys,
-    nearest,
     place_of,
     read_toml,
     substitute,
@@ -35,6 +34,7 @@ from spark_stream.pipelines.toml import (
 from storage_core.metadata.config import check_name
 from storage_core.quantities import parse_duration_ns
 from storage_core.subjects import is_filter, is_literal
+from storage_core.suggestions import did_you_mean
 
 JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
 FORMATS = (JSON, MSGPACK, UTF8, BYTES)
@@ -299,7 +299,7 @@ def _check_start(file: Path, source: Source) -> None:
     if isinstance(start, dict):
         for name in start:
             if not any(fnmatchcase(name, one) for one in source.streams):
-                near = nearest(name, source.streams)
+                near = did_you_mean(name, source.streams)
                 told = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
                 raise DefinitionError(file, "source.start", told)
     one = len(source.streams) == 1 and not is_glob(source.streams[0])

@@ -101,7 +101,7 @@ def _stream(file: Path, name: str, table: object) -> StreamDefinition:
         raise DefinitionError(file, place, f"{table!r} is not a table of a stream's keys")
     given = {key: value for key, value in table.items() if key != "consumers"}
     if isinstance(given.get("consumer"), Mapping):
-        raise DefinitionError(file, f"{place}.consumer", "there is no such key; did you mean consumers?")
+        raise DefinitionError(file, f"{place}.consumer", "there is no such key; did you mean 'consumers'?")
     consumers = table.get("consumers", {})
     if not isinstance(consumers, Mapping) or not all(isinstance(one, Mapping) for one in consumers.values()):
         raise DefinitionError(file, f"{place}.consumers", f"write each consumer as a table [{place}.consumers.NAME]")

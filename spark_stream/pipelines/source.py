@@ -10,10 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from datasource import places
 from datasource.places import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
-from spark_stream.pipelines.toml import DefinitionError, nearest
+from spark_stream.pipelines.toml import DefinitionError
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.subjects import filters_overlap, is_literal, matches
+from storage_core.suggestions import did_you_mean
 
 LOCK_TIMEOUT_S = 60.0
 _LIMITS = {
@@ -147,6 +148,6 @@ def _check_target(
 
 def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:
     known = store.streams()
-    near = nearest(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
+    near = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
     told = f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
     raise NotFoundError(f"{pipeline.file}: {key}: {told}")

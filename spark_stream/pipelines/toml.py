@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import msgspec
 
 from storage_core.files import OS_FILES
 from storage_core.paths import local_path
+from storage_core.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,8 +99,7 @@ def check_keys(file: Path, place: str, table: Mapping[str, Any], known: Sequence
     """Raise DefinitionError for a key that is not among `known`, with the nearest one."""
     for key in table:
         if key not in known:
-            near = nearest(key, known)
-            taken = near or f"; taken are {', '.join(known)}"
+            taken = did_you_mean(key, known) or f"; taken are {', '.join(known)}"
             raise DefinitionError(file, _join(place, key), f"there is no such key{taken}")
 
 
@@ -117,15 +116,7 @@ def to_struct(file: Path, place: str, table: object, kind: type[S]) -> S:
 
 def check_choice(file: Path, key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise DefinitionError(
-            file, key, f"{value!r} is not one of {', '.join(choices)}{nearest(value.lower(), choices)}"
-        )
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return `; did you mean x?` for the known name that is closest, or nothing if none is close."""
-    close = get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
+        raise DefinitionError(file, key, f"{value!r} is not one of {', '.join(choices)}{did_you_mean(value, choices)}")
 
 
 def substitute(file: Path, value: Any, but: Sequence[str] = ()) -> Any:

@@ -11,7 +11,8 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from spark_stream.pipelines.config import Pipeline
-from spark_stream.pipelines.toml import DefinitionError, nearest, place_of
+from spark_stream.pipelines.toml import DefinitionError, place_of
+from storage_core.suggestions import did_you_mean
 
 VIEW = "messages"
 Function = Callable[[DataFrame], DataFrame]
@@ -76,7 +77,7 @@ def check_columns(pipeline: Pipeline, columns: list[str]) -> None:
     for key, names in wanted:
         for name in names:
             if name.lower() not in [column.lower() for column in columns]:
-                near = nearest(name, columns) or f"; there are {', '.join(columns)}"
+                near = did_you_mean(name, columns) or f"; there are {', '.join(columns)}"
                 raise DefinitionError(
                     pipeline.file, f"sink.{key}", f"no column {name!r} comes out of the transformation{near}"
                 )
@@ -108,7 +109,9 @@ def _load_function(pipeline: Pipeline) -> Function:
         raise DefinitionError(pipeline.file, key, f"{place}: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        near = nearest(name, [one for one in dir(module) if callable(getattr(module, one)) and not one.startswith("_")])
+        near = did_you_mean(
+            name, [one for one in dir(module) if callable(getattr(module, one)) and not one.startswith("_")]
+        )
         raise DefinitionError(pipeline.file, key, f"{place} has no function {name!r}{near}")
     return function  # type: ignore[no-any-return]
 

@@ -4,7 +4,6 @@ Several directories of one name (and account) below the given paths are copies o
 keep them. They are read as one: see union.py.
 """
 
-import difflib
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
 from storage_core.sequences import SequenceSet
+from storage_core.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -235,8 +235,7 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return every directory of the name, whatever its account. Raises NotFoundError."""
         found = self._directories.get(stream)
         if found is None:
-            near = difflib.get_close_matches(stream, self._directories, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(self.streams()[:10])}"
+            hint = did_you_mean(stream, self._directories) or f"; there are: {', '.join(self.streams()[:10])}"
             raise NotFoundError(f"{self.noun} {stream!r} is not in {self._paths}{hint}")
         return found
 

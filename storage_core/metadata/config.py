@@ -4,7 +4,6 @@ Names and meanings are those of JetStream where it has them. A key whose meaning
 refused by name unless it asks for what happens anyway (`max_age=0` keeps messages for ever, and so do we).
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
 from storage_core.quantities import parse_duration_ns
 from storage_core.subjects import is_filter
+from storage_core.suggestions import did_you_mean
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -113,9 +113,8 @@ def check_key(
             raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
         return
     if key not in known:
-        near = difflib.get_close_matches(str(key), [*known, *not_yet], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"taken are {', '.join(known)}"
-        raise ValueError(f"unknown key of a {what}: {key!r}; {hint}")
+        hint = did_you_mean(str(key), [*known, *not_yet]) or f"; taken are {', '.join(known)}"
+        raise ValueError(f"unknown key of a {what}: {key!r}{hint}")
 
 
 def check_name(name: object, what: str) -> str:
@@ -199,9 +198,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             if key == "open_files_max":
                 raise ValueError(f"open_files_max: {value!r} is not supported by this version of jstream; leave it out")
             if key not in cls.__struct_fields__:
-                near = difflib.get_close_matches(key, cls.__struct_fields__, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"taken are {', '.join(cls.__struct_fields__)}"
-                raise ValueError(f"unknown setting: {key!r}; {hint}")
+                hint = did_you_mean(key, cls.__struct_fields__) or f"; taken are {', '.join(cls.__struct_fields__)}"
+                raise ValueError(f"unknown setting: {key!r}{hint}")
         if "graveyard_keep" in values:
             values["graveyard_keep"] = parse_duration_ns(values["graveyard_keep"], "graveyard_keep")
         if "snapshot_every" in values:

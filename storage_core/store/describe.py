@@ -1,6 +1,5 @@
 """What a store and its streams look like to people and scripts: JSON with the keys of the NATS JetStream API."""
 
-import difflib
 import html
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.rules import majority
 from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
+from storage_core.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -237,8 +237,7 @@ def events(
     if kind is not None:
         kinds = {*EVENT_KINDS, *(one.kind for one in state.events)}
         if kind not in kinds:
-            near = difflib.get_close_matches(kind, kinds, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(kinds))}"
+            hint = did_you_mean(kind, kinds) or f"; there are {', '.join(sorted(kinds))}"
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
     chosen = [one for one in state.events if stream in (None, one.stream) and kind in (None, one.kind)]
     return [event_json(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]

@@ -5,7 +5,6 @@ import os
 import pytest
 
 from datasource.values import (
-    nearest,
     parse_choice,
     parse_count,
     parse_duration_s,
@@ -86,11 +85,6 @@ def test_flag_and_choice_ignore_case_and_name_what_is_near() -> None:
     assert parse_choice("table", "Streams", ("messages", "streams")) == "streams"
     with pytest.raises(ValueError, match="did you mean 'messages'"):
         parse_choice("table", "mesages", ("messages", "streams"))
-
-
-def test_nearest_finds_names_whatever_their_case() -> None:
-    assert nearest("startingoffset", ["startingOffsets", "stream"]) == "; did you mean 'startingOffsets'?"
-    assert nearest("zzz", ["startingOffsets"]) == ""
 
 
 def test_names_are_split_trimmed_and_kept_once() -> None:

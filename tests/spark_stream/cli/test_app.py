@@ -58,11 +58,11 @@ def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["strem"], "no such command: strem; did you mean stream?"),
-        (["stream", "lss"], "no such command: lss; did you mean ls?"),
-        (["consumer", "nxt"], "no such command: nxt; did you mean next?"),
-        (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean --json?"),
-        (["--sotre", "x", "verify"], "no such option: --sotre; did you mean --store?"),
+        (["strem"], "no such command: strem; did you mean 'stream'?"),
+        (["stream", "lss"], "no such command: lss; did you mean 'ls'?"),
+        (["consumer", "nxt"], "no such command: nxt; did you mean 'next'?"),
+        (["stream", "ls", "--jsn"], "no such option: --jsn; did you mean '--json'?"),
+        (["--sotre", "x", "verify"], "no such option: --sotre; did you mean '--store'?"),
         (["stream", "get"], "Missing argument"),
         (["stream", "get", "ORDERS", "first"], "Invalid value"),
         (["stream", "view", "ORDERS", "0"], "Invalid value"),

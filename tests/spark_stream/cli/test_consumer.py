@@ -88,7 +88,7 @@ def test_the_config_that_nats_prints_is_taken(jstream: Any, orders: Store, tmp_p
     ("words", "said"),
     [
         (["a b"], "name of a consumer"),
-        (["c", "--deliver", "nwe"], "did you mean new?"),
+        (["c", "--deliver", "nwe"], "did you mean 'new'?"),
         (["c", "--deliver", "99"], "opt_start_seq: 99 lies beyond"),
         (["c", "--deliver", "subject"], "not supported"),
         (["c", "--ack", "each"], "ack_policy: 'each'"),
@@ -98,7 +98,7 @@ def test_the_config_that_nats_prints_is_taken(jstream: Any, orders: Store, tmp_p
         (["c", "--max-deliver", "0"], "max_deliver: 0"),
         (["c", "--on-data-loss", "ignore"], "on_data_loss: 'ignore'"),
         (["c", "--metadata", "novalue"], "--metadata"),
-        (["c", "--delivr", "all"], "did you mean --deliver?"),
+        (["c", "--delivr", "all"], "did you mean '--deliver'?"),
     ],
 )
 def test_a_value_that_is_not_taken_is_wrong_usage_that_names_it(
@@ -121,7 +121,7 @@ def test_names_that_are_not_there_are_answered_with_the_nearest(billing: Any) ->
         outcome = billing("consumer", *words)
         assert (outcome.code, outcome.out) == (1, "")
         assert said in outcome.err
-    assert "did you mean report?" in billing("consumer", "reprot").err
+    assert "did you mean 'report'?" in billing("consumer", "reprot").err
 
 
 # --- ls, info, report
@@ -290,7 +290,7 @@ def test_a_reset_prints_its_plan_and_acts_only_when_told_to(
 
 @pytest.mark.parametrize(
     ("to", "code", "said"),
-    [("8", 1, "can be read from 1 to 7"), ("0", 1, "can be read from 1"), ("lates", 2, "did you mean latest?")],
+    [("8", 1, "can be read from 1 to 7"), ("0", 1, "can be read from 1"), ("lates", 2, "did you mean 'latest'?")],
 )
 def test_a_reset_to_no_place_of_the_stream_is_an_error(billing: Any, to: str, code: int, said: str) -> None:
     outcome = billing("consumer", "reset", "ORDERS", "billing", "--to", to, "--execute")

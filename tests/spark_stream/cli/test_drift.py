@@ -134,7 +134,7 @@ def test_what_is_no_store_is_refused_by_name(jstream, tmp_path: Path) -> None:
         assert (outcome.code, outcome.out) == (1, "")
         assert str(words[1]) in outcome.err
     assert jstream("drift", "nats").code == 2
-    assert "did you mean nats?" in jstream("drift", "nat", tmp_path).err
+    assert "did you mean 'nats'?" in jstream("drift", "nat", tmp_path).err
     assert "put the options behind the verb" in jstream("drift", "--json", "nats", LAGGING).err
 
 

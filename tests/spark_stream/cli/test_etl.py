@@ -65,7 +65,7 @@ def test_a_file_with_a_mistake_is_wrong_usage_and_a_missing_one_a_failure(
 ) -> None:
     file.write_text(FILE.replace("console", "consle"))
     outcome = jstream("etl", verb, file)
-    assert outcome.code == 2 and "did you mean console?" in outcome.err and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and "did you mean 'console'?" in outcome.err and outcome.err.count("\n") == 1
     missing = jstream("etl", verb, file.with_name("gone.toml"))
     assert missing.code == 1 and "gone.toml: no such file or directory" in missing.err
 
@@ -74,7 +74,7 @@ def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders:
     file.write_text(FILE.replace("ORDERS", "ODERS"))
     outcome = jstream("etl", "run", file)
     assert outcome.code == 1
-    assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean ORDERS?" in outcome.err
+    assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean 'ORDERS'?" in outcome.err
     summary = json.loads(outcome.out)
     assert (summary["ok"], summary["batches"]) == (False, 0) and summary["error"] in outcome.err
     assert json.loads((file.parent / "checkpoint.etl" / "last_run.json").read_text()) == summary

@@ -114,9 +114,9 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
         (
             'kind = "delta"',
             'kind = "detla"',
-            "sink.kind: 'detla' is not one of delta, jstream, parquet, console; did you mean delta?",
+            "sink.kind: 'detla' is not one of delta, jstream, parquet, console; did you mean 'delta'?",
         ),
-        ('stream = "ORDERS"', 'streem = "ORDERS"', "source.streem: there is no such key; did you mean stream?"),
+        ('stream = "ORDERS"', 'streem = "ORDERS"', "source.streem: there is no such key; did you mean 'stream'?"),
         ('stream = "ORDERS"', "", "source.stream: is missing"),
         ('stream = "ORDERS"', "stream = 5", "source.stream: 5 is not text or a list"),
         ('stream = "ORDERS"', 'stream = ["A", 5]', "source.stream[1]: 5 is not text"),
@@ -182,7 +182,7 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
             "transform.python: 'a' is not module:function or file.py:function",
         ),
         ("[payload]", '[transform]\npython = "gone.py:f"\n[payload]', "gone.py is not a file"),
-        ("[payload]\n", "[paylaod]\n", "paylaod: there is no such key; did you mean payload?"),
+        ("[payload]\n", "[paylaod]\n", "paylaod: there is no such key; did you mean 'payload'?"),
         ("[payload]", "[payload", "is not TOML"),
         ("[payload]", "a = " + "[" * 5000 + "]" * 5000, "lists or tables too deep"),
         (

@@ -71,7 +71,7 @@ def test_a_function_of_a_module_is_imported(
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('[transform]\npython = "functions.py:cleen"', "has no function 'cleen'; did you mean clean?"),
+        ('[transform]\npython = "functions.py:cleen"', "has no function 'cleen'; did you mean 'clean'?"),
         ('[transform]\npython = "no_such_module_here:f"', "no_such_module_here: ModuleNotFoundError"),
         ('[transform]\npython = "functions.py:broken"', "transform.python: AnalysisException"),
         ('[transform]\nsql = "SELEC 1"', "transform.sql: ParseException"),
@@ -81,7 +81,7 @@ def test_a_function_of_a_module_is_imported(
             "sink.partition_by: no column 'dya' comes out of the transformation; there are",
         ),
         (SINK + 'mode = "upsert"\nkey = "idd"\norder_by = "sequence"', "sink.key: no column 'idd' comes out"),
-        (SINK + 'mode = "upsert"\nkey = "id"\norder_by = "seqence"', "did you mean sequence?"),
+        (SINK + 'mode = "upsert"\nkey = "id"\norder_by = "seqence"', "did you mean 'sequence'?"),
     ],
 )
 def test_what_cannot_work_names_its_key(pipeline, rows: DataFrame, functions: Path, table: str, told: str) -> None:

@@ -1,0 +1,17 @@
+"""What a name that nobody knows may be a slip of."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that `name` may be a slip of, whatever its case; None if none is close."""
+    by_folded = {known.casefold(): known for known in names}
+    close = get_close_matches(name.casefold(), list(by_folded), 1)
+    return by_folded[close[0]] if close else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the end of a message, or nothing if none of the names is close."""
+    near = nearest(name, names)
+    return f"; did you mean {near!r}?" if near is not None else ""
