@@ -18,13 +18,12 @@ import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from spark_stream.pipelines.toml import (
     DefinitionError,
-    check_choice,
     check_keys,
     place_of,
     read_toml,
@@ -37,15 +36,14 @@ from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
 JSON, MSGPACK, UTF8, BYTES = "json", "msgpack", "utf8", "bytes"
-FORMATS = (JSON, MSGPACK, UTF8, BYTES)
 DELTA, JSTREAM, PARQUET, CONSOLE = "delta", "jstream", "parquet", "console"
-SINKS = (DELTA, JSTREAM, PARQUET, CONSOLE)
 APPEND, UPSERT = "append", "upsert"
 AVAILABLE_NOW, CONTINUOUS = "available-now", "continuous"
 STORE_VARIABLE = "JSTREAM_STORE"
 ENVELOPE = ("stream", "sequence", "subject", "timestamp", "headers")  # columns of the view, besides the payload's
 VERBATIM = ("transform.sql", "payload.schema")  # `${...}` means something else there, or nothing
 CONSOLE_ROWS = 20
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +56,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     subject: str = ""
     start: str | int | dict[str, int] = ""  # earliest, latest, consumer, a time, a sequence, one a stream
     fail_on_data_loss: bool = True
-    max_messages: int | None = None  # a batch, at most
-    max_bytes: int | None = None
-    max_blocks: int | None = None
+    max_messages: Count | None = None  # a batch, at most
+    max_bytes: Count | None = None
+    max_blocks: Count | None = None
     lock_timeout: str = ""
 
     @property
@@ -75,7 +73,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a message. With `column` the view has it there whole, else each field is a column."""
 
-    format: str = BYTES
+    format: Literal["json", "msgpack", "utf8", "bytes"] = "bytes"
     schema: str = ""  # DDL: `order_id STRING NOT NULL, amount DOUBLE`
     column: str = ""
 
@@ -90,8 +88,8 @@ class Transform(msgspec.Struct, frozen=True, kw_only=True):
 class Sink(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rows go."""
 
-    kind: str
-    mode: str = APPEND
+    kind: Literal["delta", "jstream", "parquet", "console"]
+    mode: Literal["append", "upsert"] = "append"
     path: str = ""
     table: str = ""
     key: str | list[str] = ""  # upsert: the columns that say which row it is
@@ -100,7 +98,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     store: str | list[str] = ""
     stream: str = ""
     subject: str = ""
-    rows: int = CONSOLE_ROWS  # console: shown of each batch
+    rows: Count = CONSOLE_ROWS  # console: shown of each batch
     options: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -136,7 +134,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     """When batches begin."""
 
-    mode: str = AVAILABLE_NOW
+    mode: Literal["available-now", "continuous"] = "available-now"
     interval: str = "0s"  # continuous: between two batches' beginnings, at least
 
 
@@ -180,11 +178,7 @@ def load_pipeline(file: Path, store: str | None = None) -> Pipeline:
     for table in ("source", "sink"):
         if table not in found:
             raise DefinitionError(file, table, f"is missing: a pipeline has a table [{table}]")
-    try:
-        head = msgspec.convert(top, _Top)
-    except msgspec.ValidationError as error:
-        key = next(key for key, value in top.items() if not isinstance(value, str))
-        raise DefinitionError(file, key, f"{top[key]!r} is not text") from error
+    head = to_struct(file, "", top, _Top)
     dead = found.get("dead_letters")
     made = Pipeline(
         file=file,
@@ -216,7 +210,6 @@ def _sink(file: Path, table: object) -> Sink:
     if isinstance(table, Mapping) and isinstance(table.get("options"), Mapping):
         table = {**table, "options": _texts(file, "sink.options", table["options"])}
     sink = to_struct(file, "sink", table, Sink)
-    check_choice(file, "sink.kind", sink.kind, SINKS)
     taken = _SINK_KEYS[sink.kind]
     assert isinstance(table, Mapping), table
     for key in table:
@@ -268,7 +261,6 @@ def _check(pipeline: Pipeline) -> None:
     if pipeline.dead_letters is not None:
         _check_name(file, "dead_letters.stream", pipeline.dead_letters.stream)
         _check_subject(file, "dead_letters.subject", pipeline.dead_letters.subject)
-    check_choice(file, "trigger.mode", pipeline.trigger.mode, (AVAILABLE_NOW, CONTINUOUS))
     _duration_ns(file, "trigger.interval", pipeline.trigger.interval)
 
 
@@ -285,10 +277,6 @@ def _check_source(file: Path, source: Source) -> None:
             "source.subject",
             f"{source.subject!r} is not a filter; tokens joined by dots, * for one, > for the rest",
         )
-    for key in ("max_messages", "max_bytes", "max_blocks"):
-        value = getattr(source, key)
-        if value is not None and not 1 <= value < 2**63:
-            raise DefinitionError(file, f"source.{key}", f"{value} is not a whole number from 1 on")
     if source.lock_timeout:
         _duration_ns(file, "source.lock_timeout", source.lock_timeout)
     _check_start(file, source)
@@ -331,7 +319,6 @@ def _check_start(file: Path, source: Source) -> None:
 
 
 def _check_payload(file: Path, payload: Payload) -> None:
-    check_choice(file, "payload.format", payload.format, FORMATS)
     structured = payload.format in (JSON, MSGPACK)
     if structured and not payload.schema.strip():
         raise DefinitionError(
@@ -371,7 +358,6 @@ _SINK_KEYS = {
 
 
 def _check_sink(file: Path, sink: Sink) -> None:
-    check_choice(file, "sink.mode", sink.mode, (APPEND, UPSERT))
     if sink.mode == UPSERT and sink.kind != DELTA:
         raise DefinitionError(file, "sink.mode", f"'upsert' is for kind = 'delta'; {sink.kind} can only append")
     if sink.mode == UPSERT:
@@ -399,8 +385,6 @@ def _check_sink(file: Path, sink: Sink) -> None:
         if sink.stream:
             _check_name(file, "sink.stream", sink.stream)
         _check_subject(file, "sink.subject", sink.subject)
-    if sink.kind == CONSOLE and sink.rows < 1:
-        raise DefinitionError(file, "sink.rows", f"{sink.rows} is not a whole number from 1 on")
 
 
 def _check_name(file: Path, key: str, name: str) -> None:

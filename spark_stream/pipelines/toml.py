@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from storage_core.files import OS_FILES
 from storage_core.paths import local_path
@@ -32,19 +33,16 @@ _STRING = re.compile(  # or a comment, which may hold what looks like one; an op
     r'(?s)"""(?:\\.|[^\\])*?(?:"""|$)|' + r"'''.*?(?:'''|$)|" + r'"(?:\\.|[^"\\\n])*"?|' + r"'[^'\n]*'?|#[^\n]*"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_AT = re.compile(r"(?s)(.*?)(?: - at `(?:key in )?\$(.*)`)?")
-_EXPECTED = re.compile(r"Expected `(.+)`, got `(.+)`")
-_LACKING = re.compile(r"Object missing required field `(.+)`")
-_KINDS = {
-    "str": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a table",
-    "null": "nothing",
+# What a value of TOML has to be for a type of a struct, and how messages call it. Structs use no other types.
+_KINDS: dict[type[inspect.Type], tuple[tuple[type, ...], str]] = {
+    inspect.StrType: ((str,), "text"),
+    inspect.LiteralType: ((str,), "text"),
+    inspect.IntType: ((int,), "a whole number"),
+    inspect.BoolType: ((bool,), "true or false"),
+    inspect.ListType: ((list,), "a list"),
+    inspect.DictType: ((dict,), "a table"),
+    inspect.NoneType: ((), "nothing"),
 }
-_PYTHON_KINDS = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict}
 
 
 class DefinitionError(ValueError):
@@ -107,16 +105,15 @@ def to_struct(file: Path, place: str, table: object, kind: type[S]) -> S:
     """Return the table `place` of the file as a struct of `kind`; raises DefinitionError."""
     if not isinstance(table, Mapping):
         raise DefinitionError(file, place, f"{table!r} is not a table; write [{place}] and its keys below it")
-    check_keys(file, place, table, [field.encode_name for field in msgspec.structs.fields(kind)])
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        raise _translated(file, place, table, str(error)) from error
-
-
-def check_choice(file: Path, key: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise DefinitionError(file, key, f"{value!r} is not one of {', '.join(choices)}{did_you_mean(value, choices)}")
+    fields = msgspec.structs.fields(kind)
+    check_keys(file, place, table, [field.encode_name for field in fields])
+    for field in fields:
+        key = _join(place, field.encode_name)
+        if field.encode_name in table:
+            _check_value(file, key, table[field.encode_name], inspect.type_info(field.type))
+        elif field.required:
+            raise DefinitionError(file, key, "is missing")
+    return msgspec.convert(table, kind)
 
 
 def substitute(file: Path, value: Any, but: Sequence[str] = ()) -> Any:
@@ -204,31 +201,28 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
         raise DefinitionError(file, "", str(error)) from error
 
 
-def _translated(file: Path, place: str, table: Mapping[str, Any], text: str) -> DefinitionError:
-    """Return the error that msgspec's text is about: it says what kind came, and we have what came itself."""
-    found = _AT.fullmatch(text)
-    what, path = (found[1], found[2] or "") if found else (text, "")
-    lacking = _LACKING.fullmatch(what)
-    if lacking:
-        return DefinitionError(file, _join(place + path, lacking[1]), "is missing")
-    expected = _EXPECTED.fullmatch(what)
-    if not expected:
-        return DefinitionError(file, place + path, what)
-    if path.endswith("[...]"):  # some value of a table: the first that is of the kind that came
-        path = path.removesuffix("[...]")
-        kind = _PYTHON_KINDS.get(expected[2], object)
-        path += next(f".{key}" for key, one in _look_up(table, path).items() if type(one) is kind)
-    taken = " or ".join(_KINDS.get(one, one) for one in expected[1].split(" | ") if one != "null")
-    return DefinitionError(file, place + path, f"{_look_up(table, path)!r} is not {taken}")
+def _check_value(file: Path, key: str, value: Any, wanted: inspect.Type) -> None:
+    """Raise DefinitionError unless the value is of the type `wanted`, naming the innermost key that is not."""
+    types = wanted.types if isinstance(wanted, inspect.UnionType) else (wanted,)
+    fitting = next((kind for kind in types if type(value) in _KINDS[type(kind)][0]), None)
+    if isinstance(fitting, inspect.ListType):
+        for at, item in enumerate(value):
+            _check_value(file, f"{key}[{at}]", item, fitting.item_type)
+    elif isinstance(fitting, inspect.DictType):
+        for name, item in value.items():
+            _check_value(file, f"{key}.{name}", item, fitting.value_type)
+    elif isinstance(fitting, inspect.LiteralType) and value not in fitting.values:
+        choices = [str(choice) for choice in fitting.values]
+        raise DefinitionError(file, key, f"{value!r} is not one of {', '.join(choices)}{did_you_mean(value, choices)}")
+    too_small = isinstance(fitting, inspect.IntType) and fitting.ge is not None and value < fitting.ge
+    if fitting is None or too_small:
+        taken = " or ".join(_words(kind) for kind in types if not isinstance(kind, inspect.NoneType))
+        raise DefinitionError(file, key, f"{value!r} is not {taken}")
 
 
-def _look_up(table: Any, path: str) -> Any:
-    for name, at in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
-        try:
-            table = table[name] if name else table[int(at)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return table
-    return table
+def _words(kind: inspect.Type) -> str:
+    least = kind.ge if isinstance(kind, inspect.IntType) else None
+    return _KINDS[type(kind)][1] + (f" from {least} on" if least is not None else "")
 
 
 def _join(place: str, key: str) -> str:
