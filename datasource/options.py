@@ -1,14 +1,35 @@
-"""The options of the data source: one table, from which they are checked and their documentation is made.
+"""The options of the data source: one table, from which they are checked and parsed, and their documentation is made.
 
 Spark hands options over as text under lower-case names. What is unknown is refused with the nearest name; what means
 something elsewhere only (streaming, writing) is refused by name.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from datasource.offsets import parse_offsets, parse_stream_offsets, parse_times
+from datasource.values import (
+    choice_of,
+    parse_consumer,
+    parse_count,
+    parse_duration_s,
+    parse_flag,
+    parse_names,
+    parse_one_stream,
+    parse_paths,
+    parse_secret,
+    parse_size,
+    parse_subject,
+    parse_subject_filter,
+    parse_text,
+    parse_time_ns,
+    parse_verify,
+)
 from storage_core.suggestions import did_you_mean
+
+Parser = Callable[[str, str], Any]  # of the option's name as it was given, and its text
 
 
 class Use(Enum):
@@ -28,14 +49,21 @@ SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a st
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `uses` is where it means something, `kind` and `default` are for people."""
+    """One option. `uses` is where it means something, `kind` and `default` are for people.
+
+    `setting` is the field of the settings (or limits) for its value, which `parse` makes of its name and text;
+    `parse_for` has the parsers of uses that take something else.
+    """
 
     name: str
     uses: tuple[Use, ...]
+    setting: str
+    parse: Parser
     kind: str
     default: str
     meaning: str
     alias: str = ""
+    parse_for: Mapping[Use, Parser] = field(default_factory=dict)
 
 
 OPTIONS = (
@@ -43,37 +71,52 @@ OPTIONS = (
         "path",
         EVERYWHERE,
         "paths",
+        parse_paths,
+        "paths",
         "required",
         "One or more volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them "
         "leads to the rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
     ),
-    Option("paths", EVERYWHERE, "paths", "", "The same as a list; set by `load([p, q])`.", alias="path"),
+    Option(
+        "paths", EVERYWHERE, "", parse_paths, "paths", "", "The same as a list; set by `load([p, q])`.", alias="path"
+    ),
     Option(
         "stream",
         EVERYWHERE,
+        "streams",
+        parse_names,
         "names",
         "required for reading messages (layout=nats and stan: all streams); for writing: the column `stream`",
         "The stream. For reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
+        parse_for={WRITE: parse_one_stream, STREAM_WRITE: parse_one_stream},
     ),
     Option(
         "subject",
         EVERYWHERE,
         "subject",
+        parse_subject_filter,
+        "subject",
         "reading: every subject; writing: the stream's only literal subject",
         "For reading a filter with `*` (one token) and `>` (the rest); for writing the subject of rows without one.",
+        parse_for={WRITE: parse_subject, STREAM_WRITE: parse_subject},
     ),
     Option(
         "startingOffsets",
         READS,
+        "starting",
+        parse_offsets,
         "offsets",
         "`earliest` (batch), `latest` (streaming)",
         "`earliest`, `latest` (streaming), `consumer`, or JSON with the first sequence of each stream, inclusive: "
         '`{"ORDERS": 1001}`; streams that are missing there start at the default. A streaming query that has a '
         "checkpoint goes on from there, and streams that join it later start at their first message.",
+        parse_for={STREAM_READ: parse_stream_offsets},
     ),
     Option(
         "endingOffsets",
         (READ,),
+        "ending",
+        parse_offsets,
         "offsets",
         "`latest`",
         '`latest`, or JSON with the end of each stream, exclusive: `{"ORDERS": 2001}`.',
@@ -81,23 +124,45 @@ OPTIONS = (
     Option(
         "startingTimestamp",
         READS,
+        "starting_time_ns",
+        parse_time_ns,
         "time",
         "",
         "ISO 8601 (without a zone: UTC) or milliseconds since 1970: start at the first message whose time is not "
         "before it; beyond the end: latest, and logged. Goes before the other starting options.",
     ),
-    Option("endingTimestamp", (READ,), "time", "", "End before the first message whose time is not before it."),
+    Option(
+        "endingTimestamp",
+        (READ,),
+        "ending_time_ns",
+        parse_time_ns,
+        "time",
+        "",
+        "End before the first message whose time is not before it.",
+    ),
     Option(
         "startingOffsetsByTimestamp",
         READS,
+        "starting_times_ns",
+        parse_times,
         "JSON of times",
         "",
         'The same stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
     ),
-    Option("endingOffsetsByTimestamp", (READ,), "JSON of times", "", "The end, stream by stream, exclusive."),
+    Option(
+        "endingOffsetsByTimestamp",
+        (READ,),
+        "ending_times_ns",
+        parse_times,
+        "JSON of times",
+        "",
+        "The end, stream by stream, exclusive.",
+    ),
     Option(
         "consumer",
         READS,
+        "consumer",
+        parse_consumer,
         "name",
         "",
         "Durable consumer: where to start if no other option says so. Made by first use, at the first message or where "
@@ -107,6 +172,8 @@ OPTIONS = (
     Option(
         "consumerTakeover",
         (STREAM_READ,),
+        "consumer_takeover",
+        parse_flag,
         "flag",
         "`false`",
         "`true`: take the consumer from another query that is live; that one fails. Otherwise the second is refused.",
@@ -114,6 +181,8 @@ OPTIONS = (
     Option(
         "maxOffsetsPerTrigger",
         (STREAM_READ,),
+        "message_count",
+        parse_count,
         "count",
         "no limit",
         "Messages a batch, at most, counted before the filter `subject`; blocks are cut where need be. This and the "
@@ -121,18 +190,30 @@ OPTIONS = (
         "among streams in proportion to what is new in each; the smallest wins. `Trigger.AvailableNow` obeys them, "
         "`Trigger.Once` does not.",
     ),
-    Option("maxMessagesPerTrigger", (STREAM_READ,), "count", "", "", alias="maxOffsetsPerTrigger"),
+    Option("maxMessagesPerTrigger", (STREAM_READ,), "", parse_count, "count", "", "", alias="maxOffsetsPerTrigger"),
     Option(
         "maxBytesPerTrigger",
         (STREAM_READ,),
+        "byte_size",
+        parse_size,
         "size",
         "no limit",
         "Bytes of subjects, headers and data a batch, at most, about: `1048576`, `512k`, `64m`, `1g`.",
     ),
-    Option("maxFilesPerTrigger", (STREAM_READ,), "count", "no limit", "Blocks a batch, at most."),
+    Option(
+        "maxFilesPerTrigger",
+        (STREAM_READ,),
+        "block_count",
+        parse_count,
+        "count",
+        "no limit",
+        "Blocks a batch, at most.",
+    ),
     Option(
         "minOffsetsPerTrigger",
         (STREAM_READ,),
+        "message_count_min",
+        parse_count,
         "count",
         "1",
         "Wait until so many messages are new, or `maxTriggerDelay` is over. Means nothing with `Trigger.AvailableNow`.",
@@ -140,6 +221,8 @@ OPTIONS = (
     Option(
         "maxTriggerDelay",
         (STREAM_READ,),
+        "trigger_delay_max_s",
+        parse_duration_s,
         "duration",
         "`15m`",
         "How long to wait for `minOffsetsPerTrigger`, from the last batch or the start of the query on.",
@@ -147,33 +230,65 @@ OPTIONS = (
     Option(
         "minPartitions",
         READS,
+        "min_partitions",
+        parse_count,
         "count",
         "",
         "Blocks are split to reach so many partitions. Without it a block file is a partition, and small ones share.",
     ),
-    Option("maxRecordsPerPartition", READS, "count", "", "Blocks are split so that no partition has more messages."),
+    Option(
+        "maxRecordsPerPartition",
+        READS,
+        "partition_rows_max",
+        parse_count,
+        "count",
+        "",
+        "Blocks are split so that no partition has more messages.",
+    ),
     Option(
         "failOnDataLoss",
         READS,
+        "fail_on_data_loss",
+        parse_flag,
         "flag",
         "`true`",
         "`true`: lost or damaged messages, and offsets beyond the end of a stream, fail the read, with their "
         "sequences; `false`: the read goes on without them, and logs it. Messages of a volume that is away are not "
         "lost: a streaming query waits for them with `false`, every other read fails.",
     ),
-    Option("verify", READS, "`crc`, `none`", "`crc`", "`none` leaves out the checksums of message data."),
+    Option(
+        "verify",
+        READS,
+        "verify",
+        parse_verify,
+        "`crc`, `none`",
+        "`crc`",
+        "`none` leaves out the checksums of message data.",
+    ),
     Option(
         "layout",
         (READ,),
+        "layout",
+        choice_of("jstream", "nats", "stan"),
         "`jstream`, `nats`, `stan`",
         "`jstream`",
         "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing; "
         "`stan`: that of a NATS Streaming server, each channel a stream.",
     ),
-    Option("account", (READ,), "name", "`$G`", "The NATS account of the streams; only with `layout=nats`."),
+    Option(
+        "account",
+        (READ,),
+        "account",
+        parse_text,
+        "name",
+        "`$G`",
+        "The NATS account of the streams; only with `layout=nats`.",
+    ),
     Option(
         "encryptionKey",
         (READ,),
+        "encryption_key",
+        parse_secret,
         "text",
         "",
         "The key in the configuration of the NATS server that wrote the store, for streams that are encrypted; only "
@@ -182,6 +297,8 @@ OPTIONS = (
     Option(
         "truncateBadEof",
         (READ,),
+        "truncate_bad_eof",
+        parse_flag,
         "flag",
         "`false`",
         "Read past an unexpected end of a file, and log what is lost by it; only with `layout=stan`.",
@@ -189,6 +306,8 @@ OPTIONS = (
     Option(
         "noCrc",
         (READ,),
+        "no_crc",
+        parse_flag,
         "flag",
         "`false`",
         "Read on past bad checksums, and log each message that is read so; only with `layout=stan`.",
@@ -196,6 +315,8 @@ OPTIONS = (
     Option(
         "table",
         (READ,),
+        "table",
+        choice_of("messages", "streams", "consumers", "damage", "events"),
         "`messages`, `streams`, `consumers`, `damage`, `events`",
         "`messages`",
         "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; "
@@ -203,19 +324,31 @@ OPTIONS = (
         "read and checked, one row a damaged place; `events` (not with another layout): what happened to the store and "
         "its volumes, oldest first.",
     ),
-    Option("compression", WRITES, "`none`, `lz4`, `zstd`", "the stream's", "Compression of the blocks written."),
+    Option(
+        "compression",
+        WRITES,
+        "compression",
+        choice_of("none", "lz4", "zstd"),
+        "`none`, `lz4`, `zstd`",
+        "the stream's",
+        "Compression of the blocks written.",
+    ),
     Option(
         "writerId",
         WRITES,
+        "writer_id",
+        parse_text,
         "text",
         "streaming: the query's id",
         "Who writes, for exactly-once. In batches, a rerun with the same `writerId` and `batchId` stores nothing "
         "twice, and says so. A streaming query that has one is told when its checkpoint was removed.",
     ),
-    Option("batchId", (WRITE,), "text", "", "Which batch of `writerId` this is."),
+    Option("batchId", (WRITE,), "batch_id", parse_text, "text", "", "Which batch of `writerId` this is."),
     Option(
         "takeOver",
         EVERYWHERE,
+        "take_over",
+        parse_flag,
         "flag",
         "`false`",
         "`true`: a store that another host wrote is written from here, from the beginning of this read, write or query "
@@ -225,13 +358,21 @@ OPTIONS = (
     Option(
         "failOnChangedBatch",
         WRITES,
+        "fail_on_changed_batch",
+        parse_flag,
         "flag",
         "`true`",
         "`true`: a batch that is stored already and now holds other messages fails the write. `false`: what was stored "
         "first counts, nothing is written, and an event says so; for the last batch of a streaming query alone.",
     ),
     Option(
-        "lockTimeout", EVERYWHERE, "duration", "`60s`", "How long to wait for another process that holds the store."
+        "lockTimeout",
+        EVERYWHERE,
+        "lock_timeout_s",
+        parse_duration_s,
+        "duration",
+        "`60s`",
+        "How long to wait for another process that holds the store.",
     ),
 )
 
@@ -266,6 +407,18 @@ def check_options(options: Mapping[str, str], use: Use) -> Given:
             raise ValueError(f"options {given.named[name]!r} and {option.name!r} mean the same: give one of them")
         given[name], given.named[name] = text, option.name
     return given
+
+
+def parse_options(given: Given, use: Use, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return the values of the options (those of `names`) by the fields of settings.
+
+    Raises ValueError naming the option at fault.
+    """
+    values = {}
+    for name in given if names is None else given.keys() & set(names):
+        option = _BY_NAME[name.lower()]
+        values[option.setting] = option.parse_for.get(use, option.parse)(given.named[name], given[name])
+    return values
 
 
 def is_of_streaming_only(options: Mapping[str, str]) -> bool:

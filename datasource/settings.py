@@ -1,8 +1,8 @@
 """What a read and a write were asked to do: the options as values, checked against each other."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from datasource.limits import Limits
 from datasource.offsets import (
@@ -11,34 +11,15 @@ from datasource.offsets import (
     STARTING,
     Bounds,
     Offsets,
-    parse_offsets,
-    parse_stream_offsets,
-    parse_times,
 )
-from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, check_options
-from datasource.values import (
-    parse_choice,
-    parse_count,
-    parse_duration_s,
-    parse_flag,
-    parse_names,
-    parse_paths,
-    parse_size,
-    parse_time_ns,
-)
-from storage_core.metadata.config import check_name
-from storage_core.subjects import is_filter, is_literal
+from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, Use, check_options, parse_options
 
-T = TypeVar("T")
 MESSAGES, STREAMS, EVENTS = "messages", "streams", "events"
 CONSUMERS, DAMAGE = "consumers", "damage"
 JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
-COMPRESSIONS = ("none", "lz4", "zstd")
 LOCK_TIMEOUT_S = 60.0
 TRIGGER_DELAY_MAX_S = 900.0
-TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
-TABLES = (MESSAGES, STREAMS, CONSUMERS, DAMAGE, EVENTS)
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -78,37 +59,15 @@ class ReadSettings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "ReadSettings":
         """Return the settings of a batch read; raises ValueError naming the option at fault."""
-        given = check_options(options, READ)
-        take = _Taker(given)
-        paths = _paths(given)
-        table = take("table", _table, MESSAGES)
-        layout = take("layout", _layout, JSTREAM)
-        _check_together(given, table, layout)
+        given = _given(options, READ)
+        instead = parse_options(given, READ, ("table", "layout"))
+        layout = instead.get("layout", JSTREAM)
+        _check_together(given, instead.get("table", MESSAGES), layout)
         _check_consumer(given)
-        return cls(
-            paths=paths,
-            streams=take("stream", parse_names, ("*",) if layout in FOREIGN else ()),
-            subject=take("subject", _subject_filter, None),
-            starting=take("startingOffsets", parse_offsets, Offsets()),
-            ending=take("endingOffsets", parse_offsets, Offsets()),
-            starting_time_ns=take("startingTimestamp", parse_time_ns, None),
-            ending_time_ns=take("endingTimestamp", parse_time_ns, None),
-            starting_times_ns=take("startingOffsetsByTimestamp", parse_times, None),
-            ending_times_ns=take("endingOffsetsByTimestamp", parse_times, None),
-            consumer=take("consumer", _consumer_name, None),
-            min_partitions=take("minPartitions", parse_count, None),
-            partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
-            fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
-            verify=take("verify", _verify, True),
-            layout=layout,
-            account=take("account", _text, None),
-            encryption_key=take("encryptionKey", _secret, None),
-            truncate_bad_eof=take("truncateBadEof", parse_flag, False),
-            no_crc=take("noCrc", parse_flag, False),
-            table=table,
-            take_over=take("takeOver", parse_flag, False),
-            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
-        )
+        values = parse_options(given, READ)
+        if layout in FOREIGN:
+            values.setdefault("streams", ("*",))
+        return cls(**values)
 
     def bounds(self) -> tuple[Bounds, Bounds]:
         """Return where the read starts, and where it ends."""
@@ -142,29 +101,13 @@ class StreamReadSettings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "StreamReadSettings":
         """Return the settings of a streaming read; raises ValueError naming the option at fault."""
-        given = check_options(options, STREAM_READ)
-        take = _Taker(given)
-        paths = _paths(given)
+        given = _given(options, STREAM_READ)
         _check_together(given, MESSAGES, JSTREAM)
         _check_consumer(given)
-        return cls(
-            paths=paths,
-            streams=take("stream", parse_names, ()),
-            subject=take("subject", _subject_filter, None),
-            starting=take("startingOffsets", parse_stream_offsets, Offsets()),
-            starting_time_ns=take("startingTimestamp", parse_time_ns, None),
-            starting_times_ns=take("startingOffsetsByTimestamp", parse_times, None),
-            consumer=take("consumer", _consumer_name, None),
-            consumer_takeover=take("consumerTakeover", parse_flag, False),
-            limits=_limits(take),
-            trigger_delay_max_s=take("maxTriggerDelay", parse_duration_s, TRIGGER_DELAY_MAX_S),
-            min_partitions=take("minPartitions", parse_count, None),
-            partition_rows_max=take("maxRecordsPerPartition", parse_count, None),
-            fail_on_data_loss=take("failOnDataLoss", parse_flag, True),
-            verify=take("verify", _verify, True),
-            take_over=take("takeOver", parse_flag, False),
-            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
-        )
+        values = parse_options(given, STREAM_READ)
+        limits = Limits(**{field.name: values.pop(field.name, None) for field in fields(Limits)})
+        _check_limits(limits)
+        return cls(limits=limits, **values)
 
     def bounds(self) -> Bounds:
         """Return where a query without a checkpoint starts."""
@@ -188,7 +131,7 @@ class WriteSettings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a batch write; raises ValueError naming the option at fault."""
-        given = check_options(options, WRITE)
+        given = _given(options, WRITE)
         if ("writerId" in given) != ("batchId" in given):
             lacking = "batchId" if "writerId" in given else "writerId"
             raise ValueError(
@@ -196,56 +139,30 @@ class WriteSettings:
             )
         if "failOnChangedBatch" in given and "batchId" not in given:
             raise ValueError("option 'batchId' is missing: 'failOnChangedBatch' is about one that is stored already")
-        return cls._taken(given)
+        return cls(**_of_a_write(parse_options(given, WRITE)))
 
     @classmethod
     def parse_streaming(cls, options: Mapping[str, str]) -> "WriteSettings":
         """Return the settings of a streaming write, whose batches Spark numbers; raises ValueError likewise."""
-        return cls._taken(check_options(options, STREAM_WRITE))
-
-    @classmethod
-    def _taken(cls, given: Given) -> "WriteSettings":
-        take = _Taker(given)
-        return cls(
-            paths=_paths(given),
-            stream=take("stream", _one_stream, None),
-            subject=take("subject", _literal_subject, None),
-            compression=take("compression", _compression, None),
-            writer_id=take("writerId", _text, None),
-            batch_id=take("batchId", _text, None),
-            take_over=take("takeOver", parse_flag, False),
-            fail_on_changed_batch=take("failOnChangedBatch", parse_flag, True),
-            lock_timeout_s=take("lockTimeout", parse_duration_s, LOCK_TIMEOUT_S),
-        )
+        return cls(**_of_a_write(parse_options(_given(options, STREAM_WRITE), STREAM_WRITE)))
 
 
-class _Taker:
-    """Reads one option after another, each with the parser of its kind."""
-
-    def __init__(self, given: Given) -> None:
-        self._given = given
-
-    def __call__(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
-        return parse(self._given.named[name], self._given[name]) if name in self._given else default
-
-
-def _paths(given: Mapping[str, str]) -> tuple[str, ...]:
+def _given(options: Mapping[str, str], use: Use) -> Given:
+    """Return the options that are given, the path among them."""
+    given = check_options(options, use)
     if not given.get("path", "").strip():
         raise ValueError(NO_PATH)
-    return parse_paths("path", given["path"])
+    return given
 
 
-def _limits(take: _Taker) -> Limits:
-    limits = Limits(
-        take("maxOffsetsPerTrigger", parse_count, None),
-        take("maxBytesPerTrigger", parse_size, None),
-        take("maxFilesPerTrigger", parse_count, None),
-        take("minOffsetsPerTrigger", parse_count, None),
-    )
+def _of_a_write(values: dict[str, Any]) -> dict[str, Any]:
+    return {("stream" if name == "streams" else name): value for name, value in values.items()}
+
+
+def _check_limits(limits: Limits) -> None:
     least, most = limits.message_count_min, limits.message_count
     if least is not None and most is not None and least > most:
         raise ValueError(f"option 'minOffsetsPerTrigger': {least} is more than option 'maxOffsetsPerTrigger', {most}")
-    return limits
 
 
 def _check_consumer(given: Mapping[str, str]) -> None:
@@ -281,59 +198,3 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")
     if table == MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")
-
-
-def _table(option: str, text: str) -> str:
-    return parse_choice(option, text, TABLES)
-
-
-def _layout(option: str, text: str) -> str:
-    return parse_choice(option, text, (JSTREAM, *FOREIGN))
-
-
-def _verify(option: str, text: str) -> bool:
-    return parse_choice(option, text, ("crc", "none")) == "crc"
-
-
-def _compression(option: str, text: str) -> str:
-    return parse_choice(option, text, COMPRESSIONS)
-
-
-def _text(option: str, text: str) -> str:
-    if not text.strip() or len(text) > TEXT_SIZE_MAX or not text.isprintable():
-        raise ValueError(f"option {option!r}: {text!r} is not 1 to {TEXT_SIZE_MAX} printable characters")
-    return text
-
-
-def _secret(option: str, text: str) -> str:
-    if not text:
-        raise ValueError(f"option {option!r} is empty")
-    return text
-
-
-def _one_stream(option: str, text: str) -> str:
-    if not text.strip() or any(character in text for character in ",*?["):
-        raise ValueError(
-            f"option {option!r}: {text!r} is not the name of one stream; to write to several, leave the option out and "
-            "name the stream of each row in the column 'stream'"
-        )
-    return text.strip()
-
-
-def _consumer_name(option: str, text: str) -> str:
-    return check_name(text.strip(), f"option {option!r}")
-
-
-def _subject_filter(option: str, text: str) -> str:
-    if not is_filter(text):
-        raise ValueError(f"option {option!r}: {text!r} is not a subject filter such as orders.* or orders.>")
-    return text
-
-
-def _literal_subject(option: str, text: str) -> str:
-    if not is_literal(text):
-        raise ValueError(
-            f"option {option!r}: {text!r} is not a subject that a message can carry: tokens joined by dots, without "
-            "blanks and wildcards"
-        )
-    return text

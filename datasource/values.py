@@ -3,12 +3,16 @@
 import ast
 import json
 import re
+from collections.abc import Callable
 
 from storage_core import quantities
+from storage_core.metadata.config import check_name
 from storage_core.paths import local_path
+from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
 COUNT_MAX = 2**63 - 1
+TEXT_SIZE_MAX = 1024  # characters of a writer's or batch's name: they are kept in every append's entry
 DURATION_MAX_S = 1_000_000 * 3_600  # a century; the clocks of the operating system end soon after
 
 
@@ -26,6 +30,15 @@ def parse_choice(option: str, text: str, choices: tuple[str, ...]) -> str:
             f"option {option!r}: {text!r} is not one of {', '.join(choices)}{did_you_mean(folded, choices)}"
         )
     return folded
+
+
+def choice_of(*choices: str) -> Callable[[str, str], str]:
+    """Return the parser of an option that takes one of the words."""
+    return lambda option, text: parse_choice(option, text, choices)
+
+
+def parse_verify(option: str, text: str) -> bool:
+    return parse_choice(option, text, ("crc", "none")) == "crc"
 
 
 def parse_count(option: str, text: str) -> int:
@@ -99,6 +112,46 @@ def parse_paths(option: str, text: str) -> tuple[str, ...]:
     if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
     return tuple(local_path(one, f"option {option!r}") for one in listed)
+
+
+def parse_text(option: str, text: str) -> str:
+    if not text.strip() or len(text) > TEXT_SIZE_MAX or not text.isprintable():
+        raise ValueError(f"option {option!r}: {text!r} is not 1 to {TEXT_SIZE_MAX} printable characters")
+    return text
+
+
+def parse_secret(option: str, text: str) -> str:
+    if not text:
+        raise ValueError(f"option {option!r} is empty")
+    return text
+
+
+def parse_one_stream(option: str, text: str) -> str:
+    if not text.strip() or any(character in text for character in ",*?["):
+        raise ValueError(
+            f"option {option!r}: {text!r} is not the name of one stream; to write to several, leave the option out and "
+            "name the stream of each row in the column 'stream'"
+        )
+    return text.strip()
+
+
+def parse_consumer(option: str, text: str) -> str:
+    return check_name(text.strip(), f"option {option!r}")
+
+
+def parse_subject_filter(option: str, text: str) -> str:
+    if not is_filter(text):
+        raise ValueError(f"option {option!r}: {text!r} is not a subject filter such as orders.* or orders.>")
+    return text
+
+
+def parse_subject(option: str, text: str) -> str:
+    if not is_literal(text):
+        raise ValueError(
+            f"option {option!r}: {text!r} is not a subject that a message can carry: tokens joined by dots, without "
+            "blanks and wildcards"
+        )
+    return text
 
 
 def _listed(text: str) -> list[str] | None:

@@ -1,8 +1,12 @@
 """The table of options: every name is known, and whatever cannot be meant is refused by name."""
 
+from dataclasses import fields
+
 import pytest
 
+from datasource.limits import Limits
 from datasource.options import OPTIONS, READ, STREAM_READ, STREAM_WRITE, WRITE, Use, check_options
+from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
 
 
 def test_names_are_unique_and_aliases_lead_to_an_option() -> None:
@@ -72,3 +76,13 @@ def test_every_option_that_works_says_what_it_means() -> None:
         if not option.alias:
             assert option.meaning.endswith("."), option.name
             assert option.kind, option.name
+
+
+@pytest.mark.parametrize(
+    ("use", "settings"),
+    [(READ, (ReadSettings,)), (STREAM_READ, (StreamReadSettings, Limits)), (STREAM_WRITE, (WriteSettings,))],
+)
+def test_options_and_fields_of_settings_are_each_others(use: Use, settings: tuple[type, ...]) -> None:
+    held = {field.name for kind in settings for field in fields(kind)} - {"limits", "batch_id"}
+    taken = {option.setting for option in OPTIONS if use in option.uses and not option.alias}
+    assert {"streams" if name == "stream" else name for name in held} == taken
