@@ -7,11 +7,11 @@ something elsewhere only (streaming, writing) is refused by name.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasource.offsets import parse_offsets, parse_stream_offsets, parse_times
 from datasource.values import (
-    choice_of,
+    parse_choice,
     parse_consumer,
     parse_count,
     parse_duration_s,
@@ -47,23 +47,52 @@ EVERYWHERE = (*READS, *WRITES)
 SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
 
 
+class Kind(NamedTuple):
+    """What options take: in words, and how it is parsed."""
+
+    words: str
+    parse: Parser
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `uses` is where it means something, `kind` and `default` are for people.
+    """One option. `uses` is where it means something, `default` is for people.
 
-    `setting` is the field of the settings (or limits) for its value, which `parse` makes of its name and text;
+    `setting` is the field of the settings (or limits) for its value, which its kind makes of its name and text;
     `parse_for` has the parsers of uses that take something else.
     """
 
     name: str
     uses: tuple[Use, ...]
     setting: str
-    parse: Parser
-    kind: str
+    kind: Kind
     default: str
     meaning: str
     alias: str = ""
     parse_for: Mapping[Use, Parser] = field(default_factory=dict)
+
+
+PATHS = Kind("paths", parse_paths)
+STREAMS = Kind("names", parse_names)
+FILTER = Kind("subject", parse_subject_filter)
+OFFSETS = Kind("offsets", parse_offsets)
+TIME = Kind("time", parse_time_ns)
+TIMES = Kind("JSON of times", parse_times)
+CONSUMER = Kind("name", parse_consumer)
+FLAG = Kind("flag", parse_flag)
+COUNT = Kind("count", parse_count)
+SIZE = Kind("size", parse_size)
+DURATION = Kind("duration", parse_duration_s)
+TEXT = Kind("text", parse_text)
+NAME = Kind("name", parse_text)
+SECRET = Kind("text", parse_secret)
+CHECKS = Kind("`crc`, `none`", parse_verify)
+
+
+def choice_of(*choices: str) -> Kind:
+    """Return the kind of an option that takes one of the words."""
+    words = ", ".join(f"`{choice}`" for choice in choices)
+    return Kind(words, lambda option, text: parse_choice(option, text, choices))
 
 
 OPTIONS = (
@@ -71,21 +100,17 @@ OPTIONS = (
         "path",
         EVERYWHERE,
         "paths",
-        parse_paths,
-        "paths",
+        PATHS,
         "required",
         "One or more volumes of the store, separated by commas, or as a JSON list if a path holds one: any of them "
         "leads to the rest. Relative paths are resolved on the driver. Set by `load(p)` and `save(p)`.",
     ),
-    Option(
-        "paths", EVERYWHERE, "", parse_paths, "paths", "", "The same as a list; set by `load([p, q])`.", alias="path"
-    ),
+    Option("paths", EVERYWHERE, "", PATHS, "", "The same as a list; set by `load([p, q])`.", alias="path"),
     Option(
         "stream",
         EVERYWHERE,
         "streams",
-        parse_names,
-        "names",
+        STREAMS,
         "required for reading messages (layout=nats and stan: all streams); for writing: the column `stream`",
         "The stream. For reading also a list, separated by commas or Python's own, or globs (`ORDERS_*`).",
         parse_for={WRITE: parse_one_stream, STREAM_WRITE: parse_one_stream},
@@ -94,8 +119,7 @@ OPTIONS = (
         "subject",
         EVERYWHERE,
         "subject",
-        parse_subject_filter,
-        "subject",
+        FILTER,
         "reading: every subject; writing: the stream's only literal subject",
         "For reading a filter with `*` (one token) and `>` (the rest); for writing the subject of rows without one.",
         parse_for={WRITE: parse_subject, STREAM_WRITE: parse_subject},
@@ -104,8 +128,7 @@ OPTIONS = (
         "startingOffsets",
         READS,
         "starting",
-        parse_offsets,
-        "offsets",
+        OFFSETS,
         "`earliest` (batch), `latest` (streaming)",
         "`earliest`, `latest` (streaming), `consumer`, or JSON with the first sequence of each stream, inclusive: "
         '`{"ORDERS": 1001}`; streams that are missing there start at the default. A streaming query that has a '
@@ -116,8 +139,7 @@ OPTIONS = (
         "endingOffsets",
         (READ,),
         "ending",
-        parse_offsets,
-        "offsets",
+        OFFSETS,
         "`latest`",
         '`latest`, or JSON with the end of each stream, exclusive: `{"ORDERS": 2001}`.',
     ),
@@ -125,8 +147,7 @@ OPTIONS = (
         "startingTimestamp",
         READS,
         "starting_time_ns",
-        parse_time_ns,
-        "time",
+        TIME,
         "",
         "ISO 8601 (without a zone: UTC) or milliseconds since 1970: start at the first message whose time is not "
         "before it; beyond the end: latest, and logged. Goes before the other starting options.",
@@ -135,8 +156,7 @@ OPTIONS = (
         "endingTimestamp",
         (READ,),
         "ending_time_ns",
-        parse_time_ns,
-        "time",
+        TIME,
         "",
         "End before the first message whose time is not before it.",
     ),
@@ -144,8 +164,7 @@ OPTIONS = (
         "startingOffsetsByTimestamp",
         READS,
         "starting_times_ns",
-        parse_times,
-        "JSON of times",
+        TIMES,
         "",
         'The same stream by stream: `{"ORDERS": "2026-11-21T12:00:00Z"}`. Goes before `startingOffsets`.',
     ),
@@ -153,8 +172,7 @@ OPTIONS = (
         "endingOffsetsByTimestamp",
         (READ,),
         "ending_times_ns",
-        parse_times,
-        "JSON of times",
+        TIMES,
         "",
         "The end, stream by stream, exclusive.",
     ),
@@ -162,8 +180,7 @@ OPTIONS = (
         "consumer",
         READS,
         "consumer",
-        parse_consumer,
-        "name",
+        CONSUMER,
         "",
         "Durable consumer: where to start if no other option says so. Made by first use, at the first message or where "
         "the starting options say. A streaming query acknowledges to it what it has finished, and owns it as long as "
@@ -173,8 +190,7 @@ OPTIONS = (
         "consumerTakeover",
         (STREAM_READ,),
         "consumer_takeover",
-        parse_flag,
-        "flag",
+        FLAG,
         "`false`",
         "`true`: take the consumer from another query that is live; that one fails. Otherwise the second is refused.",
     ),
@@ -182,21 +198,19 @@ OPTIONS = (
         "maxOffsetsPerTrigger",
         (STREAM_READ,),
         "message_count",
-        parse_count,
-        "count",
+        COUNT,
         "no limit",
         "Messages a batch, at most, counted before the filter `subject`; blocks are cut where need be. This and the "
         "following limits are soft: each stream with something new hands on one message at least. They are shared "
         "among streams in proportion to what is new in each; the smallest wins. `Trigger.AvailableNow` obeys them, "
         "`Trigger.Once` does not.",
     ),
-    Option("maxMessagesPerTrigger", (STREAM_READ,), "", parse_count, "count", "", "", alias="maxOffsetsPerTrigger"),
+    Option("maxMessagesPerTrigger", (STREAM_READ,), "", COUNT, "", "", alias="maxOffsetsPerTrigger"),
     Option(
         "maxBytesPerTrigger",
         (STREAM_READ,),
         "byte_size",
-        parse_size,
-        "size",
+        SIZE,
         "no limit",
         "Bytes of subjects, headers and data a batch, at most, about: `1048576`, `512k`, `64m`, `1g`.",
     ),
@@ -204,8 +218,7 @@ OPTIONS = (
         "maxFilesPerTrigger",
         (STREAM_READ,),
         "block_count",
-        parse_count,
-        "count",
+        COUNT,
         "no limit",
         "Blocks a batch, at most.",
     ),
@@ -213,8 +226,7 @@ OPTIONS = (
         "minOffsetsPerTrigger",
         (STREAM_READ,),
         "message_count_min",
-        parse_count,
-        "count",
+        COUNT,
         "1",
         "Wait until so many messages are new, or `maxTriggerDelay` is over. Means nothing with `Trigger.AvailableNow`.",
     ),
@@ -222,8 +234,7 @@ OPTIONS = (
         "maxTriggerDelay",
         (STREAM_READ,),
         "trigger_delay_max_s",
-        parse_duration_s,
-        "duration",
+        DURATION,
         "`15m`",
         "How long to wait for `minOffsetsPerTrigger`, from the last batch or the start of the query on.",
     ),
@@ -231,8 +242,7 @@ OPTIONS = (
         "minPartitions",
         READS,
         "min_partitions",
-        parse_count,
-        "count",
+        COUNT,
         "",
         "Blocks are split to reach so many partitions. Without it a block file is a partition, and small ones share.",
     ),
@@ -240,8 +250,7 @@ OPTIONS = (
         "maxRecordsPerPartition",
         READS,
         "partition_rows_max",
-        parse_count,
-        "count",
+        COUNT,
         "",
         "Blocks are split so that no partition has more messages.",
     ),
@@ -249,8 +258,7 @@ OPTIONS = (
         "failOnDataLoss",
         READS,
         "fail_on_data_loss",
-        parse_flag,
-        "flag",
+        FLAG,
         "`true`",
         "`true`: lost or damaged messages, and offsets beyond the end of a stream, fail the read, with their "
         "sequences; `false`: the read goes on without them, and logs it. Messages of a volume that is away are not "
@@ -260,8 +268,7 @@ OPTIONS = (
         "verify",
         READS,
         "verify",
-        parse_verify,
-        "`crc`, `none`",
+        CHECKS,
         "`crc`",
         "`none` leaves out the checksums of message data.",
     ),
@@ -270,7 +277,6 @@ OPTIONS = (
         (READ,),
         "layout",
         choice_of("jstream", "nats", "stan"),
-        "`jstream`, `nats`, `stan`",
         "`jstream`",
         "`nats`: read the store directory of a NATS JetStream server in place, with its checksums, writing nothing; "
         "`stan`: that of a NATS Streaming server, each channel a stream.",
@@ -279,8 +285,7 @@ OPTIONS = (
         "account",
         (READ,),
         "account",
-        parse_text,
-        "name",
+        NAME,
         "`$G`",
         "The NATS account of the streams; only with `layout=nats`.",
     ),
@@ -288,8 +293,7 @@ OPTIONS = (
         "encryptionKey",
         (READ,),
         "encryption_key",
-        parse_secret,
-        "text",
+        SECRET,
         "",
         "The key in the configuration of the NATS server that wrote the store, for streams that are encrypted; only "
         "with `layout=nats`. It is never logged; needs `pip install 'pyspark-jstream[encryption]'`.",
@@ -298,8 +302,7 @@ OPTIONS = (
         "truncateBadEof",
         (READ,),
         "truncate_bad_eof",
-        parse_flag,
-        "flag",
+        FLAG,
         "`false`",
         "Read past an unexpected end of a file, and log what is lost by it; only with `layout=stan`.",
     ),
@@ -307,8 +310,7 @@ OPTIONS = (
         "noCrc",
         (READ,),
         "no_crc",
-        parse_flag,
-        "flag",
+        FLAG,
         "`false`",
         "Read on past bad checksums, and log each message that is read so; only with `layout=stan`.",
     ),
@@ -317,7 +319,6 @@ OPTIONS = (
         (READ,),
         "table",
         choice_of("messages", "streams", "consumers", "damage", "events"),
-        "`messages`, `streams`, `consumers`, `damage`, `events`",
         "`messages`",
         "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; "
         "`consumers`: what each was handed out and has acknowledged, and how far it is behind; `damage`: everything is "
@@ -329,7 +330,6 @@ OPTIONS = (
         WRITES,
         "compression",
         choice_of("none", "lz4", "zstd"),
-        "`none`, `lz4`, `zstd`",
         "the stream's",
         "Compression of the blocks written.",
     ),
@@ -337,19 +337,17 @@ OPTIONS = (
         "writerId",
         WRITES,
         "writer_id",
-        parse_text,
-        "text",
+        TEXT,
         "streaming: the query's id",
         "Who writes, for exactly-once. In batches, a rerun with the same `writerId` and `batchId` stores nothing "
         "twice, and says so. A streaming query that has one is told when its checkpoint was removed.",
     ),
-    Option("batchId", (WRITE,), "batch_id", parse_text, "text", "", "Which batch of `writerId` this is."),
+    Option("batchId", (WRITE,), "batch_id", TEXT, "", "Which batch of `writerId` this is."),
     Option(
         "takeOver",
         EVERYWHERE,
         "take_over",
-        parse_flag,
-        "flag",
+        FLAG,
         "`false`",
         "`true`: a store that another host wrote is written from here, from the beginning of this read, write or query "
         "on; for jobs whose driver moves. What still runs on the former host is refused from then on. Of reads, those "
@@ -359,8 +357,7 @@ OPTIONS = (
         "failOnChangedBatch",
         WRITES,
         "fail_on_changed_batch",
-        parse_flag,
-        "flag",
+        FLAG,
         "`true`",
         "`true`: a batch that is stored already and now holds other messages fails the write. `false`: what was stored "
         "first counts, nothing is written, and an event says so; for the last batch of a streaming query alone.",
@@ -369,8 +366,7 @@ OPTIONS = (
         "lockTimeout",
         EVERYWHERE,
         "lock_timeout_s",
-        parse_duration_s,
-        "duration",
+        DURATION,
         "`60s`",
         "How long to wait for another process that holds the store.",
     ),
@@ -417,7 +413,7 @@ def parse_options(given: Given, use: Use, names: Iterable[str] | None = None) ->
     values = {}
     for name in given if names is None else given.keys() & set(names):
         option = _BY_NAME[name.lower()]
-        values[option.setting] = option.parse_for.get(use, option.parse)(given.named[name], given[name])
+        values[option.setting] = option.parse_for.get(use, option.kind.parse)(given.named[name], given[name])
     return values
 
 

@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections.abc import Callable
 
 from storage_core import quantities
 from storage_core.metadata.config import check_name
@@ -30,11 +29,6 @@ def parse_choice(option: str, text: str, choices: tuple[str, ...]) -> str:
             f"option {option!r}: {text!r} is not one of {', '.join(choices)}{did_you_mean(folded, choices)}"
         )
     return folded
-
-
-def choice_of(*choices: str) -> Callable[[str, str], str]:
-    """Return the parser of an option that takes one of the words."""
-    return lambda option, text: parse_choice(option, text, choices)
 
 
 def parse_verify(option: str, text: str) -> bool:

@@ -32,7 +32,7 @@ def page() -> str:
 
 def _row(option: Option) -> str:
     meaning = f"Another name of `{option.alias}`. {option.meaning}".strip() if option.alias else option.meaning
-    cells = (f"`{option.name}`", option.kind, option.default, meaning)
+    cells = (f"`{option.name}`", option.kind.words, option.default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

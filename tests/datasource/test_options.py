@@ -75,7 +75,7 @@ def test_every_option_that_works_says_what_it_means() -> None:
     for option in OPTIONS:
         if not option.alias:
             assert option.meaning.endswith("."), option.name
-            assert option.kind, option.name
+            assert option.kind.words, option.name
 
 
 @pytest.mark.parametrize(
