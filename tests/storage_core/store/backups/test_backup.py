@@ -461,6 +461,7 @@ def test_a_backup_takes_the_metadata_of_a_store_that_no_entry_would_take(tmp_pat
     rows = np.zeros(count, BLOCK_DTYPE)
     rows["block_id"] = np.arange(1, 1 + count).astype("<u8").repeat(2).view("V16")
     rows["first"], rows["span"], rows["row_count"] = np.arange(count) + 1, 1, 1
+    rows["file_size"] = 1000
     stream = replace(state.streams["s"], blocks=Table.of(rows), next_sequence=count + 1, message_count=count)
     numbers = np.zeros(count, backup_format.NUMBER_DTYPE)
     numbers["block_id"], numbers["number"] = rows["block_id"], np.arange(1, 1 + count)
