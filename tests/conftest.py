@@ -10,6 +10,7 @@ out first and whole, so there is one such JVM; the other worker takes the rest, 
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -46,6 +47,9 @@ def set_environment() -> None:
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = name
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and so what they start would.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A JVM of a test ends before the code that its second compiler makes would pay for the making. With one compiler
     # it has room for 48 MB of code unless told otherwise, which all tests together fill: then it fails.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
