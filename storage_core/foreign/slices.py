@@ -63,6 +63,7 @@ class ForeignSlice:
     row_count: int  # messages, as many as are known before the file is read; filters not counted
     byte_size: int  # of the file's share that the part is, for packing
     subjects: tuple[str, ...] | None = None  # all subjects of the stream, if they are known and few
+    configured: tuple[str, ...] = ()  # layout=nats: what the stream takes, if that says what its subjects may be
     time_first_ns: int | None = None  # messages from this time on
     time_end_ns: int | None = None  # and before this one
     subject_filters: tuple[str, ...] = ()  # empty: all

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 from storage_core.foreign.nats.ttl import NEVER
+from storage_core.subjects import is_filter
+
+CONFIGURED_COUNT_MAX = 64  # subjects of a stream that messages are checked against; of streams with more, none are
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,19 @@ class Limits:
             kept = np.flatnonzero(keep)
             keep[kept[_rank_from_end(subjects[kept]) >= self.max_msgs_per_subject]] = False
         return keep
+
+
+def configured_subjects(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the filters whose messages the stream takes; () if its configuration does not tell, or they are many.
+
+    A mirror and what comes from other streams have the subjects of those; a transformed subject is another.
+    """
+    subjects = config.get("subjects")
+    if any(config.get(key) for key in ("mirror", "sources", "subject_transform")) or not isinstance(subjects, list):
+        return ()
+    if len(subjects) > CONFIGURED_COUNT_MAX or not all(isinstance(each, str) and is_filter(each) for each in subjects):
+        return ()
+    return tuple(subjects)
 
 
 def _positive(config: Mapping[str, Any], key: str) -> int:

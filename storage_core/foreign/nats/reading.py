@@ -24,7 +24,7 @@ from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.subjects import match_mask
+from storage_core.subjects import LITERAL_PATTERN, match_mask
 
 
 def read_slice(
@@ -40,6 +40,8 @@ def read_slice(
     """
     read_schema(tuple(columns))
     for content, shown, subjects in _shown(part, on_damage, files):
+        if on_damage is not None:
+            subjects = _tell_unproven(part, content, shown, subjects, on_damage)
         kept, subjects = _filtered(part, content, shown, subjects)
         for first, end in runs_by_size(np.maximum(kept.sizes, BATCH_SIZE // BATCH_ROW_COUNT), BATCH_SIZE):
             own = None if subjects is None else subjects.slice(first, end - first)
@@ -103,6 +105,39 @@ def _known_subjects(
     if good.all():
         return shown, shown.take(slice(0, 0)), subjects
     return shown.take(good), shown.take(~good), subjects.filter(pa.array(good))
+
+
+def _tell_unproven(
+    part: ForeignSlice,
+    block: pa.Buffer,
+    shown: Records,
+    subjects: pa.StringArray | None,
+    on_damage: Callable[[ForeignDamage], None],
+) -> pa.StringArray | None:
+    """Say once for the block which messages have a subject that is none, or not the stream's; return the subjects.
+
+    Without an index nothing else tells where a subject ends that no headers follow. The messages are served: a stream
+    keeps what it took before its configuration changed.
+    """
+    if part.subjects is not None or not len(shown):
+        return subjects
+    subjects = subjects_of(block, shown) if subjects is None else subjects
+    coded = subjects.dictionary_encode()
+    taken = pc.match_substring_regex(coded.dictionary, LITERAL_PATTERN)
+    if part.configured:
+        taken = pc.and_(taken, match_mask(part.configured, coded.dictionary))
+    taken = taken.to_numpy(zero_copy_only=False)[coded.indices.to_numpy()]
+    unproven = shown.take(~taken & (shown.header_sizes < 0))
+    if len(unproven):
+        sequences = unproven.sequences
+        count = f"{len(unproven)} messages, the first" if len(unproven) > 1 else "the message"
+        reason = (
+            f"{count} with sequence {sequences[0]}, with a subject that the stream does not take: it took it earlier, "
+            "or the size of the subject, which no checksum covers, is wrong and cuts subject and data at another place"
+        )
+        place = RecordDamage(int(unproven.starts[0]), int(unproven.ends[-1]), reason, 0, None)
+        on_damage(_foreign_damage(part, place, "", SequenceSet.empty()))
+    return subjects
 
 
 def _filtered(

@@ -10,6 +10,7 @@ from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.copies import CopiesStore
 from storage_core.foreign.nats.consumers import CONSUMERS_DIRECTORY, read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
+from storage_core.foreign.nats.limits import configured_subjects
 from storage_core.foreign.nats.meta import META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
@@ -123,5 +124,6 @@ def _slice(directory: StreamDirectory, state: StreamState, block: BlockState, fi
         row_count=row_count,
         byte_size=block.file.size * row_count // max(1, block.message_count),
         subjects=state.subjects,
+        configured=configured_subjects(directory.config),
         key=block.file.key,
     )

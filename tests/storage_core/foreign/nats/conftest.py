@@ -111,7 +111,7 @@ def make_stream(tmp_path: Path) -> Callable[..., Path]:
         store = tmp_path / root
         stream = store / "jetstream" / account / "streams" / name
         (stream / "msgs").mkdir(parents=True)
-        meta = json.dumps({"name": name, "subjects": [f"{name}.>"], **config}).encode()
+        meta = json.dumps({"name": name, "subjects": [">"], **config}).encode()
         (stream / "meta.inf").write_bytes(meta)
         (stream / "meta.sum").write_text(highwayhash_of(meta, name).to_bytes(8, "little").hex())
         for index, content in blocks.items():

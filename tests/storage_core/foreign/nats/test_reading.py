@@ -105,6 +105,34 @@ def test_a_subject_size_that_moves_bytes_into_the_payload_is_found_by_the_index(
     assert read(open_foreign(store_path), lambda _: None) == messages[1:]
 
 
+@pytest.mark.parametrize(
+    ("subject", "config", "unproven"),
+    [
+        ("S.a", {"subjects": ["S.ab"]}, True),
+        ("S.abd", {"subjects": ["S.ab", "T.>"]}, True),
+        ("S.a d", {"subjects": ["S.*"]}, True),
+        ("S.", {"subjects": []}, True),
+        ("S.ab", {"subjects": ["S.ab"]}, False),
+        ("S.a", {"subjects": ["S.*"]}, False),
+        ("T.a", {"subjects": ["S.a"], "sources": [{"name": "T"}]}, False),
+        ("T.a", {"subjects": None, "mirror": {"name": "T"}}, False),
+        ("T.a", {"subjects": ["S.a"], "subject_transform": {"src": "S.>", "dest": "T.>"}}, False),
+        ("T.a", {"subjects": ["S..a", 7]}, False),
+    ],
+)
+def test_without_an_index_a_subject_that_is_none_of_the_streams_is_told_as_unproven(
+    subject: str, config: dict[str, Any], unproven: bool, records: Any, make_stream: Callable[..., Path]
+) -> None:
+    encoder = records("S", 1)
+    content = [encoder.message(n, subject, b"data") for n in (1, 2)] + [encoder.message(3, "U", b"", HEADERS)]
+    store = open_foreign(make_stream("S", {1: content}, **config))
+    told: list[ForeignDamage] = []
+    assert [row[0] for row in read(store, told.append)] == [1, 2, 3]
+    assert [(one.first, one.costs) for one in told] == [(None, False)] * unproven
+    assert all("2 messages, the first with sequence 1," in one.reason for one in told)
+    assert [row[0] for row in read(store)] == [1, 2, 3]
+
+
 def test_a_flipped_bit_in_the_last_record_is_found_without_an_index(
     records: Any, make_stream: Callable[..., Path]
 ) -> None:
