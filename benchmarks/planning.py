@@ -43,8 +43,8 @@ def make_store(volumes: list[Path], commits: int, blocks_per_commit: int) -> Non
         stream = store.add_stream({"name": STREAM, "subjects": ["many.>"]})
         sets = tuple((f"many.{number}",) for number in range(7))
         for start in range(0, commits, GROUP):
-            with store.metadata.turn(60.0) as turn:
-                with turn.group():
+            with store.metadata.session(60.0) as session:
+                with session.group():
                     for number in range(start, min(start + GROUP, commits)):
                         rows = np.zeros(blocks_per_commit, BLOCK_DTYPE)
                         rows["block_id"] = ids(number, blocks_per_commit)
@@ -53,8 +53,8 @@ def make_store(volumes: list[Path], commits: int, blocks_per_commit: int) -> Non
                         rows["file_size"], rows["data_size"], rows["holders"] = 8192, 100, 2 ** len(volumes) - 1
                         sets_of = (np.arange(blocks_per_commit) % 7 + 1).astype("<i4").tobytes()
                         part = AppendedBlocks(stream.incarnation, rows.tobytes(), sets, sets_of)
-                        turn.propose(Append((2**62 + number).to_bytes(8, "big") + bytes(8), (part,)))
-                turn.snapshot_if_due()
+                        session.propose(Append((2**62 + number).to_bytes(8, "big") + bytes(8), (part,)))
+                session.snapshot_if_due()
         make_files(volumes, store)
 
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.small_appends`: what many small appends still cost once holders have merged their blocks.
 
-The same messages are stored twice: by many appends of a few messages, each with its upkeep as always, and by one
+The same messages are stored twice: by many appends of a few messages, each with its maintenance as always, and by one
 append. Planning and reading of both are measured in turns, as is opening; reading also through Spark with `--spark`.
-Of the appends themselves the times of single ones are shown: upkeep runs after the ack, and it is waited for.
+Of the appends themselves the times of single ones are shown: maintenance runs after the ack, and it is waited for.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Compaction as a Spark job: tasks read runs of small blocks and write one block for each, the driver commits them.
 
 A task needs no lock and no store, only the volumes at the paths at which the driver sees them. What a task wrote that
-failed, was repeated or came second is an orphan, which upkeep sweeps; only what the driver commits takes a run's place.
+failed, was repeated or came second is an orphan, which maintenance sweeps; only what the driver commits takes a run's
+place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from storage_core.store.maintenance.compaction import Attempt, attempt
+from storage_core.store.maintenance.merging import COMPACTING, MergeTask
 from storage_core.store.store import Store
-from storage_core.store.upkeep.compaction import Attempt, attempt
-from storage_core.store.upkeep.merging import COMPACTING, MergeTask
 
 TASKS_PER_CORE = 4  # in one job: so much is written before the first of it is committed
 

@@ -117,7 +117,7 @@ def names_in_defaults() -> set[str]:
 
 
 def _silence(session: SparkSession) -> None:
-    """Turn Spark's log off: what fails is raised. Also the loggers that LOG_SETTINGS gives another level."""
+    """Session Spark's log off: what fails is raised. Also the loggers that LOG_SETTINGS gives another level."""
     log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
 

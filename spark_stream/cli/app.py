@@ -15,10 +15,10 @@ from spark_stream.cli import (
     etl,
     events,
     follow,
+    maintenance,
     publish,
     store,
     stream,
-    upkeep,
     verify,
 )
 from spark_stream.cli import consumer_moves as consumer_moves  # its commands belong to `consumer`
@@ -89,9 +89,9 @@ app.command("sub", rich_help_panel=MESSAGES)(follow.subscribe)
 app.command("export", rich_help_panel=MESSAGES)(export)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=COPIES)
 app.command("verify", rich_help_panel=COPIES)(verify.verify)
-app.command("scrub", rich_help_panel=COPIES)(upkeep.scrub)
-app.command("repair", rich_help_panel=COPIES)(upkeep.repair)
-app.command("maintain", rich_help_panel=COPIES)(upkeep.maintain)
+app.command("scrub", rich_help_panel=COPIES)(maintenance.scrub)
+app.command("repair", rich_help_panel=COPIES)(maintenance.repair)
+app.command("maintain", rich_help_panel=COPIES)(maintenance.maintain)
 app.add_typer(drift.app, name="drift", rich_help_panel=COPIES)
 app.command("events", rich_help_panel=COPIES)(events.events)
 app.command("metrics", rich_help_panel=COPIES)(metrics)

@@ -20,9 +20,11 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 @app.command("create")
 def create(
     volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one a disk.")],
-    graveyard_keep: Annotated[
+    deleted_file_retention: Annotated[
         str | None,
-        typer.Option("--graveyard-keep", metavar="DURATION", help="How long removed messages stay on disk: 24h."),
+        typer.Option(
+            "--deleted-file-retention", metavar="DURATION", help="How long removed messages stay on disk: 24h."
+        ),
     ] = None,
     snapshot_every: Annotated[
         int | None, typer.Option("--snapshot-every", metavar="N", help="Changes between two snapshots of metadata.")
@@ -41,8 +43,8 @@ def create(
     from storage_core import Store
 
     settings: dict[str, Any] = {}
-    if graveyard_keep is not None:
-        settings["graveyard_keep"] = parse_duration_option(graveyard_keep, "--graveyard-keep")
+    if deleted_file_retention is not None:
+        settings["deleted_file_retention"] = parse_duration_option(deleted_file_retention, "--deleted-file-retention")
     if snapshot_every is not None:
         settings["snapshot_every"] = snapshot_every
     if permissions is not None:
@@ -74,7 +76,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("streams", info["streams"]),
         ("messages", info["messages"]),
         ("size", show_size(info["bytes"])),
-        ("graveyard keep", format_duration(info["settings"]["graveyard_keep"])),
+        ("deleted file retention", format_duration(info["settings"]["deleted_file_retention"])),
         ("snapshot every", f"{info['settings']['snapshot_every']} changes"),
         ("permissions", info["settings"]["permissions"]),
     ]

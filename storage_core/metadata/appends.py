@@ -23,7 +23,7 @@ from storage_core.metadata.state import (
     WriterState,
 )
 from storage_core.metadata.store_changes import with_events
-from storage_core.metadata.stream_changes import buried, live
+from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 
 SUPERSEDED_RUNS_KEPT = 64
@@ -50,7 +50,7 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
             state = _without_msg_ids(state, stream)
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
-        state = replace(state, graveyard=buried(state.graveyard, stream, dead, time_ns))
+        state = replace(state, pending_deletes=add_pending_deletes(state.pending_deletes, stream, dead, time_ns))
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
             writer = _with_batch(stream.writers.get(command.writer), command, result, stream.first_sequence)
@@ -66,11 +66,13 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
 
 def _without_msg_ids(state: StoreState, stream: StreamState) -> StoreState:
     """Return the state after an overwrite of the stream: the msg_ids of everything before count no more."""
-    graves = state.graveyard.rows
-    gone = equals_any(graves["incarnation"], stream.incarnations)
+    deletes = state.pending_deletes.rows
+    gone = equals_any(deletes["incarnation"], stream.incarnations)
     if not gone.any():
         return state
-    return replace(state, graveyard=state.graveyard.keep(~gone), replaced=state.replaced.append(graves[gone]))
+    return replace(
+        state, pending_deletes=state.pending_deletes.keep(~gone), replaced=state.replaced.append(deletes[gone])
+    )
 
 
 def _stored_before(state: StoreState, targets: list[StreamState], command: Append) -> dict[str, BatchResult] | None:
@@ -253,5 +255,5 @@ def merge_blocks(state: StoreState, place: Place, time_ns: int, command: MergeBl
         stream, gone = merged(before, time_ns, command)
     except errors.StorageError as error:
         return state, Refused(type(error), str(error))
-    state = replace(state.with_stream(stream), replaced=buried(state.replaced, before, gone, time_ns))
+    state = replace(state.with_stream(stream), replaced=add_pending_deletes(state.replaced, before, gone, time_ns))
     return decided(state, place, command.transaction, COMMITTED), Done()

@@ -115,16 +115,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Remove(msgspec.Struct, frozen=True, tag="remove"):
-    """Remove exactly these messages; `floor` moves the stream's first sequence up as well."""
+    """Remove exactly these messages; `low_watermark` moves the stream's first sequence up as well."""
 
     incarnation: bytes
     sequences: bytes  # encoded SequenceSet
     data_size: int  # message bytes of those that were still there
-    floor: int = 0  # 0: leave it
+    low_watermark: int = 0  # 0: leave it
     reason: str = "delete"  # delete, purge
 
 
-class Bury(msgspec.Struct, frozen=True, tag="bury"):
+class Unlinked(msgspec.Struct, frozen=True, tag="unlinked"):
     """Files of these removed blocks have been unlinked: forget them."""
 
     blocks: tuple[bytes, ...]
@@ -140,7 +140,7 @@ class PrepareStreams(msgspec.Struct, frozen=True, tag="prepare_streams"):
     """Directories of streams to come are being filled. What is in them is unlinked if the streams never come."""
 
     incarnations: tuple[bytes, ...]
-    until_ns: int  # buried then
+    until_ns: int  # pending deletes until then
 
 
 class RestoreStreams(msgspec.Struct, frozen=True, tag="restore_streams"):
@@ -311,7 +311,7 @@ Command = (
     | Abort
     | Remove
     | DeclareLost
-    | Bury
+    | Unlinked
     | ForgetTransactions
     | MergeBlocks
     | RecordHolders

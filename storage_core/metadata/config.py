@@ -181,7 +181,7 @@ def check_labels(description: object, metadata: object) -> None:
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of a store chose."""
 
-    graveyard_keep: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
+    deleted_file_retention: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
     snapshot_every: int = 128  # entries between two snapshots of the metadata
     permissions: str | msgspec.UnsetType = msgspec.UNSET  # GROUP; unset, and left out of what is stored: PRIVATE
 
@@ -200,8 +200,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             if key not in cls.__struct_fields__:
                 hint = did_you_mean(key, cls.__struct_fields__) or f"; taken are {', '.join(cls.__struct_fields__)}"
                 raise ValueError(f"unknown setting: {key!r}{hint}")
-        if "graveyard_keep" in values:
-            values["graveyard_keep"] = parse_duration_ns(values["graveyard_keep"], "graveyard_keep")
+        if "deleted_file_retention" in values:
+            values["deleted_file_retention"] = parse_duration_ns(
+                values["deleted_file_retention"], "deleted_file_retention"
+            )
         if "snapshot_every" in values:
             values["snapshot_every"] = _count("snapshot_every", values["snapshot_every"])
             if not 1 <= values["snapshot_every"] <= 100_000:

@@ -53,7 +53,7 @@ def check_state(state: StoreState) -> None:
     _check_number("created_ns", state.created_ns, 0)
     _check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
     _check_number("snapshot_every", state.settings.snapshot_every, 1)
-    _check_number("graveyard_keep", state.settings.graveyard_keep, 0)
+    _check_number("deleted_file_retention", state.settings.deleted_file_retention, 0)
     _check_voters(state)
     for name, writer in state.writers.items():
         _check_writer(name, writer, NUMBER_MAX)
@@ -90,11 +90,11 @@ def _check_stream(stream: StreamState) -> None:
         _check_id("placement", volume_id)
     _check_distinct("placement", stream.placement)
     _check_number("next_sequence", stream.next_sequence, 1, STREAM_SEQUENCE_MAX)
-    _check_number("first sequence", stream.floor, 1, stream.next_sequence)
+    _check_number("first sequence", stream.low_watermark, 1, stream.next_sequence)
     for name, sequences in (("removed sequences", stream.removed), ("lost sequences", stream.lost)):
-        _check_within(name, sequences, stream.floor, stream.next_sequence)
+        _check_within(name, sequences, stream.low_watermark, stream.next_sequence)
     removed_count = len(stream.removed)
-    _check_equal("message_count", stream.message_count, stream.next_sequence - stream.floor - removed_count)
+    _check_equal("message_count", stream.message_count, stream.next_sequence - stream.low_watermark - removed_count)
     _check_number("data_size", stream.data_size, 0)
     _check_blocks(stream)
     _check_runs("histories", stream.histories, HISTORY_SIZE, stream.next_sequence)
@@ -130,14 +130,14 @@ def _check_blocks(stream: StreamState) -> None:
     if len(touching):
         at = int(touching[0])
         _refuse(f"blocks {at} and {at + 1}", "ascending sequences", f"[{first[at]}, {ends[at]}) and {first[at + 1]}")
-    if ends[0] <= stream.floor:
-        _refuse("block 0", f"an end above {stream.floor}", int(ends[0]))
+    if ends[0] <= stream.low_watermark:
+        _refuse("block 0", f"an end above {stream.low_watermark}", int(ends[0]))
     _check_holes(stream, first, ends, row_count)
 
 
 def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_count: np.ndarray) -> None:
     """Sequences that no block has, or that their block has no message of, are known as removed."""
-    heads, tails = np.append(first, stream.next_sequence), np.concatenate(([stream.floor], ends))
+    heads, tails = np.append(first, stream.next_sequence), np.concatenate(([stream.low_watermark], ends))
     between = heads > tails
     gaps = SequenceSet(np.ascontiguousarray(tails[between]), np.ascontiguousarray(heads[between]))
     if gaps:
@@ -146,7 +146,7 @@ def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_c
             _refuse("blocks", f"one with sequence {int(shown.starts[0])}, which is shown", "none")
     missing = ends - first - row_count
     if missing.any():
-        low = np.minimum(np.maximum(first, stream.floor), ends)
+        low = np.minimum(np.maximum(first, stream.low_watermark), ends)
         gone = _count_below(stream.removed, ends) - _count_below(stream.removed, low) + (low - first)
         short = np.flatnonzero(missing > gone)
         if len(short):

@@ -19,7 +19,6 @@ from storage_core.metadata.commands import (
     AddStream,
     AdvanceConsumers,
     Append,
-    Bury,
     ChangePlacement,
     ChangeVolumes,
     DeclareLost,
@@ -42,6 +41,7 @@ from storage_core.metadata.commands import (
     TakeConsumer,
     TakeOver,
     TellConsumer,
+    Unlinked,
 )
 from storage_core.metadata.consumers import ConsumerCommand, advanced, apply_to
 from storage_core.metadata.results import (
@@ -105,7 +105,7 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     Append: appends.append,
     Abort: appends.abort,
     Remove: removals.remove,
-    Bury: removals.bury,
+    Unlinked: removals.unlinked,
     ForgetTransactions: store_changes.forget_transactions,
     AddConsumer: _consumer,
     DeleteConsumer: _consumer,

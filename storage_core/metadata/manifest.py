@@ -27,11 +27,11 @@ BLOCK_DTYPE = np.dtype(
         ("holders", "<u4"),  # bit i: volume i of the placement took the block
     ]
 )
-GRAVE_DTYPE = np.dtype(
+PENDING_DELETE_DTYPE = np.dtype(
     [
         ("incarnation", "V16"),
         ("block_id", "V16"),
-        ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked graveyard_keep later
+        ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked deleted_file_retention later
     ]
 )
 ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate

@@ -59,7 +59,7 @@ def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: Seque
     if stream.written_as(first) != stream.written_as(end - 1):
         raise RequirementError(f"{what} cannot be merged: they were written for two incarnations of the stream")
     gone = dropped if dropped is not None else SequenceSet.empty()
-    shown = SequenceSet.from_ranges([(max(first, stream.floor), end)]).difference(stream.removed)
+    shown = SequenceSet.from_ranges([(max(first, stream.low_watermark), end)]).difference(stream.removed)
     if gone.intersection(shown):
         raise RequirementError(f"{what} cannot be merged: the new block lacks messages that are shown")
     count = int(before["row_count"].sum()) - len(gone)

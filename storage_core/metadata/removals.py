@@ -1,4 +1,4 @@
-"""Commands that take messages or their blocks away: removed, lost, buried."""
+"""Commands that take messages or their blocks away: removed, lost, unlinked."""
 
 from bisect import bisect_left
 from dataclasses import replace
@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from storage_core import errors
-from storage_core.metadata.commands import Bury, DeclareLost, Event, Remove
+from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
 from storage_core.metadata.skipped import taken_away
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.metadata.store_changes import with_events
-from storage_core.metadata.stream_changes import buried, live
+from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SequenceSet
 
 
@@ -22,47 +22,48 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
     if stream.config.sealed or getattr(stream.config, denied):
         why = "is sealed" if stream.config.sealed else f"has {denied} set"
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
-    chosen = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence)
+    chosen = SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     gone = chosen.difference(stream.removed)
-    floor = min(max(command.floor, stream.floor), stream.next_sequence)
-    gone = gone.union(SequenceSet.from_ranges([(stream.floor, floor)]).difference(stream.removed))
+    low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
+    gone = gone.union(SequenceSet.from_ranges([(stream.low_watermark, low_watermark)]).difference(stream.removed))
     stream, events = taken_away(stream, gone, time_ns, "removed" if command.reason == "delete" else "purged")
     stream = replace(stream, removed=stream.removed.union(gone))
-    state, stream = drop_below(state, stream, floor, time_ns, len(gone), command.data_size)
+    state, stream = drop_below(state, stream, low_watermark, time_ns, len(gone), command.data_size)
     return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
 
 
 def drop_below(
-    state: StoreState, stream: StreamState, floor: int, time_ns: int, message_count: int, data_size: int
+    state: StoreState, stream: StreamState, low_watermark: int, time_ns: int, message_count: int, data_size: int
 ) -> tuple[StoreState, StreamState]:
-    """Raise the floor, bury blocks with nothing left to show, and take the counts down."""
-    removed = stream.removed.clip(floor, stream.next_sequence)
+    """Raise the low watermark, drop blocks with nothing left to show, and take the counts down."""
+    removed = stream.removed.clip(low_watermark, stream.next_sequence)
     rows = stream.blocks.rows
     ends = rows["first"] + rows["span"]
-    blocks, dead_head = stream.blocks, int(np.searchsorted(ends, floor, side="right"))
-    graveyard = state.graveyard
+    blocks, dead_head = stream.blocks, int(np.searchsorted(ends, low_watermark, side="right"))
+    pending_deletes = state.pending_deletes
     if dead_head:
-        graveyard = buried(graveyard, stream, rows[:dead_head], time_ns)
+        pending_deletes = add_pending_deletes(pending_deletes, stream, rows[:dead_head], time_ns)
         blocks = blocks.drop_head(dead_head)
     if removed:
         rows = blocks.rows
-        first_left = np.maximum(rows["first"], floor)  # removed sequences below the floor are not remembered
+        # Removed sequences below the low watermark are not remembered.
+        first_left = np.maximum(rows["first"], low_watermark)
         run = np.searchsorted(removed.starts, first_left, side="right") - 1
         empty = (run >= 0) & (removed.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
         if empty.any():
-            graveyard = buried(graveyard, stream, rows[empty], time_ns)
+            pending_deletes = add_pending_deletes(pending_deletes, stream, rows[empty], time_ns)
             blocks = blocks.keep(~empty)
     stream = replace(
         stream,
-        floor=floor,
+        low_watermark=low_watermark,
         blocks=blocks,
         removed=removed,
-        lost=stream.lost.clip(floor, stream.next_sequence),
+        lost=stream.lost.clip(low_watermark, stream.next_sequence),
         message_count=stream.message_count - message_count,
         data_size=max(0, stream.data_size - data_size),
     )
     stream = replace(stream, histories=runs_needed(stream))
-    return replace(state, graveyard=graveyard), stream
+    return replace(state, pending_deletes=pending_deletes), stream
 
 
 def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
@@ -78,26 +79,32 @@ def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    gone = SequenceSet.decode(command.sequences).clip(stream.floor, stream.next_sequence).difference(stream.removed)
+    gone = (
+        SequenceSet.decode(command.sequences)
+        .clip(stream.low_watermark, stream.next_sequence)
+        .difference(stream.removed)
+    )
     if not gone:
         return state, RemoveDone(0)
     count = len(gone)
     stream, events = taken_away(stream, gone, time_ns, "declared lost")
     stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
-    state, stream = drop_below(state, stream, stream.floor, time_ns, count, command.data_size)
+    state, stream = drop_below(state, stream, stream.low_watermark, time_ns, count, command.data_size)
     ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
     event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
     return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(count)
 
 
-def bury(state: StoreState, place: Place, time_ns: int, command: Bury) -> tuple[StoreState, Result]:
+def unlinked(state: StoreState, place: Place, time_ns: int, command: Unlinked) -> tuple[StoreState, Result]:
     gone = np.frombuffer(b"".join(command.blocks), "V32")
-    graveyard, replaced = (one.keep(~np.isin(_pairs(one.rows), gone)) for one in (state.graveyard, state.replaced))
-    return replace(state, graveyard=graveyard, replaced=replaced), Done()
+    pending_deletes, replaced = (
+        one.keep(~np.isin(_pairs(one.rows), gone)) for one in (state.pending_deletes, state.replaced)
+    )
+    return replace(state, pending_deletes=pending_deletes, replaced=replaced), Done()
 
 
-def _pairs(graves: np.ndarray) -> np.ndarray:
-    """Return (incarnation, block id) of each grave as one 32-byte key."""
-    packed = np.empty(len(graves), np.dtype([("incarnation", "V16"), ("block_id", "V16")]))
-    packed["incarnation"], packed["block_id"] = graves["incarnation"], graves["block_id"]
+def _pairs(deletes: np.ndarray) -> np.ndarray:
+    """Return (incarnation, block id) of each delete as one 32-byte key."""
+    packed = np.empty(len(deletes), np.dtype([("incarnation", "V16"), ("block_id", "V16")]))
+    packed["incarnation"], packed["block_id"] = deletes["incarnation"], deletes["block_id"]
     return packed.view("V32")

@@ -15,7 +15,7 @@ from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
+from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.sequences import SequenceSet
 
@@ -83,10 +83,11 @@ class StreamState:
     incarnation: bytes
     created_ns: int
     placement: tuple[bytes, ...]
-    floor: int = 1  # nothing below it is shown, whatever the blocks hold
+    low_watermark: int = 1  # nothing below it is shown, whatever the blocks hold
     next_sequence: int = 1  # never falls
-    blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))  # Invariant: sorted, disjoint, end > floor
-    removed: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: within [floor, next_sequence)
+    # Invariant: sorted, disjoint, end > low_watermark
+    blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))
+    removed: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: within [low_watermark, next_sequence)
     lost: SequenceSet = field(default_factory=SequenceSet.empty)
     message_count: int = 0  # messages that a read of everything yields
     data_size: int = 0  # bytes of their subjects, headers and data
@@ -103,13 +104,13 @@ class StreamState:
     @property
     def first_sequence(self) -> int:
         """Return the sequence of the first message that is shown; next_sequence if there is none."""
-        if self.removed and int(self.removed.starts[0]) == self.floor:
+        if self.removed and int(self.removed.starts[0]) == self.low_watermark:
             return int(self.removed.ends[0])
-        return self.floor
+        return self.low_watermark
 
     def shown(self) -> SequenceSet:
         """Return the sequences of all messages that are shown."""
-        return SequenceSet.from_ranges([(self.floor, self.next_sequence)]).difference(self.removed)
+        return SequenceSet.from_ranges([(self.low_watermark, self.next_sequence)]).difference(self.removed)
 
     def with_consumer(self, consumer: ConsumerState) -> "StreamState":
         return replace(self, consumers=self.consumers.with_item(consumer.name.casefold(), consumer))
@@ -208,20 +209,22 @@ class StoreState:
     lock_domain: str = ""
     host: str = ""
     streams: Streams = field(default_factory=Streams)
-    graveyard: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
+    pending_deletes: Table = field(default_factory=lambda: Table.empty(PENDING_DELETE_DTYPE))
     transactions: Table = field(default_factory=lambda: Table.empty(TRANSACTION_DTYPE))
     transaction_floor_ns: int = 0  # transactions made before it are refused
     volume_change: VolumeChange | None = None  # in progress
     events: tuple[Event, ...] = ()  # oldest first, the newest EVENT_COUNT_MAX
-    # As the graveyard, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took them.
-    replaced: Table = field(default_factory=lambda: Table.empty(GRAVE_DTYPE))
+    # As the pending_deletes, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took
+    # them.
+    replaced: Table = field(default_factory=lambda: Table.empty(PENDING_DELETE_DTYPE))
     # Of appends whose rows name their streams: what each batch held in all, whatever streams it had rows for.
     writers: Mapping[str, WriterState] = field(default_factory=dict)
 
     @property
-    def graves(self) -> np.ndarray:
-        """Return every block that waits to be unlinked, GRAVE_DTYPE: removed ones, then those that were merged."""
-        return np.concatenate((self.graveyard.rows, self.replaced.rows))
+    def deletes(self) -> np.ndarray:
+        """Return every block that waits to be unlinked, PENDING_DELETE_DTYPE: removed ones, then those that were
+        merged."""
+        return np.concatenate((self.pending_deletes.rows, self.replaced.rows))
 
     def voter(self, volume_id: bytes) -> Voter | None:
         """Return what is known of a volume of the store, None if it is none of its volumes."""
@@ -264,7 +267,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     incarnation: bytes
     created_ns: int
     placement: tuple[bytes, ...]
-    floor: int
+    low_watermark: int
     next_sequence: int
     blocks: bytes
     removed: bytes
@@ -287,7 +290,7 @@ class _StateRecord(msgspec.Struct, frozen=True):
     lock_domain: str
     host: str
     streams: tuple[_StreamRecord, ...]
-    graveyard: bytes
+    pending_deletes: bytes
     transactions: bytes
     transaction_floor_ns: int
     volume_change: VolumeChange | None = None
@@ -357,7 +360,7 @@ def encode_state(state: StoreState) -> bytes:
     values.update(
         version=STATE_VERSION,
         streams=streams,
-        graveyard=state.graveyard.encode(),
+        pending_deletes=state.pending_deletes.encode(),
         replaced=state.replaced.encode(),
         transactions=state.transactions.encode(),
         writers=_writer_records(state.writers),
@@ -376,8 +379,8 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
     values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
     values.update(
         streams=Streams(streams),
-        graveyard=decode_table(record.graveyard, GRAVE_DTYPE, "graveyard"),
-        replaced=decode_table(record.replaced, GRAVE_DTYPE, "replaced"),
+        pending_deletes=decode_table(record.pending_deletes, PENDING_DELETE_DTYPE, "pending_deletes"),
+        replaced=decode_table(record.replaced, PENDING_DELETE_DTYPE, "replaced"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
         writers={name: _writer(one) for name, one in record.writers.items()},
     )

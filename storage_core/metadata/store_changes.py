@@ -93,5 +93,5 @@ def forget_transactions(
     rows = state.transactions.rows
     ids = np.frombuffer(np.ascontiguousarray(rows["id"]).tobytes(), ">u8").reshape(-1, 2)[:, 0]
     kept = state.transactions.keep(ids >= command.before_ns)
-    floor = max(state.transaction_floor_ns, command.before_ns)
-    return replace(state, transactions=kept, transaction_floor_ns=floor), Done()
+    floor_ns = max(state.transaction_floor_ns, command.before_ns)
+    return replace(state, transactions=kept, transaction_floor_ns=floor_ns), Done()

@@ -17,7 +17,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.consumers import restored
 from storage_core.metadata.invariants import check_stream
-from storage_core.metadata.manifest import GRAVE_DTYPE, Table, ids
+from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table, ids
 from storage_core.metadata.results import Done, Place, Result, refuse
 from storage_core.metadata.state import StoreState, StreamState, decode_stream
 from storage_core.metadata.store_changes import with_events
@@ -52,11 +52,13 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
 
 def delete_stream(state: StoreState, place: Place, time_ns: int, command: DeleteStream) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    graveyard = buried(state.graveyard, stream, stream.blocks.rows, time_ns)
-    # The directory outlives its blocks: a row with no block id asks upkeep to remove it at the end.
-    directory = np.zeros(len(stream.incarnations), GRAVE_DTYPE)
+    pending_deletes = add_pending_deletes(state.pending_deletes, stream, stream.blocks.rows, time_ns)
+    # The directory outlives its blocks: a row with no block id asks maintenance to remove it at the end.
+    directory = np.zeros(len(stream.incarnations), PENDING_DELETE_DTYPE)
     directory["incarnation"], directory["dropped_ns"] = ids(stream.incarnations), time_ns
-    return replace(state, streams=state.streams.without(stream), graveyard=graveyard.append(directory)), Done()
+    return replace(
+        state, streams=state.streams.without(stream), pending_deletes=pending_deletes.append(directory)
+    ), Done()
 
 
 def prepare_streams(
@@ -64,9 +66,9 @@ def prepare_streams(
 ) -> tuple[StoreState, Result]:
     if any(state.by_incarnation(one) is not None for one in command.incarnations):
         refuse(errors.AlreadyExistsError, "a stream is prepared under an incarnation that there is")
-    graves = np.zeros(len(command.incarnations), GRAVE_DTYPE)
-    graves["incarnation"], graves["dropped_ns"] = ids(command.incarnations), command.until_ns
-    return replace(state, graveyard=state.graveyard.append(graves)), Done()
+    deletes = np.zeros(len(command.incarnations), PENDING_DELETE_DTYPE)
+    deletes["incarnation"], deletes["dropped_ns"] = ids(command.incarnations), command.until_ns
+    return replace(state, pending_deletes=state.pending_deletes.append(deletes)), Done()
 
 
 def restore_streams(
@@ -83,13 +85,13 @@ def restore_streams(
             refuse(errors.AlreadyExistsError, f"stream {stream.name!r}: its incarnation is another stream's")
         if not stream.placement or any(state.voter(one) is None for one in stream.placement):
             refuse(errors.RequirementError, f"stream {stream.name!r}: its placement names volumes that there are not")
-        graves = state.graveyard.rows
-        prepared = (graves["incarnation"] == np.void(stream.incarnation)) & (graves["block_id"] == np.void(bytes(16)))
+        deletes = state.pending_deletes.rows
+        prepared = (deletes["incarnation"] == np.void(stream.incarnation)) & (deletes["block_id"] == np.void(bytes(16)))
         if not prepared.any():
-            refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks were buried before it was restored")
+            refuse(errors.RequirementError, f"stream {stream.name!r}: its blocks were unlinked before it was restored")
         histories = ((place.history, 1),) if stream.next_sequence > 1 else ()
         stream = restored(replace(stream, created_ns=time_ns, histories=histories))
-        state = replace(state, graveyard=state.graveyard.keep(~prepared)).with_stream(stream)
+        state = replace(state, pending_deletes=state.pending_deletes.keep(~prepared)).with_stream(stream)
     return with_events(state, command.events, time_ns), Done()
 
 
@@ -135,10 +137,10 @@ def live(state: StoreState, incarnation: bytes) -> StreamState:
     return stream
 
 
-def buried(graveyard: Table, stream: StreamState, blocks: np.ndarray, time_ns: int) -> Table:
-    graves = np.zeros(len(blocks), GRAVE_DTYPE)
-    graves["incarnation"] = np.void(stream.incarnation)
+def add_pending_deletes(pending_deletes: Table, stream: StreamState, blocks: np.ndarray, time_ns: int) -> Table:
+    deletes = np.zeros(len(blocks), PENDING_DELETE_DTYPE)
+    deletes["incarnation"] = np.void(stream.incarnation)
     for incarnation, end in reversed(stream.origins):
-        graves["incarnation"][blocks["first"] < end] = np.void(incarnation)
-    graves["block_id"], graves["dropped_ns"] = blocks["block_id"], time_ns
-    return graveyard.append(graves)
+        deletes["incarnation"][blocks["first"] < end] = np.void(incarnation)
+    deletes["block_id"], deletes["dropped_ns"] = blocks["block_id"], time_ns
+    return pending_deletes.append(deletes)

@@ -44,7 +44,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
         "store_id": state.store_id.hex(),
         "created": rfc3339(state.created_ns),
         "settings": {
-            "graveyard_keep": state.settings.graveyard_keep,
+            "deleted_file_retention": state.settings.deleted_file_retention,
             "snapshot_every": state.settings.snapshot_every,
             "permissions": GROUP if state.settings.is_shared else PRIVATE,
         },
@@ -190,7 +190,7 @@ def _last_shown(stream: StreamState) -> int:
 def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
     from storage_core.store import contents
 
-    if not stream.floor <= sequence < stream.next_sequence or not stream.message_count:
+    if not stream.low_watermark <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME
     try:
         found = next(contents.messages(store, stream, sequence, sequence + 1), None)

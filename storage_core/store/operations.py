@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from storage_core.errors import ReadOnlyError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers import ownership
+from storage_core.store.maintenance import deleted
+from storage_core.store.maintenance.compaction import Compaction
+from storage_core.store.maintenance.merging import COMPACTING, MAINTAINING, MergePolicy
 from storage_core.store.recovery import membership
 from storage_core.store.recovery.membership import Membership
 from storage_core.store.recovery.repair import Repair
 from storage_core.store.replicas import drift, verification
 from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.replicas.verification import Progress
-from storage_core.store.upkeep import deleted
-from storage_core.store.upkeep.compaction import Compaction
-from storage_core.store.upkeep.merging import COMPACTING, MAINTAINING, MergePolicy
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.writing import orphans
 
@@ -30,19 +30,20 @@ INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nob
 
 
 def look_at_open(store: "Store", state: StoreState) -> None:
-    """Do the upkeep of a writable open if a short look says that some is due: bounded, and never waiting for it."""
+    """Do the maintenance of a writable open if a short look says that some is due: bounded, and never waiting for
+    it."""
     env = store.environment
     due, drifts = drift.look_at_open(state, store.volumes(), env)
     if not due and not drifts:
         return
     try:
-        with store.metadata.turn(0.0) as turn:
+        with store.metadata.session(0.0) as session:
             if due:
-                store.upkeep.after(turn)
-                _, drifts = drift.look_at_open(turn.state, turn.volumes, env)
-            drift.tell(turn, drifts, env)
+                store.maintenance.after(session)
+                _, drifts = drift.look_at_open(session.state, session.volumes, env)
+            drift.tell(session, drifts, env)
     except StorageError as error:
-        logger.info("%s: upkeep is left for later: %s", store.label, error)
+        logger.info("%s: maintenance is left for later: %s", store.label, error)
 
 
 def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
@@ -64,9 +65,9 @@ def _write_down(store: "Store", indexes: Mapping[bytes, VolumeIndex], found: ver
     """
     wait_s = store.lock_timeout_s if found else min(store.lock_timeout_s, INDEX_WAIT_S)
     try:
-        with store.metadata.turn(wait_s) as turn:
-            verification.save_indexes(turn, indexes)
-            found.tell(turn)
+        with store.metadata.session(wait_s) as session:
+            verification.save_indexes(session, indexes)
+            found.tell(session)
     except StorageError as error:
         logger.info("%s: what was verified was not written down: %s", store.label, error)
         found.leave_reports(store.volumes(), store.environment)
@@ -101,24 +102,24 @@ def compaction(store: "Store", policy: MergePolicy) -> Compaction:
 
 
 def maintain(store: "Store") -> None:
-    """Do all upkeep that is due, one kind after another; others get their turn in between."""
+    """Do all maintenance that is due, one kind after another; others get their turn in between."""
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
     repairing.volumes(ask=False)
     membership.resume_quietly(store.metadata, env, timeout_s)
-    with store.metadata.turn(timeout_s) as turn:
-        drift.tell(turn, drift.everywhere(turn, env), env)
+    with store.metadata.session(timeout_s) as session:
+        drift.tell(session, drift.everywhere(session, env), env)
     more = True
     while more:
-        with store.metadata.turn(timeout_s) as turn:
-            more = store.upkeep.mend(turn)
+        with store.metadata.session(timeout_s) as session:
+            more = store.maintenance.mend(session)
     compaction(store, MAINTAINING).run(None)
     repairing.sweep()
-    with store.metadata.turn(timeout_s) as turn:
-        orphans.sweep(turn, env)
-        deleted.sweep(turn, env)
-        ownership.sweep(turn, env)
-        store.upkeep.after(turn, everything=True)
+    with store.metadata.session(timeout_s) as session:
+        orphans.sweep(session, env)
+        deleted.sweep(session, env)
+        ownership.sweep(session, env)
+        store.maintenance.after(session, everything=True)
 
 
 def membership_of(store: "Store") -> Membership:

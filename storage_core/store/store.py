@@ -24,7 +24,7 @@ from storage_core.store import describe
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.turn import Turn, move
+from storage_core.store.ensemble.session import Session, move
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
@@ -39,9 +39,9 @@ from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
 if TYPE_CHECKING:
-    from storage_core.store.upkeep.compaction import Compaction
-    from storage_core.store.upkeep.merging import MergePolicy
-    from storage_core.store.upkeep.upkeep import Upkeep
+    from storage_core.store.maintenance.compaction import Compaction
+    from storage_core.store.maintenance.maintenance import Maintenance
+    from storage_core.store.maintenance.merging import MergePolicy
 
 T = TypeVar("T")
 LOCK_TIMEOUT_S = 60.0
@@ -55,15 +55,15 @@ class Store:
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
         self._window = MsgIdWindow()
-        self._commits = CommitGroups(self.turn)
+        self._commits = CommitGroups(self.session)
         self.read_only = read_only
 
     @classmethod
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
         """Make a store on empty or missing directories, one, three or five, and open it; what they lie in is made, too.
 
-        Settings: graveyard_keep, snapshot_every. Raises ValueError (number of volumes, one twice or within another,
-        unknown setting), AlreadyExistsError (a directory that is not empty).
+        Settings: deleted_file_retention, snapshot_every. Raises ValueError (number of volumes, one twice or within
+        another, unknown setting), AlreadyExistsError (a directory that is not empty).
         """
         made = creation.create_volumes(_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
         return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
@@ -85,7 +85,7 @@ class Store:
         metadata = Metadata.at(env, resolve_paths(path_or_paths), read_only)
         store = cls(metadata, env, read_only, lock_timeout_s)
         if take_over:
-            with metadata.turn(lock_timeout_s, take_over=True):
+            with metadata.session(lock_timeout_s, take_over=True):
                 pass
         state = store.state()
         if not read_only and len(state.voters) > 1:
@@ -211,13 +211,13 @@ class Store:
         if isinstance(given, Mapping) and given.get("num_replicas") is None:
             given = {**given, "num_replicas": sum(not one.learner for one in self.state().voters)}
         checked = StreamConfig.from_mapping(given)
-        with self.turn() as turn:
+        with self.session() as session:
             incarnation = self._env.new_id()
-            chosen = placement.choose(turn.state, turn.writable, checked.num_replicas)
+            chosen = placement.choose(session.state, session.writable, checked.num_replicas)
             command = AddStream(incarnation, checked, chosen)
-            turn.check(command)
-            appends.make_directories(turn, incarnation, chosen, self._env)
-            turn.propose(command)
+            session.check(command)
+            appends.make_directories(session, incarnation, chosen, self._env)
+            session.propose(command)
         return Stream(self, incarnation, checked.name)
 
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
@@ -237,16 +237,16 @@ class Store:
             from storage_core.store import operations
 
             operations.change_replicas(self, known, replicas)
-        with self.turn() as turn:
-            stream = self.stream_state(name, turn.state)
+        with self.session() as session:
+            stream = self.stream_state(name, session.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-            turn.propose(EditStream(stream.incarnation, merged))
+            session.propose(EditStream(stream.incarnation, merged))
         return Stream(self, stream.incarnation, name)
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
-        with self.turn(frees=True) as turn:
-            turn.propose(DeleteStream(self.stream_state(name, turn.state).incarnation))
+        with self.session(frees=True) as session:
+            session.propose(DeleteStream(self.stream_state(name, session.state).incarnation))
 
     # --- appends: begin, write through Stagers, then commit or abort
 
@@ -279,13 +279,13 @@ class Store:
         OutcomeUnknownError if the disks failed in between.
         """
         return self._commits.run(
-            lambda turn: appends.commit(turn, transaction, staged, writer, overwrite, self._window, self._env)
+            lambda session: appends.commit(session, transaction, staged, writer, overwrite, self._window, self._env)
         )
 
     def abort(self, transaction: Transaction) -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
-        with self.turn() as turn:
-            return appends.abort(turn, transaction, self._env)
+        with self.session() as session:
+            return appends.abort(session, transaction, self._env)
 
     # --- reading
 
@@ -370,8 +370,8 @@ class Store:
     ) -> dict[str, Any]:
         """Read and check the next portion of all copies, at most about `limit_bytes` of them; go on there next time.
 
-        Damage is written down, and left to be repaired by upkeep and `repair`. `progress` hears (copies done, copies in
-        all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
+        Damage is written down, and left to be repaired by maintenance and `repair`. `progress` hears (copies done,
+        copies in all). Returns ok, checked_blocks, damage and done (the end was reached: the next one begins anew).
         """
         from storage_core.store import operations
 
@@ -397,10 +397,10 @@ class Store:
         return operations.compaction(self, policy)
 
     def maintain(self) -> None:
-        """Do all upkeep that is due, without the bounds of a turn.
+        """Do all maintenance that is due, without the bounds of a session.
 
         Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
-        mended, small blocks merged, old graves and orphaned blocks unlinked, the journal written, a snapshot taken. An
+        mended, small blocks merged, old deletes and orphaned blocks unlinked, the journal written, a snapshot taken. An
         empty or missing directory is left as it is: it may be where a disk is not mounted. `repair` makes it a volume.
         """
         from storage_core.store import operations
@@ -495,21 +495,22 @@ class Store:
     # --- turns
 
     @contextmanager
-    def turn(self, frees: bool = False) -> Iterator[Turn]:
-        """Hold the store, and do the bounded upkeep after what was done with it. `frees`: as `Metadata.turn` has it."""
-        with self.metadata.turn(self.lock_timeout_s, frees=frees) as turn:
-            yield turn
-            self.upkeep.after(turn)
+    def session(self, frees: bool = False) -> Iterator[Session]:
+        """Hold the store, and do the bounded maintenance after what was done with it. `frees`: as `Metadata.session`
+        has it."""
+        with self.metadata.session(self.lock_timeout_s, frees=frees) as session:
+            yield session
+            self.maintenance.after(session)
 
     @cached_property
-    def upkeep(self) -> "Upkeep":
+    def maintenance(self) -> "Maintenance":
         """The bounded maintenance of this store, for whoever holds it."""
-        from storage_core.store.upkeep.upkeep import Upkeep
+        from storage_core.store.maintenance.maintenance import Maintenance
 
-        return Upkeep(self._env)
+        return Maintenance(self._env)
 
-    def together(self, call: Callable[[Turn], T]) -> T:
-        """Return what `call` returns, done in a turn that threads may share: one round of fsyncs for all of it."""
+    def together(self, call: Callable[[Session], T]) -> T:
+        """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it."""
         return self._commits.run(call)
 
 

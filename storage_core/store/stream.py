@@ -196,7 +196,7 @@ class Stream:
                 first=sequence,
                 end=sequence + 1,
             )
-        was_removed = state.floor > sequence >= 1 or sequence in state.removed
+        was_removed = state.low_watermark > sequence >= 1 or sequence in state.removed
         raise MessageNotFoundError(self.name, sequence, was_removed, state.first_sequence, state.next_sequence)
 
     def last(self, subject: str) -> Message:
@@ -264,13 +264,13 @@ class Stream:
 
     def _remove(self, request: Removal) -> int:
         store = self._store
-        with store.turn(frees=True) as turn:
-            state = turn.state
+        with store.session(frees=True) as session:
+            state = session.state
             stream = state.by_incarnation(self.incarnation)
             if stream is None:
                 raise self._stale()
-            made = removal.command(state, stream, request, turn.volumes, store.environment)
-            result = turn.propose(made)
+            made = removal.command(state, stream, request, session.volumes, store.environment)
+            result = session.propose(made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
 

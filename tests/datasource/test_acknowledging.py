@@ -53,7 +53,7 @@ class Heard:
         sources = [SimpleNamespace(endOffset=one) for one in end_offsets]
         self.listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(batchId=7, sources=sources)))  # type: ignore[arg-type]
 
-    def floor(self, consumer: str = "etl") -> int:
+    def low_watermark(self, consumer: str = "etl") -> int:
         found = self.store.stream("ORDERS").consumer(consumer).info()
         return int(found["ack_floor"]["stream_seq"])
 
@@ -72,23 +72,23 @@ def test_finished_batch_is_acknowledged_in_one_entry_and_once(heard: Heard) -> N
     for _ in range(3):
         heard.progress(heard.offset(41, "etl"))
     assert heard.store.index() == before + 1
-    assert (heard.floor("etl"), heard.floor("other")) == (40, 0)
+    assert (heard.low_watermark("etl"), heard.low_watermark("other")) == (40, 0)
 
 
 def test_late_progress_moves_no_consumer_back(heard: Heard) -> None:
     heard.progress(heard.offset(41, "etl"))
     heard.progress(heard.offset(11, "etl"))
-    assert heard.floor() == 40
+    assert heard.low_watermark() == 40
 
 
 def test_query_without_a_consumer_acknowledges_for_nobody(heard: Heard) -> None:
     heard.progress(heard.offset(41, None))
-    assert (heard.floor("etl"), heard.floor("other")) == (0, 0)
+    assert (heard.low_watermark("etl"), heard.low_watermark("other")) == (0, 0)
 
 
 def test_two_sources_of_one_query_have_consumers_of_their_own(heard: Heard) -> None:
     heard.progress(heard.offset(41, "etl"), None, heard.offset(21, "other"))
-    assert (heard.floor("etl"), heard.floor("other")) == (40, 20)
+    assert (heard.low_watermark("etl"), heard.low_watermark("other")) == (40, 20)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_offsets_of_other_sources_are_none_of_its_business(
 ) -> None:
     with caplog.at_level(logging.WARNING, "jstream"):
         heard.progress(offset, heard.offset(41, "etl"))
-    assert heard.floor() == 40
+    assert heard.low_watermark() == 40
     assert caplog.text == ""
 
 
@@ -116,7 +116,7 @@ def test_store_that_cannot_be_found_is_told_once_and_found_later(
     known_stores._remembered.clear()
     known_stores.remember(heard.store.id, heard.store.paths)
     heard.progress(heard.offset(31, "etl"))
-    assert heard.floor() == 30
+    assert heard.low_watermark() == 30
 
 
 def test_another_store_at_the_path_is_left_alone(
@@ -127,7 +127,7 @@ def test_another_store_at_the_path_is_left_alone(
     with caplog.at_level(logging.WARNING, "jstream"):
         heard.progress(heard.offset(41, "etl"))
     assert f"is store {other.id.hex()}, not {heard.store.id.hex()}" in caplog.text
-    assert heard.floor() == 0
+    assert heard.low_watermark() == 0
 
 
 def test_stream_that_is_gone_hurts_nobody(heard: Heard) -> None:

@@ -78,8 +78,8 @@ class Fire:
         self.older: dict[Path, Path] = {}
 
     def keep_copies(self) -> None:
-        """Copy every volume as it is between two turns, to put it back later."""
-        with Store.open(self.paths).turn():
+        """Copy every volume as it is between two sessions, to put it back later."""
+        with Store.open(self.paths).session():
             for path in self.paths:
                 copy = path.with_suffix(".older")
                 shutil.rmtree(copy, ignore_errors=True)

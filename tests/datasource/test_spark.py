@@ -207,8 +207,8 @@ def test_dataframe_repeats_while_the_stream_changes(spark: Any, read: Any, write
 
 def test_tables_of_streams_and_events(read: Any, store: Store, orders: Make) -> None:
     store.stream("ORDERS").append(orders(5))
-    with store.turn() as turn:
-        turn.propose(RecordEvents((Event("scrub", reason="a test"),)))
+    with store.session() as session:
+        session.propose(RecordEvents((Event("scrub", reason="a test"),)))
     rows = read(None, table="streams").where("messages > 0").select("stream", "messages", "subjects").collect()
     assert [tuple(row) for row in rows] == [("ORDERS", 5, ["orders.>"])]
     replicas = read(None, table="streams").selectExpr("stream", "inline(replicas)").where("current").collect()

@@ -334,7 +334,7 @@ def test_abort_never_raises(store: Store, driver: Any, orders: Make, caplog: pyt
     query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "0s"})
     messages = query.stage(0, orders(3))
     writer = query.writer(orders(0).schema)
-    with store.turn(), caplog.at_level(logging.WARNING, "jstream"):
+    with store.session(), caplog.at_level(logging.WARNING, "jstream"):
         in_another_process(writer.abort, messages, 0)
     assert data(store) == []
 
@@ -362,7 +362,7 @@ def test_lock_timeout_bounds_the_wait_for_another_process(store: Store, driver: 
     query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "0s"})
     messages = query.stage(0, orders(3))
     writer = query.writer(orders(0).schema)
-    with store.turn(), pytest.raises(StoreBusyError):
+    with store.session(), pytest.raises(StoreBusyError):
         in_another_process(writer.commit, messages, 0)
     query.commit(0, messages, orders(0).schema)
     assert data(store) == numbered(0, 3)
@@ -371,7 +371,7 @@ def test_lock_timeout_bounds_the_wait_for_another_process(store: Store, driver: 
 def test_an_abort_hardly_waits_for_the_process_that_holds_the_store(store: Store, driver: Any, orders: Make) -> None:
     query = Query(driver, options={"stream": "ORDERS", "lockTimeout": "10m"})
     messages = query.stage(0, orders(3))
-    with store.turn():
+    with store.session():
         in_another_process(query.writer(orders(0).schema).abort, messages, 0)  # waits for a minute at most
     assert data(store) == []
 

@@ -128,8 +128,8 @@ def test_columns_of_consumers_that_a_foreign_store_has_too_are_of_the_same_type(
 
 
 def record(store: Store, *events: Event) -> None:
-    with store.turn() as turn:
-        turn.propose(RecordEvents(events))
+    with store.session() as session:
+        session.propose(RecordEvents(events))
 
 
 def test_events_are_rows_oldest_first_with_nothing_for_what_they_are_not_about(store: Store, driver: Any) -> None:

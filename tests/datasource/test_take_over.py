@@ -147,8 +147,8 @@ class Reads:
 
 
 def ack_floor(store: Store) -> int:
-    floor: int = store.stream("ORDERS").consumer("etl").info()["ack_floor"]["stream_seq"]
-    return floor
+    low_watermark: int = store.stream("ORDERS").consumer("etl").info()["ack_floor"]["stream_seq"]
+    return low_watermark
 
 
 def test_a_query_reads_as_a_consumer_on_another_host_only_where_it_can_acknowledge(

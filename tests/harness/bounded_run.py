@@ -51,7 +51,7 @@ with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
 print(json.dumps({"ended": ended, "peak_bytes": peak}))
 """
-# What verify and upkeep make of a store, and adoption of what is left without its metadata.
+# What verify and maintenance make of a store, and adoption of what is left without its metadata.
 _VERIFY = """
 import json, shutil, sys, time
 from pathlib import Path

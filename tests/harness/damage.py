@@ -111,9 +111,9 @@ def blank(machine: Machine, volume: Path) -> None:
 
 
 def refused(machine: Machine, *named: Path) -> StorageError:
-    """Return the error that a turn on the store ends in."""
+    """Return the error that a session on the store ends in."""
     try:
-        with open_by(machine, *named).turn():
+        with open_by(machine, *named).session():
             pass
     except StorageError as error:
         return error

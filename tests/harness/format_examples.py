@@ -20,7 +20,7 @@ from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 STORE, VOLUME, INSTANCE = b"S" * 16, b"V" * 16, b"I" * 16
 MADE_NS = 1_700_000_000_000_000_000
-SETTINGS = StoreSettings(graveyard_keep=86_400_000_000_000, snapshot_every=512)
+SETTINGS = StoreSettings(deleted_file_retention=86_400_000_000_000, snapshot_every=512)
 FIRST_ENVELOPE = Envelope(MADE_NS, Init(STORE, SETTINGS, (Voter(VOLUME, INSTANCE, "."),), "d0", "host-a"))
 SECOND_ENVELOPE = Envelope(MADE_NS + 1, NoOp(), {VOLUME: 1})
 VOTES = Vote(1, b"candidate-one..."), Vote(2, b"candidate-two...")

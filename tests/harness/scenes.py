@@ -142,7 +142,7 @@ def check_shown_and_whole(machine: Machine, done: int) -> None:
     """Check that the store shows what `done` steps make, and that it finds no damage in itself.
 
     A snapshot that was being written may be torn, and is told of until the next two have taken its place; so may a
-    commit record of one volume of several, until the next turn.
+    commit record of one volume of several, until the next session.
     """
     store = machine.open()
     assert seen_in_store(store) == shown_before(done)

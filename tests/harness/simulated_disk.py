@@ -150,7 +150,7 @@ class SimulatedDisk:
         return sum(len(inode.content) for _, inode in self.files())
 
     def flip_bit(self, path: Path, bit: int) -> None:
-        """Turn one bit of a file over, on the platter and in the cache."""
+        """Session one bit of a file over, on the platter and in the cache."""
         inode = self.inode(path)
         for bytes_ in (inode.content, inode.platter):
             if bit // 8 < len(bytes_):  # what was not synced may not be on the platter

@@ -118,7 +118,7 @@ def blocks_of(machine: Machine) -> list[str]:
 def check_right_or_refused(machine: Machine) -> None:
     try:
         store = machine.open()
-        with store.turn():
+        with store.session():
             pass
     except StorageError:
         return

@@ -249,7 +249,7 @@ def check_reached(machine: Machine, step: int, reached: tuple[int, ...]) -> None
         machine.disk.put_back(path, node)
     store = machine.open()
     assert seen_in_store(store) == shown_before(done)
-    with store.turn():
+    with store.session():
         pass
     machine.disk.lose_power(NOTHING_KEPT)
     for path in machine.paths[: len(machine.paths) // 2]:
@@ -288,7 +288,7 @@ def test_fault_11_a_gap_between_snapshot_and_log_is_refused_or_caught_up() -> No
 def check_gap(machine: Machine, step: int) -> None:
     try:
         store = machine.open()
-        with store.turn():
+        with store.session():
             pass
     except StorageError:
         return

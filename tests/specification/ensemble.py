@@ -1,7 +1,7 @@
-"""The protocol of turns on three volumes, of which one may fail, as a model: processes, turns, faults.
+"""The protocol of sessions on three volumes, of which one may fail, as a model: processes, turns, faults.
 
-docs/locks-and-stability.md says the rules in words, decision.py and turn.py of storage_core/store/ensemble carry them
-out, this model says them a third time, without files and threads, so that every order of steps and faults within a
+docs/locks-and-stability.md says the rules in words, decision.py and session.py of storage_core/store/ensemble carry
+them out, this model says them a third time, without files and threads, so that every order of steps and faults within a
 budget can be tried.
 
     Volume    records, commit record, blocks, lock: ensemble_volume.py.
@@ -9,16 +9,17 @@ budget can be tried.
               one before has returned. First each volume that takes part is written (repaired, caught up, rewritten,
               voted on) and fsynced; then the entry is written and fsynced; with a quorum of voters the append is
               acknowledged, and the commit record moves.
-    Faults    kill; interrupt (the turn ends, the process lives); power loss of everything; and one faulty volume at a
+    Faults    kill; interrupt (the session ends, the process lives); power loss of everything; and one faulty volume at
+    a
               time: its fsync fails, it cannot be reached, comes back blank or as it was before, its last record is
               damaged, or it is that of a copy of the store that was written on by itself. Another one may be faulty
-              after a completed repair: a turn that ended in the belief that all three volumes are whole.
+              after a completed repair: a session that ended in the belief that all three volumes are whole.
 
 HISTORY        an entry that was acknowledged, or that a reader could see, is replaced
-LOST           a turn is about to lead with a log that lacks such an entry
+LOST           a session is about to lead with a log that lacks such an entry
 BLOCK-LOST     a committed append has no durable block on any volume
-FALSE-CURRENT  a turn ends in the belief that all volumes are whole, and one is not durable
-REFUSE-HEALTHY no volume is faulty, all that can be reached are locked, and the turn refuses
+FALSE-CURRENT  a session ends in the belief that all volumes are whole, and one is not durable
+REFUSE-HEALTHY no volume is faulty, all that can be reached are locked, and the session refuses
 REFUSE-F1      the same with one faulty volume: an outage where an event is promised
 READER-ERR     with one faulty volume, an entry below the highest commit record that can be read is not readable
 READER-BLIND   with one faulty volume, no commit record can be read
@@ -32,7 +33,7 @@ the order of their ids within a round, and fsynced in any order.
 from collections.abc import Iterator
 
 from ensemble_faults import faults, made_anew, still_holds, tasks_of
-from ensemble_rules import NOT_WRITTEN, Decision, Evidence, Rules, decide
+from ensemble_rules import NOT_WRITTEN, Decision, LogContents, Rules, decide
 from ensemble_state import (
     FAILED,
     NONE,
@@ -180,19 +181,19 @@ class Ensemble:
 
     def _read(self, state: State, number: int, process: Process) -> Iterator[tuple[str, State]]:
         self.doing = f"P{number} reads"
-        evidence = {}
+        contents = {}
         for locked in (True, False):
             for at, one in enumerate(state.volumes):
                 if one.is_there and (one.holder == number) == locked and (locked or self.rules.peek):
-                    evidence[at] = Evidence(read(one.records), max(one.commit, 0), one.standing, locked, one.named)
-        decision = decide(self.rules, evidence, N)
+                    contents[at] = LogContents(read(one.records), max(one.commit, 0), one.standing, locked, one.named)
+        decision = decide(self.rules, contents, N)
         state = spend(state, "turns")
         voters = [at for at, task in enumerate(decision.tasks) if task is not None and task.votes]
         if len(voters) < QUORUM or not decision.tips:
             yield self._refusal(state, number, process)
             return
         for tip in decision.tips:
-            leads = self._leading(number, process, decision, tip, evidence)
+            leads = self._leading(number, process, decision, tip, contents)
             how = f"elected in term {leads.term}" if leads.election else f"in term {leads.term}"
             self.doing = f"P{number} leads {how} with entry {INDEX[tip]}, voters {voters}"
             if not is_prefix(state.promised, tip):
@@ -207,12 +208,12 @@ class Ensemble:
         return f"P{number} refuses", self._ended(state, number, process)
 
     def _leading(
-        self, number: int, process: Process, decision: Decision, tip: int, evidence: dict[int, Evidence]
+        self, number: int, process: Process, decision: Decision, tip: int, contents: dict[int, LogContents]
     ) -> Process:
-        """Return the process with what it is going to do in this turn."""
+        """Return the process with what it is going to do in this session."""
         is_mine = process.term and decision.term == process.term and decision.candidates <= {number}
         synced = tuple(
-            entry if (is_mine or not self.rules.forget) and not (at in evidence and evidence[at].found.bad) else 0
+            entry if (is_mine or not self.rules.forget) and not (at in contents and contents[at].found.bad) else 0
             for at, entry in enumerate(process.synced)
         )
         tasks = tuple(task or NOT_WRITTEN for task in decision.tasks)
@@ -315,7 +316,7 @@ class Ensemble:
             yield f"P{number} fsync of {at} FAILS", with_volume(failed, at, failed_fsync(volume))
 
     def _failed(self, state: State, number: int, process: Process, at: int) -> State:
-        """The volume is left out for the rest of the turn."""
+        """The volume is left out for the rest of the session."""
         left_out = process._replace(stages=put(process.stages, at, FAILED), synced=put(process.synced, at, 0))
         return with_process(state, number, left_out)
 
@@ -365,7 +366,7 @@ class Ensemble:
             self.doing = f"P{number} lets go"
             yield self.doing, self._finished(state, number, process)
 
-    # --- the end of a turn
+    # --- the end of a session
 
     def _finished(self, state: State, number: int, process: Process) -> State:
         """Volumes that failed are retired, those that took everything are members; all whole: a repair is complete."""

@@ -47,7 +47,7 @@ def _replaced(state: State, at: int, volume: Volume) -> Iterator[tuple[str, Stat
 
 
 def made_anew(volume: Volume) -> Volume:
-    """Return the volume as somebody who repairs it leaves it: to be filled by the next turn."""
+    """Return the volume as somebody who repairs it leaves it: to be filled by the next session."""
     return Volume(True, volume.instance + 1, "blank", -1, (), 0, 0, (), (), (), ())
 
 

@@ -32,7 +32,7 @@ class Rules:
     drop_record: bool = True  # repair at or below a volume's commit record first takes that record away
     blank_waits: bool = True  # a blank volume neither votes nor counts until it has caught up
     vote_first: bool = True  # the vote is durable on a quorum before an entry of its term is written
-    all_evidence: bool = True  # the log to lead with is the best one that can be read, a voter's or not
+    all_contents: bool = True  # the log to lead with is the best one that can be read, a voter's or not
     forget: bool = True  # memory of own fsyncs is forgotten when anybody else has led since
     give_up: bool = True  # after an append without quorum the process gives its term up
     abort_first: bool = True  # blocks are swept only after a committed abort
@@ -46,7 +46,7 @@ def weakened(*names: str) -> Rules:
     return replace(Rules(), **dict.fromkeys(names, False))
 
 
-class Evidence(NamedTuple):
+class LogContents(NamedTuple):
     """What is known of a volume that was read."""
 
     found: Found
@@ -79,12 +79,12 @@ class Decision(NamedTuple):
 NOT_WRITTEN = Task(False, False, False, 0)
 
 
-def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) -> Decision:
-    """Return who votes, which log leads and what each locked volume needs. `evidence`: of the volumes that were read.
+def decide(rules: Rules, contents: Mapping[int, LogContents], volume_count: int) -> Decision:
+    """Return who votes, which log leads and what each locked volume needs. `contents`: of the volumes that were read.
 
     Too few votes for a quorum are the caller's to see: whether that is an error depends on what was not locked.
     """
-    asked = dict(list(evidence.items())[: volume_count if rules.read_all else volume_count // 2 + 1])
+    asked = dict(list(contents.items())[: volume_count if rules.read_all else volume_count // 2 + 1])
     foreign, wanted, split = set[int](), [0], False
     if rules.majority:
         known = asked if rules.names else {volume: one._replace(named=()) for volume, one in asked.items()}
@@ -95,10 +95,10 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     commit = max((one.commit for one in asked.values()), key=INDEX.__getitem__, default=0)
     stated = [_stated(readable, volume) for volume in range(volume_count)]
     tasks = tuple(
-        _task(rules, volume, asked, whole, commit, stated[volume], volume_count) if evidence[volume].is_locked else None
-        for volume in sorted(evidence)
+        _task(rules, volume, asked, whole, commit, stated[volume], volume_count) if contents[volume].is_locked else None
+        for volume in sorted(contents)
     )
-    by_volume = dict(zip(sorted(evidence), tasks, strict=True))
+    by_volume = dict(zip(sorted(contents), tasks, strict=True))
     every = tuple(by_volume.get(volume) for volume in range(volume_count))
     term = max((one.found.term for one in asked.values()), default=0)
     return Decision(
@@ -111,13 +111,13 @@ def decide(rules: Rules, evidence: Mapping[int, Evidence], volume_count: int) ->
     )
 
 
-def _whole(asked: Mapping[int, Evidence]) -> set[int]:
+def _whole(asked: Mapping[int, LogContents]) -> set[int]:
     """Return the entries that can be read with all before them."""
     readable = {entry for one in asked.values() for entry in one.found.entries if entry}
     return {entry for entry in readable if readable.issuperset(LOG[entry])}
 
 
-def _last(one: Evidence, whole: set[int]) -> int:
+def _last(one: LogContents, whole: set[int]) -> int:
     return max((entry for entry in one.found.entries if entry in whole), key=INDEX.__getitem__, default=0)
 
 
@@ -125,7 +125,7 @@ def _are_on_one_chain(one: int, other: int) -> bool:
     return is_prefix(one, other) or is_prefix(other, one)
 
 
-def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int], list[int], bool]:
+def _branches(asked: Mapping[int, LogContents], volume_count: int) -> tuple[set[int], list[int], bool]:
     """Return the volumes of another copy of the store, the entries that count for sure, and whether nobody can tell.
 
     What a majority holds was never contradicted by anything committed: two majorities have a volume in common.
@@ -159,7 +159,7 @@ def _branches(asked: Mapping[int, Evidence], volume_count: int) -> tuple[set[int
 
 
 def _denies_a_majority(
-    volume: int, asked: Mapping[int, Evidence], logs: Mapping[int, int], volume_count: int, of_another_branch: bool
+    volume: int, asked: Mapping[int, LogContents], logs: Mapping[int, int], volume_count: int, of_another_branch: bool
 ) -> bool:
     """Return whether a majority has lost entries, if what stands on this volume is true: one fault is likelier."""
     teller, whole = asked[volume], _whole(asked)
@@ -198,14 +198,14 @@ def _stated(readable: set[int], volume: int) -> int:
 def _task(
     rules: Rules,
     volume: int,
-    asked: Mapping[int, Evidence],
+    asked: Mapping[int, LogContents],
     whole: set[int],
     commit: int,
     stated: int,
     volume_count: int,
 ) -> Task:
     one = asked.get(volume)
-    if one is None:  # only where not all evidence is read
+    if one is None:  # only where not all contents is read
         return NOT_WRITTEN
     entries, bad, takes_part = one.found.entries, _bad(one), True
     is_member = one.standing == "member" or (one.standing == "blank" and not rules.blank_waits)
@@ -224,13 +224,13 @@ def _task(
     return Task(takes_part, votes and takes_part, drops_record, trusted)
 
 
-def _bad(one: Evidence) -> int:
+def _bad(one: LogContents) -> int:
     """Return the first index that is missing, torn or damaged; a log that ends below its commit record was cut."""
     entries = one.found.entries
     return one.found.bad or (len(entries) + 1 if len(entries) < max(INDEX[one.commit], 1) else 0)
 
 
-def _is_torn_tail(rules: Rules, asked: Mapping[int, Evidence], volume_count: int) -> bool:
+def _is_torn_tail(rules: Rules, asked: Mapping[int, LogContents], volume_count: int) -> bool:
     """Return whether a bad record above all marks, of which there is no copy, was never acknowledged."""
     silent = volume_count - sum(one.standing != "blank" or not rules.blank_waits for one in asked.values())
     f = volume_count - (volume_count // 2 + 1)
@@ -239,7 +239,7 @@ def _is_torn_tail(rules: Rules, asked: Mapping[int, Evidence], volume_count: int
 
 def _best(
     rules: Rules,
-    asked: Mapping[int, Evidence],
+    asked: Mapping[int, LogContents],
     tasks: tuple[Task | None, ...],
     whole: set[int],
     commit: int,
@@ -249,7 +249,7 @@ def _best(
     leading = []
     for volume, one in asked.items():
         task = tasks[volume]
-        if rules.all_evidence or (task is not None and task.votes):
+        if rules.all_contents or (task is not None and task.votes):
             leading.append(_last(one, whole))
     leading = [one for one in leading if all(is_prefix(entry, one) for entry in wanted)] or leading
     best = max(map(rank, leading), default=(0, 0))

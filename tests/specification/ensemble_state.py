@@ -40,16 +40,16 @@ class Left(NamedTuple):
     absences: int
 
 
-# Where a process stands with one volume within a turn.
+# Where a process stands with one volume within a session.
 NONE, WRITTEN, READY = 0, 1, 2  # nothing yet; prepared; that is fsynced
 SENT, STORED = 3, 4  # the entry is written; that is fsynced
-FAILED, OUT = -1, -2  # an I/O error in this turn; it never took part
+FAILED, OUT = -1, -2  # an I/O error in this session; it never took part
 
 
 class Process(NamedTuple):
     at: str  # idle, locking, reading, writing, recording
     jobs: tuple[str, ...]  # left to do
-    term: int  # that it leads, between turns as well; 0: none
+    term: int  # that it leads, between sessions as well; 0: none
     synced: tuple[int, ...]  # by volume: the log that it knows to be durable there, by its own fsync
     attempt: int
     asked: int  # volumes that it has tried to lock

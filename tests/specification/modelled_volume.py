@@ -1,4 +1,5 @@
-"""One volume in the model of turns: entries, segments, what reading them says, what fsync and power loss make of them.
+"""One volume in the model of sessions: entries, segments, what reading them says, what fsync and power loss make of
+them.
 
 What was written is D on the disk, W in the page cache, or G: in the page cache but clean after a failed fsync, so that
 a later fsync "succeeds" and does not write it. B is a record that is torn or damaged.

@@ -61,7 +61,7 @@ class Gates:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._running = 0
-        self._waiting: dict[int, str] = {}  # volume: what its thread, or the turn, is about to do
+        self._waiting: dict[int, str] = {}  # volume: what its thread, or the session, is about to do
         self._granted: dict[int, str] = {}
         self.is_open = False  # everything goes on
         self.end: type[BaseException] | None = None  # what every thread meets at its gate
@@ -145,7 +145,7 @@ class GatedFiles:
 
 
 class Process:
-    """A process that takes turns; each turn is a thread."""
+    """A process that takes turns; each session is a thread."""
 
     def __init__(self, number: int, replay: "Replay") -> None:
         self.number, self.replay = number, replay
@@ -153,18 +153,18 @@ class Process:
         self.env = replay.environment(GatedFiles(self.files, self), self.in_round)
         self.gates = Gates()
         self.metadata: Metadata | None = None
-        self.turn: threading.Thread | None = None
-        self.outcome: str | BaseException = "no turn yet"
+        self.session: threading.Thread | None = None
+        self.outcome: str | BaseException = "no session yet"
         self._round = threading.local()
         self._proposing = ""
         self.writes_entry = False
 
     def begin(self, name: str) -> None:
-        """Take a turn that makes a stream; it stops at its first gate."""
+        """Begin a session that makes a stream; it stops at its first gate."""
         self.gates = Gates()
         self.gates.thread(+1)
-        self.turn = threading.Thread(target=self._take, args=(name,), daemon=True)
-        self.turn.start()
+        self.session = threading.Thread(target=self._take, args=(name,), daemon=True)
+        self.session.start()
         self.gates.rest()
 
     def _take(self, name: str) -> None:
@@ -172,9 +172,9 @@ class Process:
             if self.metadata is None:
                 self.metadata = Metadata.at(self.env, PATHS)
             self._proposing = ""
-            with self.metadata.turn(0.0) as turn:
+            with self.metadata.session(0.0) as session:
                 self._proposing = name
-                turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+                session.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
                 self._proposing = ""
             self.outcome = "done"
         except (StorageError, ProcessEnded, KeyboardInterrupt) as error:
@@ -195,10 +195,10 @@ class Process:
                 outcomes[at] = error
             finally:
                 if left.acquire(blocking=False):
-                    self.gates.thread(-1)  # the last one to end hands over to the turn, which goes on at once
+                    self.gates.thread(-1)  # the last one to end hands over to the session, which goes on at once
 
         threads = [threading.Thread(target=run, args=(at,), daemon=True) for at in range(len(calls))]
-        self.gates.thread(len(calls) - 1)  # the turn itself waits
+        self.gates.thread(len(calls) - 1)  # the session itself waits
         for one in threads:
             one.start()
         for one in threads:
@@ -233,11 +233,11 @@ class Process:
         return how
 
     def stop(self, end: type[BaseException] | None) -> None:
-        """Let the turn run to its end, or end it."""
+        """Let the session run to its end, or end it."""
         self.gates.release(end)
-        if self.turn is not None:
-            self.turn.join(WAIT_MAX_S)
-            self.turn = None
+        if self.session is not None:
+            self.session.join(WAIT_MAX_S)
+            self.session = None
 
     def kill(self) -> None:
         self.files.kill()
@@ -258,7 +258,7 @@ class Replay:
         self.disk.lose_power(ALL_KEPT)  # the first commit record is durable, as in the model
         self._images = {volume: [self.disk.image_below(path)] for volume, path in enumerate(PATHS)}
         self.processes = [Process(number, self) for number in (0, 1)]
-        self.outcomes: list[str | BaseException] = []  # of turns that ran to their end
+        self.outcomes: list[str | BaseException] = []  # of sessions that ran to their end
 
     def environment(self, files: Any, parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]]) -> Environment:
         return Environment(
@@ -318,7 +318,7 @@ class Replay:
         return True
 
     def _pass(self, process: Process, volume: int, what: str, how: str) -> bool:
-        if process.turn is None or not process.gates.waits_for(volume, what):
+        if process.session is None or not process.gates.waits_for(volume, what):
             return False
         process.gates.grant(volume, how)
         return True
@@ -383,8 +383,8 @@ class Replay:
         for path, image in images.items():
             copy.put_back(path, image.copy_platter())
         for name in ("copied", "copied-too")[:length]:
-            with patch.object(locks, "_mutexes", {}), self._alone(copy).turn(0.0) as turn:  # on another host
-                turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+            with patch.object(locks, "_mutexes", {}), self._alone(copy).session(0.0) as session:  # on another host
+                session.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
         copy.lose_power(ALL_KEPT)  # its last commit record is on the disk, too
         self.disk.put_back(PATHS[volume], copy.image_below(PATHS[volume]))
         return True
@@ -422,17 +422,17 @@ class Replay:
             process.kill()
 
     def heal(self) -> dict[str, str]:
-        """End everything, bring volumes back, and take a turn; return how each volume stands then."""
+        """End everything, bring volumes back, and begin a session; return how each volume stands then."""
         for process in self.processes:
-            if process.turn is not None:
+            if process.session is not None:
                 process.stop(None)
                 self.outcomes.append(process.outcome)
             process.kill()
         for volume in list(self._away):
             self.disk.put_back(PATHS[volume], self._away.pop(volume))
-        with self._alone(self.disk).turn(0.0) as turn:
-            turn.propose(AddStream(b"healed".ljust(16), StreamConfig(name="healed", subjects=("healed",)), ()))
-            return {str(one.path): turn.standing(one.volume_id).state for one in turn.volumes}
+        with self._alone(self.disk).session(0.0) as session:
+            session.propose(AddStream(b"healed".ljust(16), StreamConfig(name="healed", subjects=("healed",)), ()))
+            return {str(one.path): session.standing(one.volume_id).state for one in session.volumes}
 
     def streams(self, without: int | None = None) -> set[str]:
         """Return what is there after a power loss that keeps nothing, on all volumes or without one of them."""
@@ -441,8 +441,8 @@ class Replay:
             disk.take_away(PATHS[without])
         disk.evict_clean_pages()
         disk.lose_power(NOTHING_KEPT)
-        with self._alone(disk).turn(0.0) as turn:
-            return {one.name for one in turn.state.streams.values()}
+        with self._alone(disk).session(0.0) as session:
+            return {one.name for one in session.state.streams.values()}
 
     def _alone(self, disk: SimulatedDisk) -> Metadata:
         return Metadata.at(self.environment(disk.process(), one_after_another), PATHS)

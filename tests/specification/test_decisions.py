@@ -2,7 +2,7 @@
 
 Walks at random, by the protocol and by the protocol without one of its rules, come to states in which a process has
 its locks and reads. Such a state is written out as the metadata files of real volumes; the log reader reads them, and
-decision.py and the model's `decide` judge the same evidence by two versions of the same rules.
+decision.py and the model's `decide` judge the same contents by two versions of the same rules.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ensemble import Ensemble
-from ensemble_rules import Decision, Evidence, Rules, decide, weakened
+from ensemble_rules import Decision, LogContents, Rules, decide, weakened
 from ensemble_state import Budget, N, State
 from ensemble_volume import BAD, Record, Volume, read
 from entries import INDEX, LOG, PARENT, STATED, TERM, entry_after, is_prefix
@@ -29,9 +29,9 @@ from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Vote, make
 from storage_core.raft.log_format import PAGE_SIZE, SegmentHeader
 from storage_core.store.ensemble import decision as real
 from storage_core.store.ensemble.decision import Contended, Found
-from storage_core.store.volume.evidence import Evidence as RealEvidence
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.log_contents import LogContents as RealEvidence
 from storage_core.store.volume.state import VolumeState
 
 IDS = [bytes([65 + number]) * 16 for number in range(N)]
@@ -79,7 +79,7 @@ def real_entry(entry: int) -> Entry:
 
 
 @cache
-def real_evidence(number: int, records: tuple[Record, ...], commit: int, named: tuple[int, ...]) -> RealEvidence:
+def real_contents(number: int, records: tuple[Record, ...], commit: int, named: tuple[int, ...]) -> RealEvidence:
     """Return what the log reader makes of these records."""
     identity = VolumeIdentity(b"S" * 16, IDS[number], INSTANCE, 1)
     data = bytearray(SegmentHeader(b"S" * 16, IDS[number], INSTANCE, 1, 0, 0, CHAIN_START).encode())
@@ -121,9 +121,9 @@ def found(state: State, process: int) -> list[Found]:
     for at, volume in enumerate(state.volumes):
         one = Found(IDS[at], f"volume {at}", INSTANCE)
         if is_read(volume):
-            evidence = real_evidence(at, volume.records, volume.commit, volume.named)
+            contents = real_contents(at, volume.records, volume.commit, volume.named)
             locked = volume.holder == process
-            one = Found(IDS[at], f"volume {at}", INSTANCE, evidence, locked=locked, busy=not locked)
+            one = Found(IDS[at], f"volume {at}", INSTANCE, contents, locked=locked, busy=not locked)
         result.append(one)
     return result
 
@@ -136,12 +136,12 @@ def voters(state: State) -> list[Voter]:
 
 
 def modelled(state: State, process: int) -> Decision:
-    evidence = {
-        at: Evidence(read(one.records), max(one.commit, 0), one.standing, one.holder == process, one.named)
+    contents = {
+        at: LogContents(read(one.records), max(one.commit, 0), one.standing, one.holder == process, one.named)
         for at, one in enumerate(state.volumes)
         if is_read(one)
     }
-    return decide(Rules(), evidence, N)
+    return decide(Rules(), contents, N)
 
 
 # --- the same
@@ -160,11 +160,11 @@ def check_same(state: State, process: int) -> str:
     verdict = "goes on"
     if expected.split:
         verdict = "is torn between two copies"
-        busy = any(one.evidence is not None and one.busy for one in at_hand)
+        busy = any(one.contents is not None and one.busy for one in at_hand)
         with pytest.raises(Contended if busy else NoQuorumError):
             real.decide(at_hand, known)
     elif len(votes) < 2:
-        busy = any(one.evidence is not None and one.busy for one in at_hand)
+        busy = any(one.contents is not None and one.busy for one in at_hand)
         verdict = "backs off" if busy else "refuses"
         with pytest.raises(Contended if busy else NoQuorumError):
             real.decide(at_hand, known)

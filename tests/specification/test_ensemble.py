@@ -25,7 +25,7 @@ def locking(process: int, free: tuple[int, ...] = ALL, one_by_one: bool = False)
 
 
 def prepared(process: int, on: tuple[int, ...] = ALL, fsynced: tuple[int, ...] = ALL) -> list[str]:
-    """The first round of a turn: repaired, caught up, voted on."""
+    """The first round of a session: repaired, caught up, voted on."""
     return [
         f"P{process} leads",
         *(f"P{process} prepares {at}" for at in on),
@@ -44,8 +44,8 @@ def recorded(process: int, on: tuple[int, ...] = ALL) -> list[str]:
     return [*(f"P{process} records on {at}" for at in on), f"P{process} lets go"]
 
 
-def turn(process: int, on: tuple[int, ...] = ALL) -> list[str]:
-    """A whole turn in which nothing goes wrong."""
+def session(process: int, on: tuple[int, ...] = ALL) -> list[str]:
+    """A whole session in which nothing goes wrong."""
     return [*locking(process, on), *prepared(process, on), *stored(process, on), *recorded(process, on)]
 
 
@@ -84,7 +84,7 @@ NEEDED = {
     ),
     "record_after_fsync": Need("READER-ERR", Budget(("a",), turns=2, power_losses=1)),
     "record_where_fsynced": Need("FALSE-CURRENT", Budget(("a,b",), turns=2, kills=1, failed_fsyncs=1)),
-    "two_slots": Need("READER-BLIND", Budget(("a,b",), turns=2, power_losses=1), turn(0)),
+    "two_slots": Need("READER-BLIND", Budget(("a,b",), turns=2, power_losses=1), session(0)),
     "set_aside": Need(
         "REFUSE-F1",
         Budget(("a,b",), turns=2, power_losses=1, absences=1),
@@ -98,20 +98,20 @@ NEEDED = {
             *prepared(0, (0, 1), ()),
             "POWER LOSS k | l torn |",
             "volume 1 is out of sight",
-            *turn(0, (0, 2)),
+            *session(0, (0, 2)),
         ],
     ),
     "peek": SEEN_ONLY,
-    "all_evidence": SEEN_ONLY,
+    "all_contents": SEEN_ONLY,
     "read_all": Need(
         "LOST",
         Budget(("a,b",), turns=2, absences=1, volume_faults=1),
-        ["volume 0 is out of sight", *turn(0, (1, 2)), "volume 0 is back"],
+        ["volume 0 is out of sight", *session(0, (1, 2)), "volume 0 is back"],
     ),
     "drop_record": Need(
         "FALSE-CURRENT",
         Budget(("a,b", "c"), turns=3, kills=2, failed_fsyncs=1, volume_faults=1),
-        [*turn(0), "P0 KILLED", "the last record of volume 0 is damaged"],
+        [*session(0), "P0 KILLED", "the last record of volume 0 is damaged"],
     ),
     "vote_first": Need(
         "REFUSE-HEALTHY",
@@ -125,7 +125,7 @@ NEEDED = {
     "forget": Need(
         "FALSE-CURRENT",
         Budget(("a,b", "c"), turns=3, kills=1, failed_fsyncs=1, volume_faults=1),
-        [*turn(0), "volume 0 is rolled back by 1"],
+        [*session(0), "volume 0 is rolled back by 1"],
     ),
     "give_up": Need(
         "REFUSE-HEALTHY",
@@ -138,12 +138,12 @@ NEEDED = {
     "majority": Need(
         "REFUSE-F1",
         Budget(("a,b,c",), turns=4, volume_faults=1),
-        [*turn(0), *turn(0), "volume 2 is that of a copy from 2 ago, 2 on"],
+        [*session(0), *session(0), "volume 2 is that of a copy from 2 ago, 2 on"],
     ),
     "names": Need(
         "FALSE-CURRENT",
         Budget(("a,b,c",), turns=4, volume_faults=1),
-        [*turn(0), *turn(0), "volume 2 is that of a copy from 0 ago, 1 on"],
+        [*session(0), *session(0), "volume 2 is that of a copy from 0 ago, 1 on"],
     ),
     "whole_log": Need("DUPLICATE", Budget(("a",), turns=2, kills=1)),
     "abort_first": Need(
@@ -161,19 +161,19 @@ NEEDED = {
         "LOST",
         Budget(("a,b,c,d,e",), turns=5, volume_faults=1, absences=2, images=3),
         [
-            *(*turn(0), *turn(0), *turn(0), "volume 2 is out of sight", *turn(0, (0, 1))),
+            *(*session(0), *session(0), *session(0), "volume 2 is out of sight", *session(0, (0, 1))),
             *("volume 2 is back", "volume 0 is rolled back by 3"),
         ],
     ),
     "marks": Need(
         "LOST",
         Budget(("a,b",), turns=2, volume_faults=1, absences=2),
-        ["volume 2 is out of sight", *turn(0, (0, 1)), "volume 2 is back", "the last record of volume 0 is damaged"],
+        ["volume 2 is out of sight", *session(0, (0, 1)), "volume 2 is back", "the last record of volume 0 is damaged"],
     ),
     "blank_waits": Need(
         "LOST",
         Budget(("a,b",), turns=2, volume_faults=1, absences=2),
-        ["volume 2 is out of sight", *turn(0, (0, 1)), "volume 2 is back", "volume 1 comes back blank"],
+        ["volume 2 is out of sight", *session(0, (0, 1)), "volume 2 is back", "volume 1 comes back blank"],
     ),
 }
 

@@ -11,7 +11,7 @@ from replay import Replay
 from search import exhaust, follow
 from test_ensemble import FAULTS, NEEDED
 
-BEYOND_F = ("statements", "marks", "blank_waits")  # two volumes fail: a turn may refuse, and nothing is lost
+BEYOND_F = ("statements", "marks", "blank_waits")  # two volumes fail: a session may refuse, and nothing is lost
 ABOUT_BLOCKS = ("abort_first",)
 
 

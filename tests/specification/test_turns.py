@@ -1,7 +1,7 @@
-"""The protocol of turns is exhausted within budgets: as it is nothing is found, without any one rule something is.
+"""The protocol of sessions is exhausted within budgets: as it is nothing is found, without any one rule something is.
 
 READER   who begins to read while nobody writes does not see all that was promised, and cannot know
-LOST     a turn is about to lead with a log that lacks an entry that was promised
+LOST     a session is about to lead with a log that lacks an entry that was promised
 HISTORY  an entry that was promised, or could be read, is replaced
 REFUSED  a volume on which nothing was damaged is refused
 TERM     terms fall along the log, or two candidates are voted for in one

@@ -1,14 +1,15 @@
-"""The protocol of turns on one volume, as a model small enough to be exhausted.
+"""The protocol of sessions on one volume, as a model small enough to be exhausted.
 
-docs/locks-and-stability.md says the rules in words, turn.py in storage_core/store/ensemble carries them out, this file
-says them a third time, without files and threads, so that every order of steps, kills, failed fsyncs and power losses
-within a budget can be tried: breadth first, so the first trace to a violation is a shortest one.
+docs/locks-and-stability.md says the rules in words, session.py in storage_core/store/ensemble carries them out, this
+file says them a third time, without files and threads, so that every order of steps, kills, failed fsyncs and power
+losses within a budget can be tried: breadth first, so the first trace to a violation is a shortest one.
 
     Volume    segments with entries, votes, seals and commit records, each durable or not: modelled_volume.py.
-    Process   one step is one call at the file interface. A turn locks, reads, and works through a list of steps.
+    Process   one step is one call at the file interface. A session locks, reads, and works through a list of steps.
               Between turns a process may read without the lock. What it remembers: the entry it knows, how far it has
               read, where the log ended when it last led.
-    Faults    kill; interrupt (the turn ends, the process lives and remembers); fsync that fails; power loss: whatever
+    Faults    kill; interrupt (the session ends, the process lives and remembers); fsync that fails; power loss:
+    whatever
               is not durable is kept, lost or torn, each on its own; damage to one record (without a power loss: see
               "What one volume cannot tell" in the document).
 
@@ -68,7 +69,7 @@ class Budget:
     interrupts: int = 0
     failed_fsyncs: int = 0
     power_losses: int = 0
-    reads: int = 0  # without the lock, between turns
+    reads: int = 0  # without the lock, between sessions
     damages: int = 0
 
 
@@ -76,7 +77,7 @@ class Budget:
 
 
 class Memory(NamedTuple):
-    """What a process keeps between turns."""
+    """What a process keeps between sessions."""
 
     tip: int
     commit: tuple[int, int]
@@ -92,7 +93,7 @@ class Process(NamedTuple):
     jobs: str  # left to do
     attempts: int
     failed: bool  # writes no more
-    now: Memory | None  # within a turn: what will be kept
+    now: Memory | None  # within a session: what will be kept
     new: int  # the entry that it is writing
 
 
@@ -173,7 +174,7 @@ class Model:
         if not in_doubt and not is_prefix(state.promised, found.commit[1]):
             raise Violation("READER")
 
-    # --- a turn
+    # --- a session
 
     def _begin(self, state: State, number: int, process: Process) -> Iterator[tuple[str, State]]:
         """Lock, read, and make the list of steps."""
@@ -333,7 +334,7 @@ class Model:
         return _with(state._replace(segments=(*state.segments[:-1], written)), number, process._replace(now=now))
 
     def _end(self, state: State, number: int, process: Process) -> State:
-        """The turn is over, or the process is dead: the lock is free."""
+        """The session is over, or the process is dead: the lock is free."""
         holder = -1 if state.holder == number else state.holder
         return _with(state, number, process)._replace(holder=holder)
 

@@ -22,7 +22,7 @@ from storage_core.files import OS_FILES
 from storage_core.metadata import commands, consumer_state, pending, state
 from storage_core.metadata.commands import Command, Envelope, Voter, decode_envelope
 from storage_core.metadata.consumer_config import ConsumerConfig
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE
 from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CHAIN_START, CommitRecord, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, SegmentHeader
@@ -175,7 +175,7 @@ def test_rows_of_the_manifest_are_where_the_table_says() -> None:
     assert fields is not None
     assert described == [(name, field[1], field[0].itemsize) for name, field in fields.items()]
     assert f"{BLOCK_DTYPE.itemsize} bytes a block" in document("log.md")
-    assert f"rows of {GRAVE_DTYPE.itemsize} bytes" in document("snapshot.md")
+    assert f"rows of {PENDING_DELETE_DTYPE.itemsize} bytes" in document("snapshot.md")
     assert f"{pending.PENDING_DTYPE.itemsize} bytes a row" in document("snapshot.md")
     assert f"rows of {state.TRANSACTION_DTYPE.itemsize} bytes" in document("snapshot.md")
 

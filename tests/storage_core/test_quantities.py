@@ -26,7 +26,9 @@ READERS: dict[str, Callable[[str], float]] = {  # in nanoseconds
         StreamConfig.from_mapping({"name": "S", "duplicate_window": text}).duplicate_window
     ),
     "configuration of a consumer": lambda text: ConsumerConfig.from_mapping({"name": "c", "ack_wait": text}).ack_wait,
-    "settings of a store": lambda text: StoreSettings.from_mapping({"graveyard_keep": text}).graveyard_keep,
+    "settings of a store": lambda text: (
+        StoreSettings.from_mapping({"deleted_file_retention": text}).deleted_file_retention
+    ),
     "option of the data source": lambda text: parse_duration_s("lockTimeout", text) * 1e9,
     "command line": lambda text: parse_duration_option(text, "--wait"),
 }

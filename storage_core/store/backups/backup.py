@@ -6,8 +6,8 @@
     4  the mark is taken away; only now is there a backup
 
 What is in it is settled by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
-the volumes for graveyard_keep. No lock of the store is held. An interrupted backup is gone on with by making it again:
-it is then one of that time, and blocks that are there and whole are not copied again.
+the volumes for deleted_file_retention. No lock of the store is held. An interrupted backup is gone on with by making it
+again: it is then one of that time, and blocks that are there and whole are not copied again.
 """
 
 import os
@@ -30,7 +30,7 @@ from storage_core.errors import (
     StorageError,
 )
 from storage_core.files import write_durably
-from storage_core.metadata.manifest import GRAVE_DTYPE, Table
+from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups import backup_format as layout
@@ -128,9 +128,9 @@ def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) ->
         if not names:
             raise ValueError("streams: none is named; None means all of them")
         chosen = Streams({name.casefold(): store.stream_state(name, state) for name in names})
-    graves, transactions = Table.empty(GRAVE_DTYPE), Table.empty(TRANSACTION_DTYPE)
+    deletes, transactions = Table.empty(PENDING_DELETE_DTYPE), Table.empty(TRANSACTION_DTYPE)
     return replace(
-        state, streams=chosen, graveyard=graves, replaced=graves, transactions=transactions, volume_change=None
+        state, streams=chosen, pending_deletes=deletes, replaced=deletes, transactions=transactions, volume_change=None
     )
 
 

@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True):
     host: str
     is_whole: bool  # of all streams of the store, not of some
     numbers: bytes  # NUMBER_DTYPE, in the order of the state's streams and blocks
-    state: bytes  # as encode_state wrote it, without graves
+    state: bytes  # as encode_state wrote it, without deletes
 
 
 _DECODER = msgspec.msgpack.Decoder(Manifest)

@@ -27,7 +27,7 @@ import numpy as np
 
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
 from storage_core.metadata.commands import Event, Voter
-from storage_core.metadata.manifest import GRAVE_DTYPE, Table
+from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup import (
@@ -107,7 +107,7 @@ def restore_store(
         made = finished
     store = Store(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
     try:
-        with store.turn():  # whose upkeep writes the journals of placements
+        with store.session():  # whose maintenance writes the journals of placements
             pass
     except StorageError as error:
         logger.warning("%s: restored, but not written yet: %s", store.label, error)
@@ -364,8 +364,8 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in volumes], env.file_system),
         host=socket.gethostname(),
         streams=Streams(streams),
-        graveyard=Table.empty(GRAVE_DTYPE),
-        replaced=Table.empty(GRAVE_DTYPE),
+        pending_deletes=Table.empty(PENDING_DELETE_DTYPE),
+        replaced=Table.empty(PENDING_DELETE_DTYPE),
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
         transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
         volume_change=None,

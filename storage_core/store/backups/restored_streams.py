@@ -1,10 +1,10 @@
 """Restoring streams of a backup into a store that there is, beside what it has.
 
-A restored stream is a new incarnation, also under its old name: the old one may be in its grave still, and blocks carry
-who they were written for. So its blocks are written anew; sequences, holes, times, headers and msg_ids stay what they
-were, and what was removed is in the blocks still, and not shown, as it was. Two entries frame the work:
+A restored stream is a new incarnation, also under its old name: the old one may still wait to be unlinked, and blocks
+carry who they were written for. So its blocks are written anew; sequences, holes, times, headers and msg_ids stay what
+they were, and what was removed is in the blocks still, and not shown, as it was. Two entries frame the work:
 
-    prepare_streams    the new directories are graves in time to come: what a killed restore leaves in them goes then
+    prepare_streams    the new directories are pending deletes of a later time: then what a killed restore left goes
     restore_streams    the streams are there, with everything; before it nobody sees anything of them
 """
 
@@ -44,7 +44,7 @@ from storage_core.store.backups.backup_format import Backup, NumberedBlock
 from storage_core.store.backups.restore import Progressing, check_files
 from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble.ensemble import translated
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
@@ -81,19 +81,19 @@ def restore_streams(
     counter = Progressing(progress, 2 * sum(len(one.blocks) for one in chosen))
     check_files(found, chosen, counter, env)
     with translated(store.label):
-        with store.turn() as turn:
-            targets = _prepare(store, turn, chosen, names, env)
-            volumes = turn.volumes
+        with store.session() as session:
+            targets = _prepare(store, session, chosen, names, env)
+            volumes = session.volumes
         writings = [
-            _Writing(found, stream, target, placement.write_directories(turn.state, target, volumes), env)
+            _Writing(found, stream, target, placement.write_directories(session.state, target, volumes), env)
             for stream, target in zip(chosen, targets, strict=True)
         ]
         try:
             for one in writings:
-                one.write(turn.state.store_id, counter)
-            with store.turn() as turn:
-                made = [one.finished(turn) for one in writings]
-                turn.propose(_command(found, made))
+                one.write(session.state.store_id, counter)
+            with store.session() as session:
+                made = [one.finished(session) for one in writings]
+                session.propose(_command(found, made))
         except OutcomeUnknownError:
             raise  # the streams may be there: their blocks stay
         except (Exception, KeyboardInterrupt):
@@ -127,19 +127,19 @@ def _check_free(state: StoreState, names: Sequence[str]) -> None:
 
 
 def _prepare(
-    store: Store, turn: Turn, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
+    store: Store, session: Session, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
 ) -> list[StreamState]:
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
-    _check_free(turn.state, names)
+    _check_free(session.state, names)
     incarnations = tuple(env.new_id() for _ in chosen)
-    turn.propose(PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
-    voter_count = sum(not one.learner for one in turn.state.voters)
+    session.propose(PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
+    voter_count = sum(not one.learner for one in session.state.voters)
     targets = []
     for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):
         count = min(stream.config.num_replicas, voter_count)
         count -= 1 - count % 2
-        placed = placement.choose(turn.state, turn.writable, count)
-        appends.make_directories(turn, incarnation, placed, env)
+        placed = placement.choose(session.state, session.writable, count)
+        appends.make_directories(session, incarnation, placed, env)
         targets.append(
             replace(
                 stream,
@@ -263,10 +263,10 @@ class _Writing:
         return self._as_written(block, summary, identity, row, mirrored)
 
     def _request(self, block: NumberedBlock) -> FrameRequest:
-        removed, floor = self._stream.removed, self._stream.floor
+        removed, low_watermark = self._stream.removed, self._stream.low_watermark
 
         def hear(damage: FrameDamage) -> None:
-            shown = SequenceSet.from_ranges([(max(damage.first, floor), max(damage.end, floor))])
+            shown = SequenceSet.from_ranges([(max(damage.first, low_watermark), max(damage.end, low_watermark))])
             if damage.row_count and shown.difference(removed):
                 raise CorruptionError(f"{damage.file} was changed meanwhile: {damage.reason}")
 
@@ -296,7 +296,7 @@ class _Writing:
         )
         return _Written(live, made, file.holders, file.paths)
 
-    def finished(self, turn: Turn) -> StreamState:
+    def finished(self, session: Session) -> StreamState:
         """Return the stream with all its blocks, each read again on every volume that counts for it.
 
         Raises NoQuorumError if there are fewer of these than a majority of the placement.
@@ -304,8 +304,8 @@ class _Writing:
         target, synced = self._target, {one.volume_id: one.instance_id for one in self._directories}
         usable = [
             one
-            for one in turn.writable
-            if placement.is_recorded(turn.state, one)
+            for one in session.writable
+            if placement.is_recorded(session.state, one)
             and one.identity is not None
             and synced.get(one.volume_id) == one.identity.instance_id
         ]

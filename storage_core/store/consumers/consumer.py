@@ -60,7 +60,7 @@ from storage_core.store.consumers.fetching import (
     withheld_event,
     work_out,
 )
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.reading.reading import ReadDamage
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ UNREADABLE_LOOKS_MAX = 64  # reads of one look that bring nothing
 
 @dataclass(frozen=True, slots=True)
 class _Handed:
-    """What a turn of a fetch came to."""
+    """What a session of a fetch came to."""
 
     stream: StreamState
     consumer: ConsumerState  # after it
@@ -134,7 +134,7 @@ class Consumer:
     def add(cls, store: "Store", stream: StreamState, config: ConsumerConfig) -> "Consumer":
         """Make a consumer of the stream; raises AlreadyExistsError, ValueError for a start beyond the end."""
         start = _start(store, stream, config)
-        store.together(lambda turn: turn.propose(AddConsumer(stream.incarnation, config, start)))
+        store.together(lambda session: session.propose(AddConsumer(stream.incarnation, config, start)))
         return cls(store, stream.incarnation, stream.name, config.name)
 
     def __repr__(self) -> str:
@@ -176,31 +176,31 @@ class Consumer:
             except _NOT_WRITABLE:  # the next fetch does it, or says why not
                 return
 
-    def _reconcile(self, turn: Turn) -> Decision:
+    def _reconcile(self, session: Session) -> Decision:
         """Write down what the rule decides, and return it; what was told before is not told again."""
-        stream, consumer = self._find(turn.state)
+        stream, consumer = self._find(session.state)
         made = decision_of(stream, consumer)
         if not made.is_news:
             return made
         before = str(consumer.next_sequence - 1)
         if made.action is Action.FAIL:
-            self._tell_failure(turn, made.reason)
+            self._tell_failure(session, made.reason)
             return made
         event = Event(
             "consumer_reconciled", stream.name, self.name, "", before, str(made.next_sequence - 1),
             f"{made.action.value}: {made.reason}",
         )  # fmt: skip
-        turn.propose(move_of(stream, consumer, made, (event,)))
+        session.propose(move_of(stream, consumer, made, (event,)))
         return made
 
-    def _tell_failure(self, turn: Turn, reason: str) -> None:
+    def _tell_failure(self, session: Session, reason: str) -> None:
         """Write down that the consumer stays where it is; not again for the same reason."""
-        stream, consumer = self._find(turn.state)
+        stream, consumer = self._find(session.state)
         if consumer.events and says_the_same(consumer.events[-1].reason, reason):
             return
         place = str(consumer.next_sequence - 1)
         event = Event("consumer_failed", stream.name, self.name, "", place, place, reason)
-        turn.propose(TellConsumer(self._incarnation, self.name, (event,)))
+        session.propose(TellConsumer(self._incarnation, self.name, (event,)))
 
     # --- messages
 
@@ -245,7 +245,7 @@ class Consumer:
             look = self._look_ahead(stream, consumer, look)
             if look.has_nothing:
                 return FETCH_SCHEMA.empty_table()
-        handed = store.together(lambda turn: self._hand_out(turn, look))
+        handed = store.together(lambda session: self._hand_out(session, look))
         if handed.failure:
             raise DataLossError(
                 f"consumer {self.name!r}: {handed.failure}", stream=self.stream_name, consumer=self.name
@@ -269,7 +269,7 @@ class Consumer:
         return with_counts(rows.table, handed.consumer, handed.capped)
 
     def _look_ahead(self, stream: StreamState, consumer: ConsumerState, look: _Look) -> _Look:
-        """Return what has to be known before the turn, which takes reading.
+        """Return what has to be known before the session, which takes reading.
 
         Raises DataLossError or UnavailableError if the consumer fails on loss and what comes next cannot be read.
         """
@@ -312,18 +312,18 @@ class Consumer:
     def _stop(self, sequence: int, damage: Sequence[ReadDamage]) -> NoReturn:
         """Hand nothing out since what comes next cannot be read; raises DataLossError, UnavailableError."""
 
-        def job(turn: Turn) -> str:
-            reason = unreadable_reason(*self._find(turn.state), sequence)
-            self._tell_failure(turn, reason)
+        def job(session: Session) -> str:
+            reason = unreadable_reason(*self._find(session.state), sequence)
+            self._tell_failure(session, reason)
             return reason
 
         error = UnavailableError if damage[0].is_away else DataLossError
         raise error(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
 
-    def _hand_out(self, turn: Turn, look: _Look) -> _Handed:
+    def _hand_out(self, session: Session, look: _Look) -> _Handed:
         nothing = SequenceSet.empty()
-        made = self._reconcile(turn)
-        stream, consumer = self._find(turn.state)
+        made = self._reconcile(session)
+        stream, consumer = self._find(session.state)
         if made.action is Action.FAIL:
             return _Handed(stream, consumer, nothing, failure=made.reason)
         wanted = look.wanted
@@ -339,20 +339,20 @@ class Consumer:
         if look.ahead is not None or _reads_ahead(stream, consumer, handout.sequences, look.size_max):
             if look.ahead is None or look.ahead.sequences != handout.sequences:
                 return _Handed(stream, consumer, nothing, look_again=True)
-        turn.propose(command_of(stream, consumer, handout, now_ns, look.damage))
+        session.propose(command_of(stream, consumer, handout, now_ns, look.damage))
         is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
         capped = "max_ack_pending" if handout.is_capped else ""
-        return _Handed(*self._find(turn.state), handout.sequences, not is_over, capped=capped)
+        return _Handed(*self._find(session.state), handout.sequences, not is_over, capped=capped)
 
     def _withhold(self, sequences: SequenceSet, damage: Sequence[ReadDamage]) -> None:
         """Say that these messages were not handed out after all: no copy of them can be read now."""
 
-        def job(turn: Turn) -> None:
-            stream, consumer = self._find(turn.state)
+        def job(session: Session) -> None:
+            stream, consumer = self._find(session.state)
             is_news = bool(damage) and not consumer.pending.withheld_count
             events = (withheld_event(stream.name, consumer.name, sequences, damage),) if is_news else ()
             command = Acknowledge(self._incarnation, self.name, WITHHOLD, sequences.encode(), events=events)
-            turn.propose(command)
+            session.propose(command)
 
         self._store.together(job)
 
@@ -375,14 +375,14 @@ class Consumer:
     def _settle(self, kind: str, sequences: Sequences, delay_ns: int = 0) -> int:
         meant = sequence_set(sequences)
 
-        def job(turn: Turn) -> int:
-            _, consumer = self._find(turn.state)
+        def job(session: Session) -> int:
+            _, consumer = self._find(session.state)
             waiting = pending_set(consumer.pending.within(acknowledged(consumer, kind, meant)))
             if not waiting:
                 return 0
             deadline_ns = self._store.environment.now_ns() + delay_ns if kind == NAK else 0
             command = Acknowledge(self._incarnation, self.name, kind, waiting.encode(), deadline_ns)
-            result = turn.propose(command)
+            result = session.propose(command)
             assert isinstance(result, machine.ConsumerDone)
             return result.message_count
 
@@ -428,13 +428,13 @@ class Consumer:
         if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1):
             raise ValueError(f"sequence: {sequence!r} is not a sequence; they are whole numbers from 1 on")
 
-        def job(turn: Turn) -> int:
-            stream, consumer = self._find(turn.state)
+        def job(session: Session) -> int:
+            stream, consumer = self._find(session.state)
             to = sequence if sequence is not None else where_to_go_on(stream, consumer)
             reason = "reset by hand" if sequence is not None else "reset by hand to where it can go on"
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
-            turn.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
+            session.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
             return to
 
         return self._store.together(job)
@@ -452,13 +452,13 @@ class Consumer:
 
     def _pause(self, until_ns: int) -> None:
         command = PauseConsumer(self._incarnation, self.name, until_ns)
-        self._store.together(lambda turn: turn.propose(command))
+        self._store.together(lambda session: session.propose(command))
 
     def delete(self) -> None:
         """Delete the consumer. Messages stay."""
         self._find(self._store.state())
-        with self._store.turn(frees=True) as turn:
-            turn.propose(DeleteConsumer(self._incarnation, self.name))
+        with self._store.session(frees=True) as session:
+            session.propose(DeleteConsumer(self._incarnation, self.name))
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

@@ -1,20 +1,20 @@
 """What one fetch of a consumer hands out: worked out from metadata, committed, then read.
 
-A fetch first looks without a lock. If there is something to do it takes a turn: the position is reconciled with the
+A fetch first looks without a lock. If there is something to do it begins a session: the position is reconciled with the
 stream, messages that are due again come first, then new ones, as many as may wait for their acknowledgement. All of it
 is one entry or two in one round of fsyncs, and only after that the messages are read, outside the locks: what was
 handed out is known before anybody sees it, so two processes never hand out the same message within ack_wait.
 
 What no copy can give now is lost only if that was declared; until then nothing passes over it. A consumer that goes on
 past losses withholds such messages: they count as never handed out, wait in its state, and each fetch looks whether
-they can be read; what comes behind them is handed out. A consumer that fails on loss reads before the turn, hands out
-what lies before the first of them, and stays there.
+they can be read; what comes behind them is handed out. A consumer that fails on loss reads before the session, hands
+out what lies before the first of them, and stays there.
 
-Read before the turn are also fetches that could be larger than `max_bytes`, those of consumers with ack_policy "none",
-for which nothing is handed out twice, and those of consumers from which something is withheld. The turn then checks
-that it hands out what was read. An error of the process is raised, and nothing is handed out.
+Read before the session are also fetches that could be larger than `max_bytes`, those of consumers with ack_policy
+"none", for which nothing is handed out twice, and those of consumers from which something is withheld. The session then
+checks that it hands out what was read. An error of the process is raised, and nothing is handed out.
 
-With `filter_subjects` the metadata cannot say which messages are wanted. They are looked for before the turn, which
+With `filter_subjects` the metadata cannot say which messages are wanted. They are looked for before the session, which
 then checks that the consumer still stands where it stood.
 """
 
@@ -69,7 +69,7 @@ def remedy(stream: str, consumer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Messages that a consumer with a filter wants, found before the turn."""
+    """Messages that a consumer with a filter wants, found before the session."""
 
     start: int  # the consumer's next_sequence then
     end: int  # up to which it was looked
@@ -80,7 +80,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found of messages that wait and are due again, before the turn."""
+    """What was found of messages that wait and are due again, before the session."""
 
     readable: SequenceSet = field(default_factory=SequenceSet.empty)
     unwanted: SequenceSet = field(default_factory=SequenceSet.empty)  # by the filter: they had been withheld
@@ -216,12 +216,12 @@ def _missed(damage: Sequence[ReadDamage]) -> SequenceSet:
 
 def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
     """Return the sequences in `[first, end)` that are not shown."""
-    return SequenceSet.from_ranges([(first, min(stream.floor, end))]).union(stream.removed.clip(first, end))
+    return SequenceSet.from_ranges([(first, min(stream.low_watermark, end))]).union(stream.removed.clip(first, end))
 
 
 def _shown_from(stream: StreamState, first: int) -> SequenceSet:
     """Return the sequences at and above `first` that are shown."""
-    first, end = max(first, stream.floor), stream.next_sequence
+    first, end = max(first, stream.low_watermark), stream.next_sequence
     return SequenceSet.from_ranges([(first, end)]).difference(stream.removed.clip(first, end))
 
 
@@ -255,7 +255,7 @@ def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
     With a filter they are counted by reading, each block once in this process as long as it shows the same messages.
     What cannot be read now counts as wanted.
     """
-    start, end = max(consumer.next_sequence, stream.floor), stream.next_sequence
+    start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
     if not consumer.config.filter_subjects:
         return max(0, end - start) - stream.removed.count_in(start, end)
     return sum(count for count, _ in _wanted_by_block(store, stream, consumer))
@@ -271,7 +271,7 @@ def first_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
 
 def _wanted_by_block(store: "Store", stream: StreamState, consumer: ConsumerState) -> Iterator[tuple[int, int]]:
     filters = consumer.config.filter_subjects
-    start, end = max(consumer.next_sequence, stream.floor), stream.next_sequence
+    start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
     request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=filters)
     for block in contents.slices(store, stream, request):
         yield _wanted_in(store, block, filters)

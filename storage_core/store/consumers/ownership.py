@@ -25,7 +25,7 @@ from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.ensemble import translated
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks
 from storage_core.store.volume.volumes import Volume
@@ -78,7 +78,7 @@ class Ownership:
         self.renew()
 
     def generation(self, stream: StreamState, consumer: ConsumerState) -> int:
-        """Return the generation under which the consumer, as the turn that goes on finds it, is owned.
+        """Return the generation under which the consumer, as the session that goes on finds it, is owned.
 
         One that was deleted and made again since is owned anew. Raises FencedError if another query has taken it over,
         StoreBusyError.
@@ -116,19 +116,19 @@ class Ownership:
             if holder:
                 taken_from[stream.incarnation, consumer.name] = holder
         if taken_from:
-            self._store.together(lambda turn: self._take(turn, taken_from))
+            self._store.together(lambda session: self._take(session, taken_from))
         return bool(taken_from)
 
     def own_new(self, stream: StreamState, consumer: ConsumerState) -> None:
-        """Own a consumer that was made in the turn that goes on; raises StoreBusyError."""
+        """Own a consumer that was made in the session that goes on; raises StoreBusyError."""
         holder = self._lock(title_of(stream, consumer))
         if holder:
             raise _busy(stream, consumer, holder)
 
-    def _take(self, turn: Turn, taken_from: dict[tuple[bytes, str], str]) -> None:
+    def _take(self, session: Session, taken_from: dict[tuple[bytes, str], str]) -> None:
         """Own the next generation of these consumers: locked first, so that nobody else finds it free."""
         for (incarnation, name), holder in taken_from.items():
-            stream = turn.state.by_incarnation(incarnation)
+            stream = session.state.by_incarnation(incarnation)
             consumer = stream.consumers.get(name.casefold()) if stream is not None else None
             if stream is None or consumer is None:  # deleted in the meantime
                 continue
@@ -143,7 +143,7 @@ class Ownership:
                 "another query reads as it from now on, as option consumerTakeover says",
             )  # fmt: skip
             logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, holder)
-            turn.propose(TakeConsumer(incarnation, name, title.generation, (event,)))
+            session.propose(TakeConsumer(incarnation, name, title.generation, (event,)))
 
     # --- locks
 
@@ -222,16 +222,18 @@ def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBus
     )
 
 
-# --- upkeep
+# --- maintenance
 
 
-def sweep(turn: Turn, env: Environment) -> int:
+def sweep(session: Session, env: Environment) -> int:
     """Unlink the files of titles that nobody can have any more; return how many. Under the store's lock."""
     live = {
-        title_of(stream, one).file_name for stream in turn.state.streams.values() for one in stream.consumers.values()
+        title_of(stream, one).file_name
+        for stream in session.state.streams.values()
+        for one in stream.consumers.values()
     }
     swept = 0
-    for volume in turn.writable:
+    for volume in session.writable:
         directory = volume.path / DIRECTORY
         try:
             names = set(env.files.list_directory(directory)) - live

@@ -57,7 +57,7 @@ from storage_core.store.consumers.query_position import (
     told_kept,
     waiting_of,
 )
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.reading.availability import first_away
 
 if TYPE_CHECKING:
@@ -128,14 +128,14 @@ class QueryReader:
         pairs = [(stream, found) for stream in streams if (found := self._found(stream)) is not None]
         return self._store.state() if self._ownership.own(pairs) else state
 
-    def _make(self, turn: Turn, stream: StreamState, start: QueryStart) -> None:
+    def _make(self, session: Session, stream: StreamState, start: QueryStart) -> None:
         """Make the consumer of a stream, and own it."""
         assert self._consumer is not None
         logger.info("stream %s: consumer %s is made at sequence %d", stream.name, self._consumer, start.sequence)
         config = ConsumerConfig(name=self._consumer)
-        turn.propose(AddConsumer(stream.incarnation, config, start.sequence, start))
+        session.propose(AddConsumer(stream.incarnation, config, start.sequence, start))
         if self._ownership is not None:
-            made = self._store.stream_state(stream.name, turn.state)
+            made = self._store.stream_state(stream.name, session.state)
             self._ownership.own_new(made, made.consumers[self._consumer.casefold()])
 
     # --- where a query begins
@@ -163,12 +163,12 @@ class QueryReader:
         if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
             return self._places(state, starts)
 
-        def job(turn: Turn) -> StoreState:
+        def job(session: Session) -> StoreState:
             for name, start in starts.items():
-                stream = self._store.stream_state(name, turn.state)
+                stream = self._store.stream_state(name, session.state)
                 if not self._is_begun(stream, start):
-                    self._begin_one(turn, stream, start)
-            return turn.state
+                    self._begin_one(session, stream, start)
+            return session.state
 
         return self._places(self._store.together(job), starts)
 
@@ -182,11 +182,11 @@ class QueryReader:
         is_there = found.next_sequence == found.query_start.sequence and not found.outstanding()
         return found.query_start.choice == start.choice and is_there and found.incarnation == stream.incarnation
 
-    def _begin_one(self, turn: Turn, stream: StreamState, start: Start) -> None:
+    def _begin_one(self, session: Session, stream: StreamState, start: Start) -> None:
         """Make the consumer, or move it where an option says."""
         query_start, found = QueryStart(start.sequence, start.choice), self._found(stream)
         if found is None:
-            self._make(turn, stream, query_start)
+            self._make(session, stream, query_start)
             return
         if self._ownership is not None:
             self._ownership.generation(stream, found)
@@ -200,7 +200,7 @@ class QueryReader:
                 found.name, stream.name, before, after, reason,
             )  # fmt: skip
         move = MoveConsumer(stream.incarnation, found.name, after, 0, events, query_start)
-        turn.propose(move)
+        session.propose(move)
 
     def _places(self, state: StoreState, starts: Mapping[str, Start]) -> dict[str, QueryPosition]:
         places = {}
@@ -282,14 +282,14 @@ class QueryReader:
     def _settle_news(self, at: Mapping[str, QueryPosition], policy: str, remedy: str) -> StoreState:
         """Decide under the lock and write it down; return the state that it was decided on."""
 
-        def job(turn: Turn) -> tuple[StoreState, dict[str, _Verdict]]:
-            news = self._news(turn.state, self._after_outcomes(turn.state, at), policy)
+        def job(session: Session) -> tuple[StoreState, dict[str, _Verdict]]:
+            news = self._news(session.state, self._after_outcomes(session.state, at), policy)
             for name, one in news.items():
                 if policy == FAIL:
-                    self._tell(turn, name, one)
+                    self._tell(session, name, one)
                 else:
-                    self._carry_out(turn, name, one)
-            return turn.state, news
+                    self._carry_out(session, name, one)
+            return session.state, news
 
         doubt = ""
         try:
@@ -322,20 +322,20 @@ class QueryReader:
         event = Event(kind, name, self._consumer or "", before=f"from {sequence} on", reason=f"it waits: {reason}")
         if not _is_told(state, event) and not store.read_only:
             try:
-                store.together(lambda turn: self._write_once(turn, stream, event))
+                store.together(lambda session: self._write_once(session, stream, event))
             except StorageError as error:
                 logger.info("stream %s: what is waited for cannot be written down: %s", name, error)
         return sequence, reason
 
-    def _write_once(self, turn: Turn, stream: StreamState, event: Event) -> None:
-        if _is_told(turn.state, event):
+    def _write_once(self, session: Session, stream: StreamState, event: Event) -> None:
+        if _is_told(session.state, event):
             return
-        there = turn.state.by_incarnation(stream.incarnation)
+        there = session.state.by_incarnation(stream.incarnation)
         found = self._found(there) if there is not None and self._ownership is not None else None
         if found is None:
-            turn.propose(RecordEvents((event,)))
+            session.propose(RecordEvents((event,)))
         else:
-            turn.propose(TellConsumer(stream.incarnation, found.name, (event,)))
+            session.propose(TellConsumer(stream.incarnation, found.name, (event,)))
 
     def _event(self, name: str, one: _Verdict) -> Event:
         who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)
@@ -345,45 +345,45 @@ class QueryReader:
         reason = f"{one.made.action.value}: {one.made.reason}"
         return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
 
-    def _tell(self, turn: Turn, name: str, one: _Verdict) -> None:
+    def _tell(self, session: Session, name: str, one: _Verdict) -> None:
         """Write down that the query fails; not again for the same reason."""
         event = self._event(name, one)
-        if _is_told(turn.state, event):
+        if _is_told(session.state, event):
             return
         found = self._found(one.stream) if one.stream is not None else None
         if self._ownership is None or found is None or one.stream is None:
-            turn.propose(RecordEvents((event,)))
+            session.propose(RecordEvents((event,)))
         else:
-            turn.propose(TellConsumer(one.stream.incarnation, found.name, (event,)))
+            session.propose(TellConsumer(one.stream.incarnation, found.name, (event,)))
 
-    def _carry_out(self, turn: Turn, name: str, one: _Verdict) -> None:
+    def _carry_out(self, session: Session, name: str, one: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
         event = self._event(name, one)
-        events = () if _is_told(turn.state, event) else (event,)
+        events = () if _is_told(session.state, event) else (event,)
         stream = one.stream
         if self._consumer is None or self._ownership is None or stream is None:
             if events:
-                turn.propose(RecordEvents(events))
+                session.propose(RecordEvents(events))
             return
         found = self._found(stream)
         if found is None:
-            self._make(turn, stream, QueryStart(one.made.next_sequence))
-            turn.propose(TellConsumer(stream.incarnation, self._consumer, events))
+            self._make(session, stream, QueryStart(one.made.next_sequence))
+            session.propose(TellConsumer(stream.incarnation, self._consumer, events))
         else:
             self._ownership.generation(stream, found)
-            turn.propose(move_of(stream, found, decision_of(stream, found, CONTINUE), events))
+            session.propose(move_of(stream, found, decision_of(stream, found, CONTINUE), events))
 
     def _make_missing(self, state: StoreState, at: Mapping[str, QueryPosition]) -> StoreState:
         """Make the consumers of streams that have none, or none any more, where the query stands."""
         if self._ownership is None or all(map(self._found, self._streams(state, at))):
             return state
 
-        def job(turn: Turn) -> StoreState:
-            for stream in self._streams(turn.state, at):
+        def job(session: Session) -> StoreState:
+            for stream in self._streams(session.state, at):
                 start = at[stream.name].position
                 if self._found(stream) is None and start.incarnation == stream.incarnation:
-                    self._make(turn, stream, QueryStart(start.next_sequence))
-            return turn.state
+                    self._make(session, stream, QueryStart(start.next_sequence))
+            return session.state
 
         return self._store.together(job)
 
@@ -410,20 +410,20 @@ class QueryReader:
             self._said = state, dict(ends)
             return
 
-        def job(turn: Turn) -> None:
-            for stream, found, _ in self._advances(turn.state, ends):
+        def job(session: Session) -> None:
+            for stream, found, _ in self._advances(session.state, ends):
                 if not is_in_line(stream, position_of(found)):  # the query's place is good, its consumer's is not
                     made = decision_of(stream, found, CONTINUE)
                     reason = f"{made.action.value}: {made.reason}"
                     places = str(found.next_sequence - 1), str(made.next_sequence - 1)
                     event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
-                    turn.propose(move_of(stream, found, made, (event,)))
+                    session.propose(move_of(stream, found, made, (event,)))
             advances = [
                 ConsumerAdvance(stream.incarnation, found.name, end, self._generation(stream, found))
-                for stream, found, end in self._advances(turn.state, ends)
+                for stream, found, end in self._advances(session.state, ends)
             ]
             if advances:
-                turn.propose(AdvanceConsumers(tuple(advances)))
+                session.propose(AdvanceConsumers(tuple(advances)))
 
         self._store.together(job)
 
@@ -458,16 +458,16 @@ class QueryReader:
         if found is None or found.paused_until_ns <= now_ns:
             return False
         if found.is_clock_behind(now_ns) and not self._store.read_only:
-            self._store.together(lambda turn: self._set_back(turn, stream, now_ns))
+            self._store.together(lambda session: self._set_back(session, stream, now_ns))
         return True
 
-    def _set_back(self, turn: Turn, name: str, now_ns: int) -> None:
+    def _set_back(self, session: Session, name: str, now_ns: int) -> None:
         """Write down that a pause goes by a clock that was set back: it would be as far away at each look."""
-        stream = turn.state.stream(name)
+        stream = session.state.stream(name)
         found = self._found(stream) if stream is not None else None
         if stream is not None and found is not None and found.is_clock_behind(now_ns):
             until_ns = found.by_clock(now_ns).paused_until_ns
-            turn.propose(PauseConsumer(stream.incarnation, found.name, until_ns))
+            session.propose(PauseConsumer(stream.incarnation, found.name, until_ns))
 
     def filters(self, stream: str) -> tuple[str, ...]:
         """Return the filter_subjects of the stream's consumer; none without."""

@@ -1,4 +1,4 @@
-"""What to do with the volumes of a store as a turn finds them: one pure decision, made from all evidence at once.
+"""What to do with the volumes of a store as a session finds them: one pure decision, made from all logs at once.
 
 Evidence is everything that the metadata files of every volume that can be read say (log.py). The decision names the log
 to lead with, who votes, and what each volume needs before it may count. Nothing here reads or writes.
@@ -25,7 +25,7 @@ from storage_core.raft.rules import is_quorum, losses_survived, majority, rank
 from storage_core.store.ensemble import branches
 from storage_core.store.ensemble.branches import Branches, Stand
 from storage_core.store.ensemble.logs import Lead, Node, Pool
-from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.log_contents import LogContents
 from storage_core.store.volume.state import VolumeState
 
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
@@ -33,15 +33,15 @@ _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One volume as a turn found it."""
+    """One volume as a session found it."""
 
     volume_id: bytes
     name: str  # where it is, for people
     instance_id: bytes = b""
-    evidence: Evidence | None = None  # None: its log says nothing
-    state: VolumeState = VolumeState.MISSING  # without evidence: why, MISSING, DAMAGED or FOREIGN
+    contents: LogContents | None = None  # None: its log says nothing
+    state: VolumeState = VolumeState.MISSING  # without contents: why, MISSING, DAMAGED or FOREIGN
     reason: str = ""
-    locked: bool = True  # by this turn; else it was only looked at
+    locked: bool = True  # by this session; else it was only looked at
     busy: bool = False  # another process has its lock
     error: StorageError | None = None  # what reading its log ended in
 
@@ -89,7 +89,7 @@ class _Judged:
     """A volume before it is known which log leads."""
 
     found: Found
-    evidence: Evidence
+    contents: LogContents
     tip: EntryId
     bad: int = 0  # first position that is not whole; 0: none
     vote: bool = True
@@ -106,7 +106,7 @@ def decide(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     """
     decision = examine(found, voters)
     if decision.split:
-        if any(one.evidence is not None and one.busy for one in found):
+        if any(one.contents is not None and one.busy for one in found):
             raise Contended
         raise NoQuorumError(split_text(decision))
     _check_votes(decision, [one.volume_id for one in voters if not one.learner], found)
@@ -124,22 +124,22 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     for voter in voters:
         there = at_hand.get(voter.volume_id, Found(voter.volume_id, voter.path, reason="the volume was not found"))
         problem = _excluded(there, voter)
-        # What a retired volume holds counts as evidence, its vote does not.
+        # What a retired volume holds counts, its vote does not.
         if problem is None or problem.state is VolumeState.RETIRED:
             read[voter.volume_id] = there
         if problem is not None:
             findings[voter.volume_id] = problem
-    everything = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
+    everything = {volume_id: one.contents for volume_id, one in read.items() if one.contents is not None}
     pool = Pool(everything.values())
     sides = _sides(read, pool, voting_ids, majority(len(voting_ids)))
     for volume_id, why in sides.foreign.items():
         findings[volume_id] = _foreign(why, everything[volume_id])
-    evidences = {volume_id: one for volume_id, one in everything.items() if volume_id not in sides.foreign}
+    contents = {volume_id: one for volume_id, one in everything.items() if volume_id not in sides.foreign}
     if sides.foreign:
-        pool = Pool(evidences.values())
-    unreadable = sum(volume_id not in evidences for volume_id in voting_ids)
-    rules = _Rules(evidences, pool, unreadable <= losses_survived(len(voting_ids)))
-    judged = [rules.judge(read[volume_id]) for volume_id in evidences]
+        pool = Pool(contents.values())
+    unreadable = sum(volume_id not in contents for volume_id in voting_ids)
+    rules = _Rules(contents, pool, unreadable <= losses_survived(len(voting_ids)))
+    judged = [rules.judge(read[volume_id]) for volume_id in contents]
     for one in judged:
         may = one.found.locked and one.found.volume_id not in findings
         one.vote = one.vote and may and one.found.volume_id in voting_ids
@@ -147,7 +147,7 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     lead = _best((one.tip for one in judged), pool, sides.held)
     for one in judged:
         findings.setdefault(one.found.volume_id, _finding(one, lead, is_split=bool(sides.split)))
-    term = max((one.term for one in evidences.values()), default=0)
+    term = max((one.term for one in contents.values()), default=0)
     ordered = {voter.volume_id: findings[voter.volume_id] for voter in voters}
     return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead), sides.split)
 
@@ -156,13 +156,13 @@ def newest(found: Sequence[Found]) -> Lead | None:
     """Return the log to learn from who the voters are: the best of the branch on which most volumes stand, if there is
     more than one. None if nothing can be read.
     """
-    read = {one.volume_id: one for one in found if one.evidence is not None}
-    evidences = {volume_id: one.evidence for volume_id, one in read.items() if one.evidence is not None}
-    if not evidences:
+    read = {one.volume_id: one for one in found if one.contents is not None}
+    contents = {volume_id: one.contents for volume_id, one in read.items() if one.contents is not None}
+    if not contents:
         return None
-    pool = Pool(evidences.values())
-    sides = _sides(read, pool, list(evidences), majority(len(found)))
-    return _best((pool.tip_of(one) for key, one in evidences.items() if key not in sides.foreign), pool, sides.held)
+    pool = Pool(contents.values())
+    sides = _sides(read, pool, list(contents), majority(len(found)))
+    return _best((pool.tip_of(one) for key, one in contents.items() if key not in sides.foreign), pool, sides.held)
 
 
 def split_text(decision: Decision) -> str:
@@ -176,9 +176,9 @@ def split_text(decision: Decision) -> str:
 def foreign_of(found: Sequence[Found], decision: Decision) -> dict[bytes, CommitRecord | None]:
     """Return the volumes that are of another copy of the store, or another instance, with their commit records."""
     return {
-        one.volume_id: one.evidence.commit
+        one.volume_id: one.contents.commit
         for one in found
-        if one.evidence is not None
+        if one.contents is not None
         and one.volume_id in decision.findings
         and decision.findings[one.volume_id].state == VolumeState.FOREIGN
     }
@@ -188,31 +188,31 @@ def _sides(read: Mapping[bytes, Found], pool: Pool, voting: Collection[bytes], n
     """Return which volumes are of another copy of the store."""
     stands = []
     for volume_id, one in read.items():
-        if one.evidence is None:
+        if one.contents is None:
             continue
-        snapshot, commit = one.evidence.snapshot, one.evidence.commit
+        snapshot, commit = one.contents.snapshot, one.contents.commit
         marks: list[tuple[Node, Lead | None]] = []
         if snapshot is not None:
             marks.append(((snapshot.index, snapshot.chain), pool.lead_to(snapshot.entry)))
         if commit is not None:
             place = pool.place_of(commit)
             marks.append(((commit.index, commit.chain), pool.lead_to(place) if place is not None else None))
-        log = pool.lead_to(pool.tip_of(one.evidence))
-        end = one.evidence.bad.index - 1 if one.evidence.bad is not None else _end(one.evidence)
-        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, _stated(one.evidence)))
+        log = pool.lead_to(pool.tip_of(one.contents))
+        end = one.contents.bad.index - 1 if one.contents.bad is not None else _end(one.contents)
+        stands.append(Stand(volume_id, one.name, log, tuple(marks), end, _stated(one.contents)))
     return branches.compare(stands, voting, needed)
 
 
-def _stated(evidence: Evidence) -> Mapping[bytes, int]:
+def _stated(contents: LogContents) -> Mapping[bytes, int]:
     """Return what one volume says of all: its entries up to what came before them, its commit record with the last."""
-    commit, stated = evidence.commit, Pool([evidence]).statements
+    commit, stated = contents.commit, Pool([contents]).statements
     named = {volume_id: max(stated.get(volume_id, 0), commit.index) for volume_id in commit.fsynced} if commit else {}
     return {**stated, **named}
 
 
-def _end(evidence: Evidence) -> int:
+def _end(contents: LogContents) -> int:
     """Return the last entry that a volume has, on a whole chain or not."""
-    return max([evidence.tip.index, *evidence.everything])
+    return max([contents.tip.index, *contents.everything])
 
 
 def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
@@ -224,15 +224,15 @@ def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
     )
 
 
-def _foreign(why: str, evidence: Evidence) -> Finding:
-    return Finding(VolumeState.FOREIGN, why, votes=False, written=False, index=evidence.tip.index)
+def _foreign(why: str, contents: LogContents) -> Finding:
+    return Finding(VolumeState.FOREIGN, why, votes=False, written=False, index=contents.tip.index)
 
 
 def _excluded(one: Found, voter: Voter) -> Finding | None:
-    """Return why a volume is no part of this turn at all, None if it is."""
-    if one.evidence is None:
+    """Return why a volume is no part of this session at all, None if it is."""
+    if one.contents is None:
         return Finding(one.state, one.reason, votes=False, written=False)
-    index = one.evidence.tip.index
+    index = one.contents.tip.index
     if one.instance_id != voter.instance_id:
         reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
         return Finding(VolumeState.FOREIGN, reason, votes=False, written=False, index=index)
@@ -242,32 +242,32 @@ def _excluded(one: Found, voter: Voter) -> Finding | None:
 
 
 class _Rules:
-    """What all evidence together says about each volume."""
+    """What all logs together say about each volume."""
 
-    def __init__(self, evidences: Mapping[bytes, Evidence], pool: Pool, may_cut: bool) -> None:
-        self._evidences, self._pool, self._may_cut = evidences, pool, may_cut
-        records = [one.commit for one in evidences.values() if one.commit is not None]
+    def __init__(self, contents: Mapping[bytes, LogContents], pool: Pool, may_cut: bool) -> None:
+        self._contents, self._pool, self._may_cut = contents, pool, may_cut
+        records = [one.commit for one in contents.values() if one.commit is not None]
         self.commit = max(records, key=lambda one: (one.index, one.generation), default=None)
 
     def judge(self, found: Found) -> _Judged:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
-        evidence = self._evidences[found.volume_id]
-        one = _Judged(found, evidence, self._pool.tip_of(evidence))
-        end = _end(evidence)
+        contents = self._contents[found.volume_id]
+        one = _Judged(found, contents, self._pool.tip_of(contents))
+        end = _end(contents)
         said = self._pool.statements.get(found.volume_id, 0)
-        snapshot_index = evidence.snapshot.index if evidence.snapshot is not None else 0
+        snapshot_index = contents.snapshot.index if contents.snapshot is not None else 0
         # Entry 1 was durable before the volume had its identity.
         marks = max(1, snapshot_index, said, self.commit.index if self.commit is not None else 0)
         if end < said:
             one.vote, one.state = False, VolumeState.ROLLED_BACK
             one.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
-        own, followed = evidence.commit, False
-        if evidence.bad is not None:
-            one.bad, followed = evidence.bad.index, evidence.bad.followed
-            what = f"the metadata log is damaged at entry {one.bad} ({evidence.bad.where})"
-        elif evidence.tip.index < max(1, own.index if own is not None else 0):
-            one.bad = evidence.tip.index + 1
-            what = f"the metadata log ends at entry {evidence.tip.index}: it was cut or rolled back"
+        own, followed = contents.commit, False
+        if contents.bad is not None:
+            one.bad, followed = contents.bad.index, contents.bad.followed
+            what = f"the metadata log is damaged at entry {one.bad} ({contents.bad.where})"
+        elif contents.tip.index < max(1, own.index if own is not None else 0):
+            one.bad = contents.tip.index + 1
+            what = f"the metadata log ends at entry {contents.tip.index}: it was cut or rolled back"
         if not one.bad:
             return one
         if self._has_copy(found.volume_id, one.bad):
@@ -276,7 +276,7 @@ class _Rules:
             return one
         if one.bad <= marks or followed:
             one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
-        elif evidence.marks_are_lost:
+        elif contents.marks_are_lost:
             one.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
         elif not self._may_cut:
             one.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
@@ -288,27 +288,27 @@ class _Rules:
 
     def _has_copy(self, volume_id: bytes, index: int) -> bool:
         """Return whether another volume has a whole entry at `index`, or a snapshot that covers it."""
-        others = [one for other, one in self._evidences.items() if other != volume_id]
+        others = [one for other, one in self._contents.items() if other != volume_id]
         if any(one.snapshot is not None and one.snapshot.index >= index for one in others):
             return True
         return any(self._pool.holds(one.everything.get(index)) for one in others)
 
 
 def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
-    index, commit, snapshot = one.evidence.tip.index, one.evidence.commit, one.evidence.snapshot
+    index, commit, snapshot = one.contents.tip.index, one.contents.commit, one.contents.snapshot
     for mark in (snapshot, commit):
         if is_split and mark is not None and mark.index <= lead.tip.index and not lead.agrees(mark.index, mark.chain):
-            return _foreign(branches.why_foreign(one.found.name, mark.index, 2), one.evidence)
+            return _foreign(branches.why_foreign(one.found.name, mark.index, 2), one.contents)
     in_step = (
         not one.bad
-        and one.evidence.tip == lead.tip
+        and one.contents.tip == lead.tip
         and commit is not None
         and (commit.index, commit.chain) == (lead.tip.index, lead.tip.chain)
-        and one.evidence.tail_is_clean
-        and one.evidence.slots_are_whole
+        and one.contents.tail_is_clean
+        and one.contents.slots_are_whole
     )
     state, reason = one.state, one.reason
-    if state == VolumeState.CURRENT and one.evidence.tip.index < lead.tip.index:
+    if state == VolumeState.CURRENT and one.contents.tip.index < lead.tip.index:
         state = VolumeState.BEHIND
         reason = f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
     drop = bool(one.bad) and commit is not None and one.bad <= commit.index
@@ -320,13 +320,13 @@ def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
 
 def _kept(one: _Judged, lead: Lead) -> int:
     """Return up to where the volume's own log is durable and the same as the one that leads."""
-    evidence = one.evidence
-    base = evidence.snapshot.index if evidence.snapshot is not None else 0
+    contents = one.contents
+    base = contents.snapshot.index if contents.snapshot is not None else 0
     durable = base
-    if evidence.commit is not None and base <= evidence.commit.index <= evidence.tip.index:
-        durable = evidence.commit.index
+    if contents.commit is not None and base <= contents.commit.index <= contents.tip.index:
+        durable = contents.commit.index
     while durable > base:
-        entry = evidence.entries[durable - base - 1]
+        entry = contents.entries[durable - base - 1]
         if lead.agrees(entry.index, entry.chain) and entry.index <= lead.tip.index:
             break
         durable -= 1
@@ -337,7 +337,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
     if is_quorum(voting_ids, decision.voting):
         return
     needed = majority(len(voting_ids))
-    if any(one.evidence is not None and one.busy for one in found):
+    if any(one.contents is not None and one.busy for one in found):
         raise Contended
     if len(voting_ids) == 1:
         for one in found:
@@ -365,7 +365,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
 
 def _above(judged: Sequence[_Judged], lead: Lead) -> str | None:
     for one in judged:
-        commit = one.evidence.commit
+        commit = one.contents.commit
         if commit is None or lead.agrees(commit.index, commit.chain):
             continue
         return (

@@ -1,7 +1,7 @@
 """The metadata of a store as one process knows it: all volumes read as one truth, and turns to change it.
 
-Readers take no lock: they follow the commit records. What they cannot tell from those they look up in a turn, under the
-locks of the volumes (turn.py). Nothing above this module knows how many volumes there are, or where they are.
+Readers take no lock: they follow the commit records. What they cannot tell from those they look up in a session, under
+the locks of the volumes (session.py). Nothing above this module knows how many volumes there are, or where they are.
 """
 
 import logging
@@ -33,11 +33,11 @@ from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Contended, Found, examine, newest
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.logs import Lead, Pool
-from storage_core.store.ensemble.turn import Relock, Standing, Turn
+from storage_core.store.ensemble.session import Relock, Session, Standing
 from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
-from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.log_contents import LogContents
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -159,8 +159,10 @@ class Metadata:
                     return view
         if not self._read_only:
             try:
-                with self.turn(lock_timeout_s) as turn:  # nothing moves under the lock: what is missing is missing
-                    return turn.view
+                with self.session(
+                    lock_timeout_s
+                ) as session:  # nothing moves under the lock: what is missing is missing
+                    return session.view
             except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError):
                 if self._undecided is None:
                     raise
@@ -213,7 +215,7 @@ class Metadata:
         """
         at, commit, _, _ = self._best_commit_record()
         found = [self.memory.found(at, for_state=True)]
-        if not found[0].evidence or found[0].evidence.bad is not None or not self._all_record(commit):
+        if not found[0].contents or found[0].contents.bad is not None or not self._all_record(commit):
             found = [self.memory.found(one) for one in self._volumes]
         lead = newest(found)
         voters = self.memory.state_of(lead).voters if lead is not None else ()
@@ -286,31 +288,31 @@ class Metadata:
         )  # fmt: skip
 
     def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
-        """Return the state at a commit record, from all evidence; raises CorruptionError if nothing leads there.
+        """Return the state at a commit record, from all contents; raises CorruptionError if nothing leads there.
 
         `seen`: what was read a moment ago, if it was.
         """
         found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self._volumes]
         if seen is None and len(found) > 1:
             found, commit = self._ours(found, commit)
-        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
-        pool = Pool(evidences.values())
+        contents = {one.volume_id: one.contents for one in found if one.contents is not None}
+        pool = Pool(contents.values())
         place = pool.place_of(commit)
         if place is None and seen is not None:
             return self._read_up_to(commit, first, clean)
-        above = max((one.snapshot.index for one in evidences.values() if one.snapshot is not None), default=0)
+        above = max((one.snapshot.index for one in contents.values() if one.snapshot is not None), default=0)
         if place is None and above <= commit.index:
-            for one in evidences.values():
+            for one in contents.values():
                 if one.bad is not None:
                     raise CorruptionError(f"{one.bad.where}: a bad record, and the log does not lead past it")
             raise CorruptionError(f"the metadata log does not lead to its commit record at entry {commit.index}")
         if len(self._volumes) == 1:
-            (only,) = evidences.values()
+            (only,) = contents.values()
             if only.bad is not None and only.bad.followed:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
         # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
-        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, evidences.values(), above)
-        if seen is not None and not self._is_of_majority(lead, evidences):
+        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, contents.values(), above)
+        if seen is not None and not self._is_of_majority(lead, contents):
             return self._read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(
@@ -321,16 +323,16 @@ class Metadata:
             commit=commit,
             positions={
                 volume_id: one.position
-                for volume_id, one in evidences.items()
+                for volume_id, one in contents.items()
                 if one.tip == lead.tip and one.tail_is_clean
             },
-            term_seen=max(one.term for one in evidences.values()),
+            term_seen=max(one.term for one in contents.values()),
             snapshot_index=lead.base.index,
             durable=pool.statements,
             snapshot_streams=self.memory.snapshot_streams_of(lead),
             trail=trail_of(lead),
         )
-        tip = max(pool.tip_of(one).index for one in evidences.values())
+        tip = max(pool.tip_of(one).index for one in contents.values())
         if first and not self._is_being_written(tip, max(index, commit.index)):
             if not clean:
                 raise CorruptionError(
@@ -341,12 +343,12 @@ class Metadata:
             raise _Doubt
         return view
 
-    def _is_of_majority(self, lead: Lead, evidences: Mapping[bytes, Evidence]) -> bool:
+    def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
         """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.
 
         One that is further below says nothing of what stands above it.
         """
-        records = {volume_id: one.commit for volume_id, one in evidences.items() if one.commit is not None}
+        records = {volume_id: one.commit for volume_id, one in contents.items() if one.commit is not None}
         if any(one.index <= lead.tip.index and not lead.agrees(one.index, one.chain) for one in records.values()):
             return False
         voting = [one.volume_id for one in self.memory.state_of(lead).voters if not one.learner]
@@ -388,23 +390,24 @@ class Metadata:
     def _seen_beside(self, seen: list[Found]) -> list[Found]:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
         there = {one.volume_id for one in seen}
-        evidences = [one.evidence for one in seen if one.evidence is not None]
-        after = min((one.snapshot.index if one.snapshot is not None else 0 for one in evidences), default=0)
+        contents = [one.contents for one in seen if one.contents is not None]
+        after = min((one.snapshot.index if one.snapshot is not None else 0 for one in contents), default=0)
         found = list(seen)
         for one in self._volumes:
             if one.volume_id not in there and one.identity is not None:
                 try:
-                    evidence = one.log.read_entries(after)
+                    entries = one.log.read_entries(after)
                 except UnsupportedVersionError:
                     raise
-                except (StorageError, OSError) as error:  # what it held, if anything, is for a turn to find out
+                except (StorageError, OSError) as error:  # what it held, if anything, is for a session to find out
                     raise_if_limit(error, one.path)
                     continue
-                found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, evidence))
+                found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, entries))
         return found
 
     def _is_being_written(self, tip: int, committed: int) -> bool:
-        """Return whether the entries above the commit record are a turn in progress; without any, nothing is doubtful.
+        """Return whether the entries above the commit record are a session in progress; without any, nothing is
+        doubtful.
 
         After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
         begun to read can meet that; whoever has read before was alive all the time.
@@ -463,13 +466,13 @@ class Metadata:
     # --- turns
 
     @contextmanager
-    def turn(
+    def session(
         self, lock_timeout_s: float, take_over: bool = False, patience_s: float = 0.0, frees: bool = False
-    ) -> Iterator[Turn]:
+    ) -> Iterator[Session]:
         """Hold the store: everything read, everything that counts made durable.
 
         `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
-        `frees`: the turn is taken to make room, so what it has to write first may use the reserves of full volumes.
+        `frees`: the session is taken to make room, so what it has to write first may use the reserves of full volumes.
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         if self._read_only:
@@ -486,9 +489,9 @@ class Metadata:
                 needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
                 left_s = max(0.0, deadline - time.monotonic())
                 with locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s)) as held:
-                    turn = Turn(self.memory, at_hand, held)
+                    session = Session(self.memory, at_hand, held)
                     try:
-                        turn.begin(take_over, frees)
+                        session.begin(take_over, frees)
                     except Relock as relock:
                         self._complete(relock.args[0])
                         continue
@@ -499,10 +502,10 @@ class Metadata:
                                 store=self.label,
                             ) from None
                     else:
-                        if turn.state.voters != self._voters:
-                            self._complete(turn.state.voters)
-                        yield turn
-                        turn.end()
+                        if session.state.voters != self._voters:
+                            self._complete(session.state.voters)
+                        yield session
+                        session.end()
                         return
                 self.env.sleep(CONTENDED_PAUSE_S)
 
@@ -513,9 +516,9 @@ def _goes_on_from(view: View, known: View) -> bool:
     return view.index >= known.index and there in (known.chain, None)
 
 
-def _at_snapshot(pool: Pool, evidences: Iterable[Evidence], index: int) -> Lead:
+def _at_snapshot(pool: Pool, contents: Iterable[LogContents], index: int) -> Lead:
     """Return the log that ends with the snapshot at `index`."""
-    header = next(one.snapshot for one in evidences if one.snapshot is not None and one.snapshot.index == index)
+    header = next(one.snapshot for one in contents if one.snapshot is not None and one.snapshot.index == index)
     return pool.lead_to(header.entry)
 
 

@@ -1,6 +1,6 @@
 """Group commit: commits of several threads that wait for the same locks are written together, by one of them.
 
-Whoever gets the mutex takes along all that wait: one turn and one round of fsyncs for all. Each still succeeds or is
+Whoever gets the mutex takes along all that wait: one session and one round of fsyncs for all. Each still succeeds or is
 refused on its own.
 """
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from storage_core.errors import OutcomeUnknownError
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.volume import locks
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class _Job(Generic[T]):
     """A commit that a thread waits for."""
 
-    def __init__(self, call: Callable[[Turn], T]) -> None:
+    def __init__(self, call: Callable[[Session], T]) -> None:
         self.call = call
         self.result: T
         self.error: Exception | None = None  # of this job alone: no other thread raises the same object
@@ -32,8 +32,8 @@ class _Job(Generic[T]):
 class CommitGroups:
     """The commits of one store that wait to be written."""
 
-    def __init__(self, turn: Callable[[], AbstractContextManager[Turn]]) -> None:
-        self._turn = turn
+    def __init__(self, session: Callable[[], AbstractContextManager[Session]]) -> None:
+        self._session = session
         self.renew()
         locks.renew_in_children(self)
 
@@ -43,8 +43,8 @@ class CommitGroups:
         self._queue = threading.Lock()
         self._leading = threading.Lock()
 
-    def run(self, call: Callable[[Turn], T]) -> T:
-        """Return what `call` returns or raise what it raises, done within a turn that other threads may share.
+    def run(self, call: Callable[[Session], T]) -> T:
+        """Return what `call` returns or raise what it raises, done within a session that other threads may share.
 
         What goes wrong after the round was committed is logged, not raised: the commit was acked. A thread that is
         interrupted leaves the commits of the others to them; `call` is then called again.
@@ -70,10 +70,10 @@ class CommitGroups:
             jobs, self._waiting = self._waiting, []
         is_written, is_committed = False, False
         try:
-            with self._turn() as turn:
-                with turn.group():
+            with self._session() as session:
+                with session.group():
                     for job in jobs:
-                        _try(job, turn)
+                        _try(job, session)
                     is_written = True  # or not: from here on the disks know
                 is_committed = True
         except Exception as error:
@@ -102,9 +102,9 @@ class CommitGroups:
                 job.is_done = True
 
 
-def _try(job: _Job[object], turn: Turn) -> None:
+def _try(job: _Job[object], session: Session) -> None:
     try:
-        job.result = job.call(turn)
+        job.result = job.call(session)
     except Exception as error:
         job.error = error
 

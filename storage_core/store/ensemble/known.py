@@ -18,8 +18,8 @@ from storage_core.store.ensemble.decision import Finding, Found
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment
-from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.locks import Held
+from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -137,7 +137,7 @@ class Memory:
             failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
             return replace(found, state=VolumeState.RETIRED, reason=why, error=failed)
         try:
-            return replace(found, evidence=volume.log.read(for_state))
+            return replace(found, contents=volume.log.read(for_state))
         except UnsupportedVersionError:
             raise
         except (StorageError, OSError) as caught:

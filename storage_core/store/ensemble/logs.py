@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from storage_core.metadata.commands import decode_envelope
 from storage_core.raft.entry import CHAIN_START, START, CommitRecord, Entry, EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader, trail_chain
-from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.log_contents import LogContents
 
 Node = tuple[int, bytes]  # index and chain of an entry
 
@@ -63,21 +63,21 @@ class Lead:
 class Pool:
     """All entries and snapshots of all volumes, put together to chains."""
 
-    def __init__(self, evidences: Iterable[Evidence]) -> None:
-        evidences = list(evidences)
+    def __init__(self, contents: Iterable[LogContents]) -> None:
+        contents = list(contents)
         self._entries: dict[tuple[int, bytes], Entry] = {}  # those that a whole chain leads to
         self._parents: dict[tuple[int, bytes], bytes] = {}
         self._roots: dict[tuple[int, bytes], tuple[SnapshotHeader, SnapshotBody]] = {}
         self._chains: dict[int, list[bytes]] = {0: [CHAIN_START]}  # by index
         self.statements: dict[bytes, int] = {}  # by volume: the highest index that anything says to be durable there
-        for one in evidences:
+        for one in contents:
             if one.snapshot is not None and one.snapshot_body is not None:
                 self._roots[one.snapshot.index, one.snapshot.chain] = (one.snapshot, one.snapshot_body)
                 self._hear(one.snapshot_body.durable)
         for index, chain in self._roots:
             self._chains.setdefault(index, []).append(chain)
         pooled: dict[tuple[int, bytes], Entry] = {}
-        for one in evidences:
+        for one in contents:
             for entry in one.everything.values():
                 pooled.setdefault((entry.index, entry.chain), entry)
         for place in sorted(pooled):
@@ -101,10 +101,10 @@ class Pool:
         """Return whether a whole chain leads to the entry."""
         return entry is not None and (entry.index, entry.chain) in self._entries
 
-    def tip_of(self, evidence: Evidence) -> EntryId:
+    def tip_of(self, contents: LogContents) -> EntryId:
         """Return the last entry of a volume that a whole chain leads to, whoever has the entries before it."""
-        best = evidence.snapshot.entry if evidence.snapshot is not None else START
-        for entry in evidence.everything.values():
+        best = contents.snapshot.entry if contents.snapshot is not None else START
+        for entry in contents.everything.values():
             if entry.index > best.index and self.holds(entry):
                 best = entry.id
         return best

@@ -10,7 +10,7 @@ from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
 from storage_core.store.ensemble.logs import Lead
-from storage_core.store.volume.evidence import Position
+from storage_core.store.volume.log_contents import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from storage_core.metadata.state import BatchResult, StreamState, WriterState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.imports.config import with_consumers
 from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask, readable
@@ -85,7 +85,7 @@ class Assembled:
 
 
 def assemble(
-    turn: Turn, work: Work, found: Mapping[int, PartRecord], import_id: bytes, env: Environment
+    session: Session, work: Work, found: Mapping[int, PartRecord], import_id: bytes, env: Environment
 ) -> Assembled:  # fmt: skip
     """Return the stream with everything in it; `found`: its parts by number.
 
@@ -100,12 +100,12 @@ def assemble(
     if present:
         first, end = min(first, int(present.starts[0])), max(end, int(present.ends[-1]))
     rows, subject_sets = _rows(records)
-    good = _holders(turn, work, records, env)
+    good = _holders(session, work, records, env)
     rows["holders"] = [placement.holders_mask(work.stream, one) for one in good]
     batches = SharedMap({work.planned.source.hex(): BatchResult(first, end, 0)})
     stream = replace(
         work.stream,
-        floor=first,
+        low_watermark=first,
         next_sequence=end,
         blocks=Table.of(rows),
         removed=SequenceSet.from_ranges([(first, end)]).difference(present),
@@ -151,14 +151,14 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
     return True
 
 
-def _holders(turn: Turn, work: Work, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
+def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
     """Return for each block the volumes that have it, by a look at each, a quorum at least."""
     blocks = [block for record in records for block in _blocks(work, record)]
     held = [one for record in records for one in record.holders]
     usable = [
         one
-        for one in turn.writable
-        if one.volume_id in work.stream.placement and placement.is_recorded(turn.state, one)
+        for one in session.writable
+        if one.volume_id in work.stream.placement and placement.is_recorded(session.state, one)
     ]
     good: list[list[bytes]] = [[] for _ in blocks]
     looks = [partial(_opens, one, blocks, held, env.files) for one in usable]
@@ -220,14 +220,14 @@ def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
     return found
 
 
-def leftovers(turn: Turn, stream: StreamState, env: Environment) -> list[Path]:
+def leftovers(session: Session, stream: StreamState, env: Environment) -> list[Path]:
     """Return what lies in the directory of a stream to be and will be nobody's: records, and blocks it does not name.
 
     Asked before the stream is there: afterwards others may have staged blocks that nothing names yet.
     """
     named = {bytes(one) for one in stream.blocks.rows["block_id"]}
     found: list[Path] = []
-    for volume in turn.writable:
+    for volume in session.writable:
         directory = block_directory(volume.path, stream.incarnation)
         try:
             names = env.files.list_directory(directory)
@@ -242,7 +242,7 @@ def leftovers(turn: Turn, stream: StreamState, env: Environment) -> list[Path]:
 
 
 def sweep(paths: Sequence[Path], env: Environment) -> None:
-    """Unlink leftovers; what fails is swept by upkeep later."""
+    """Unlink leftovers; what fails is swept by maintenance later."""
     for path in paths:
         remove(path, env)
     for directory in sorted({path.parent for path in paths}):

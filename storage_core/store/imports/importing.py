@@ -1,7 +1,7 @@
 """Importing streams of another server: with their sequences, times, headers, holes and consumers, exactly once.
 
 An imported stream appears complete or not at all. Its directory is prepared first, as that of a restored stream is (a
-grave in time to come: what an import that was given up leaves there goes then); tasks read parts of the source and
+delete in time to come: what an import that was given up leaves there goes then); tasks read parts of the source and
 write them as blocks under the sequences that the messages have; one entry brings the stream with everything in it.
 What a part came to lies beside its blocks (import_parts.py), so that the same command, run again, goes on where the
 last one was ended, and what an import did is in the stream: run once more, it stores nothing.
@@ -45,7 +45,7 @@ from storage_core.metadata.state import StoreState, StreamState, encode_stream
 from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
 from storage_core.store.ensemble.ensemble import translated
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.imports.assembly import (
     WRITER,
@@ -243,7 +243,7 @@ class _Import:
             directory = block_directory(volume.path, stream.incarnation)
             left += [directory / name for name in self._names_in(directory) if name.endswith(PART_SUFFIX)]
         if left:
-            with self._store.turn():
+            with self._store.session():
                 sweep(left, self._env)
 
     def _names_in(self, directory: Path) -> list[str]:
@@ -257,13 +257,13 @@ class _Import:
 
     def _find_prepared(self, state: StoreState, wanted: Sequence[PlannedStream]) -> dict[bytes, _Prepared]:
         """Return, by digest of their source, the directories that an import like this one has begun to fill."""
-        graves = state.graveyard.rows
-        alive = (graves["block_id"] == np.void(bytes(16))) & (
-            graves["dropped_ns"] > self._env.now_ns() + TIME_LEFT_MIN_NS
+        deletes = state.pending_deletes.rows
+        alive = (deletes["block_id"] == np.void(bytes(16))) & (
+            deletes["dropped_ns"] > self._env.now_ns() + TIME_LEFT_MIN_NS
         )
         asked = {one.source: one for one in wanted}
         found: dict[bytes, _Prepared] = {}
-        for incarnation in map(bytes, graves["incarnation"][alive]):
+        for incarnation in map(bytes, deletes["incarnation"][alive]):
             for volume in self._store.volumes():
                 head = read_record(block_directory(volume.path, incarnation) / HEAD_FILE, self._env.files)
                 if not isinstance(head, ImportHead) or head.source not in asked:
@@ -289,28 +289,28 @@ class _Import:
 
     def _remember(self, uses: Sequence[StoreUse]) -> None:
         """Write down in the importing store what is read now, before anything is read."""
-        with self._store.turn() as turn:
-            new = [one for one in uses if _last_use(turn.state, one) != one]
+        with self._store.session() as session:
+            new = [one for one in uses if _last_use(session.state, one) != one]
             for one in new:
-                check_use(_last_use(turn.state, one), one)
+                check_use(_last_use(session.state, one), one)
             if new:
-                turn.propose(RecordEvents(tuple(_use_event(one) for one in new)))
+                session.propose(RecordEvents(tuple(_use_event(one) for one in new)))
 
     # --- filling directories
 
     def _prepare(self, planned: Sequence[PlannedStream], prepared: Mapping[bytes, _Prepared]) -> list[Work]:
         """Return the work on these streams, after their directories were made and say what they are for."""
         works = []
-        with self._store.turn() as turn:
+        with self._store.session() as session:
             new = {one.source: self._env.new_id() for one in planned if one.source not in prepared}
             if new:
                 placed = {
-                    one.source: placement.choose(turn.state, turn.writable, one.config.num_replicas)
+                    one.source: placement.choose(session.state, session.writable, one.config.num_replicas)
                     for one in planned
                     if one.source in new
                 }
                 until_ns = self._env.now_ns() + PREPARED_NS
-                turn.propose(PrepareStreams(tuple(new.values()), until_ns))
+                session.propose(PrepareStreams(tuple(new.values()), until_ns))
             for one in planned:
                 known = prepared.get(one.source)
                 if known is not None:
@@ -319,20 +319,20 @@ class _Import:
                     head = ImportHead(self._id, one.source, one.name, placed[one.source])
                     incarnation = new[one.source]
                 stream = StreamState(one.config, incarnation, self._env.now_ns(), head.placement)
-                appends.make_directories(turn, incarnation, head.placement, self._env)
-                target = self._target(turn, stream, head)
+                appends.make_directories(session, incarnation, head.placement, self._env)
+                target = self._target(session, stream, head)
                 write_record(target.directories, HEAD_FILE, head, self._env)
                 works.append(Work(one, stream, target, tuple(_tasks(target, one.slices))))
         return works
 
-    def _target(self, turn: Turn, stream: StreamState, head: ImportHead) -> ImportTarget:
+    def _target(self, session: Session, stream: StreamState, head: ImportHead) -> ImportTarget:
         config = stream.config
         return ImportTarget(
             name=config.name,
-            store_id=turn.state.store_id,
+            store_id=session.state.store_id,
             incarnation=stream.incarnation,
             transaction_id=self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8),
-            directories=placement.write_directories(turn.state, stream, turn.volumes),
+            directories=placement.write_directories(session.state, stream, session.volumes),
             quorum=placement.quorum(stream),
             compression=config.compression,
             block_max_msgs=config.block_max_msgs,
@@ -352,10 +352,10 @@ class _Import:
             left += [task for task in work.tasks if task.number not in done]
         for record in self._run_parts(left, self._step):
             records[record.incarnation][record.number] = record
-        with self._store.turn() as turn:
-            made = [assemble(turn, work, records[work.stream.incarnation], self._id, self._env) for work in works]
-            left_over = [path for one in made for path in leftovers(turn, one.stream, self._env)]
-            turn.propose(self._command(made))
+        with self._store.session() as session:
+            made = [assemble(session, work, records[work.stream.incarnation], self._id, self._env) for work in works]
+            left_over = [path for one in made for path in leftovers(session, one.stream, self._env)]
+            session.propose(self._command(made))
             sweep(left_over, self._env)
         for work, one in zip(works, made, strict=True):
             self._tell(work.planned, one.stream, one.records, False, one.notes)
@@ -408,7 +408,7 @@ class _Import:
         found = [*beside, *(row for record in records for row in record.damage)]
         self._damage += found
         count, lost = stream.message_count, len(stream.lost)
-        shown = stream.next_sequence - stream.floor
+        shown = stream.next_sequence - stream.low_watermark
         self._reports.append(
             {
                 "name": stream.name,
@@ -416,7 +416,7 @@ class _Import:
                 "account": planned.account,
                 "already": already,
                 "incarnation": stream.incarnation.hex(),
-                "first_seq": stream.floor,
+                "first_seq": stream.low_watermark,
                 "last_seq": stream.next_sequence - 1,
                 "read": count if already else sum(one.read_count for one in records),
                 "messages": count,

@@ -29,7 +29,7 @@ class Pending:
 
     @property
     def _from(self) -> int:
-        return min(self.end, max(self.first, self.stream.floor))
+        return min(self.end, max(self.first, self.stream.low_watermark))
 
     @cached_property
     def message_count(self) -> int:

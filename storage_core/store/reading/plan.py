@@ -1,7 +1,7 @@
 """Planning a read: from metadata alone to a list of slices, each one block and what to take from it.
 
 A plan is made of plain values that travel to executors. It repeats exactly for as long as removed messages are kept
-(graveyard_keep): a slice carries the removals as of the plan, and blocks are never changed.
+(deleted_file_retention): a slice carries the removals as of the plan, and blocks are never changed.
 
 A slice names every volume on which its block may lie, those that the manifest says took it first. Which of them comes
 first differs from block to block, so that a read uses all disks. Slices share these lists, and paths are put together
@@ -57,7 +57,7 @@ def plan_stream(
 ) -> tuple[BlockSlices, StreamRange]:
     """Return the slices of one stream, and the range they cover."""
     asked_first, asked_end = request.ranges.get(stream.name, (None, None))
-    first = max(stream.floor, asked_first if asked_first is not None else stream.floor)
+    first = max(stream.low_watermark, asked_first if asked_first is not None else stream.low_watermark)
     end = min(stream.next_sequence, asked_end if asked_end is not None else stream.next_sequence)
     covered = StreamRange(stream.name, stream.incarnation, first, max(first, end))
     rows = stream.blocks.rows

@@ -173,8 +173,8 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         claimed = {block_id for one in claims.values() for block_id in one.rows}
         for known in best[0].streams.values() if best is not None else ():
             claimed.update(map(bytes, known.blocks.rows["block_id"]))
-        for grave in best[0].graves["block_id"] if best is not None else ():
-            claimed.add(bytes(grave))
+        for delete in best[0].deletes["block_id"] if best is not None else ():
+            claimed.add(bytes(delete))
         before = {one.volume_id: was.identity for one, was in zip(made, remains, strict=True)}
         unclaimed = surviving.unclaimed(remains, claimed, env)
         index = best[1] if best is not None else 0
@@ -371,7 +371,7 @@ class _Builder:
         known, others = self._rows_of(stream, claims)
         self.notes += claims.conflicts
         next_sequence = max(stream.next_sequence, claims.end)
-        everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
+        everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
         cover = Cover(everything.difference(stream.removed))
         cover.take(
             known.values(),
@@ -389,7 +389,7 @@ class _Builder:
         placed = self._placement(stream)
         rows = self._rows(copies, placed, stream)
         removed, lost = self._gone(stream, copies, next_sequence)
-        shown = SequenceSet.from_ranges([(stream.floor, next_sequence)]).difference(removed)
+        shown = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]).difference(removed)
         histories = stream.histories
         if not histories and next_sequence > 1:
             histories = ((self._env.random_bytes(HISTORY_SIZE), 1),)
@@ -453,14 +453,14 @@ class _Builder:
         covered = SequenceSet.from_ranges(
             [(int(one.row["first"]), int(one.row["first"] + one.row["span"])) for one in copies]
         )
-        everything = SequenceSet.from_ranges([(stream.floor, next_sequence)])
+        everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
         missing = everything.difference(covered).difference(stream.removed)
         holes = [(one.holes, int(one.row["first"])) for one in copies if one.holes]
         removed = stream.removed.union(missing)
         if holes:
             starts = np.concatenate([one.starts + first for one, first in holes])
             ends = np.concatenate([one.ends + first for one, first in holes])
-            removed = removed.union(SequenceSet.from_columns(starts, ends).clip(stream.floor, next_sequence))
+            removed = removed.union(SequenceSet.from_columns(starts, ends).clip(stream.low_watermark, next_sequence))
         return removed, stream.lost.union(missing)
 
 

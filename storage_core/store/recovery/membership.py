@@ -32,7 +32,7 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.rules import Step, StepKind, next_step
 from storage_core.store.ensemble.ensemble import Metadata, translated
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import LiveBlock, copy_block, live_blocks, look
@@ -60,7 +60,7 @@ class Membership:
         """Add volumes at these paths, two or four: their number stays odd. Streams keep their replicas where they are.
 
         Raises ValueError (number of volumes, one of the store's own), AlreadyExistsError (a directory with something in
-        it), RequirementError (another change is under way, a volume takes no part), and what a turn raises.
+        it), RequirementError (another change is under way, a volume takes no part), and what a session raises.
         """
         state = self._state()
         if self._is_under_way(state, ADD, paths=paths):
@@ -84,7 +84,7 @@ class Membership:
 
         A change that adds or replaces is taken back if the volumes it would add are named before they vote. Raises
         ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes would be
-        left, another change is under way), and what a turn raises.
+        left, another change is under way), and what a session raises.
         """
         state = self._state()
         removed = tuple(_volume_id(state, one) for one in names)
@@ -123,9 +123,9 @@ class Membership:
 
     def step_down(self) -> None:
         """Give up the term, and open a new one at once: whoever led before has to look at everything anew."""
-        with self._metadata.turn(self._lock_timeout_s) as turn:
+        with self._metadata.session(self._lock_timeout_s) as session:
             self._metadata.memory.forget()
-            turn.propose(NoOp())
+            session.propose(NoOp())
 
     # --- the record
 
@@ -159,21 +159,21 @@ class Membership:
                 self._env.files.share_directory(path, self._state().settings.is_shared)
                 self._env.files.sync_directory(path.parent)
                 probe.check(path, self._env)
-        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
-            state = turn.state
+        with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
+            state = session.state
             if state.volume_change is not None:
                 raise RequirementError("a change of the store's volumes was begun meanwhile; ask again")
-            away = [one for one in rejoin.absent(turn) if one.volume.volume_id not in removed]
+            away = [one for one in rejoin.absent(session) if one.volume.volume_id not in removed]
             if away:
                 told = "; ".join(f"{one.volume.path} is {one.state}" for one in away)
                 raise RequirementError(f"{told}: repair it first, then change the volumes")
             new = [Volume(self._env.new_id(), path, None, files=self._env.files) for path in paths]
             added = tuple(one.volume_id for one in new)
-            places = recorded_paths([*turn.volumes, *new])
+            places = recorded_paths([*session.volumes, *new])
             voters = [msgspec.structs.replace(one, path=places[one.volume_id]) for one in state.voters]
             voters += [Voter(one, bytes(16), places[one], learner=True) for one in added]
             change = VolumeChange(kind, added, removed, self._env.now_ns())
-            turn.propose(ChangeVolumes(tuple(voters), change))
+            session.propose(ChangeVolumes(tuple(voters), change))
 
     def _check(self, path: Path) -> None:
         """Raise ValueError or AlreadyExistsError if the path is none for a new volume."""
@@ -198,18 +198,18 @@ class Membership:
             raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
 
     def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
-        """Turn a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""
+        """Session a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""
         change = state.volume_change
         learners = {one.volume_id for one in state.voters if one.learner}
         if change is None or not change.added or set(named) != set(change.added) or set(named) - learners:
             return False
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            voters = tuple(one for one in turn.state.voters if one.volume_id not in named)
+        with self._metadata.session(self._lock_timeout_s) as session:
+            voters = tuple(one for one in session.state.voters if one.volume_id not in named)
             events = tuple(
                 Event("volume_removed", volume=one.hex(), reason=f"the change ({change.kind}) was taken back")
                 for one in named
             )
-            turn.propose(ChangeVolumes(voters, None, events))
+            session.propose(ChangeVolumes(voters, None, events))
         return True
 
     # --- the steps
@@ -229,18 +229,18 @@ class Membership:
             self._take(step)
         return True
 
-    def _turn_with_change(self, step: Callable[[Turn, VolumeChange], None]) -> None:
-        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
-            if turn.state.volume_change is not None:  # else another process has ended it
-                step(turn, turn.state.volume_change)
+    def _session_with_change(self, step: Callable[[Session, VolumeChange], None]) -> None:
+        with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
+            if session.state.volume_change is not None:  # else another process has ended it
+                step(session, session.state.volume_change)
 
     def _join(self) -> None:
         """Let the new volumes have the metadata."""
 
-        def join(turn: Turn, change: VolumeChange) -> None:
-            for one in rejoin.absent(turn):
+        def join(session: Session, change: VolumeChange) -> None:
+            for one in rejoin.absent(session):
                 if one.volume.volume_id in change.added:
-                    rejoin.rejoin(turn, one, self._env)
+                    rejoin.rejoin(session, one, self._env)
 
         for one in self._metadata.volumes():
             change = self._state().volume_change
@@ -248,29 +248,29 @@ class Membership:
             if change is not None and one.volume_id in change.added and is_gone:
                 absent = rejoin.Absent(one, one.state, one.reason)
                 rejoin.make_directory(absent, self._state().settings, self._env)
-        self._turn_with_change(join)
+        self._session_with_change(join)
 
     def _take(self, planned: Step) -> None:
         """Let a learner that is in step vote, or a volume go."""
 
-        def take(turn: Turn, change: VolumeChange) -> None:
-            step = _next(turn.state)
+        def take(session: Session, change: VolumeChange) -> None:
+            step = _next(session.state)
             if step is None or step != planned:
                 return  # another process has taken it
             if step.kind is StepKind.REMOVE:
-                voters = tuple(one for one in turn.state.voters if one.volume_id != step.member)
+                voters = tuple(one for one in session.state.voters if one.volume_id != step.member)
             else:
-                if step.member not in {one.volume_id for one in turn.writable}:
+                if step.member not in {one.volume_id for one in session.writable}:
                     name = step.member.hex()
                     raise RequirementError(f"volume {name} cannot be written now, so it does not get to vote")
                 voters = tuple(
                     msgspec.structs.replace(one, learner=False) if one.volume_id == step.member else one
-                    for one in turn.state.voters
+                    for one in session.state.voters
                 )
             recorded, events = (None, _done(change)) if step.is_last else (change, ())
-            turn.propose(ChangeVolumes(voters, recorded, events))
+            session.propose(ChangeVolumes(voters, recorded, events))
 
-        self._turn_with_change(take)
+        self._session_with_change(take)
 
     # --- moving streams
 
@@ -315,31 +315,32 @@ class Move:
         self._nowhere: set[tuple[bytes, bytes]] = set()  # (volume, block): no copy is whole, so none could be made
 
     def run(self, placed: Callable[[StoreState, StreamState], tuple[bytes, ...]]) -> None:
-        """Copy what the new placement needs, turn by turn, and change it in the turn that finds everything there.
+        """Copy what the new placement needs, session by session, and change it in the session that finds everything
+        there.
 
         `placed` works the new placement out of the state of that turn. Raises VolumeFailedError, DiskFullError if a
         copy cannot be written.
         """
         while True:
-            with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
-                stream = turn.state.by_incarnation(self._incarnation)
+            with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
+                stream = session.state.by_incarnation(self._incarnation)
                 if stream is None:
                     return
-                target = placed(turn.state, stream)
+                target = placed(session.state, stream)
                 if target == stream.placement:
                     return
-                if self._copy_some(turn, stream, target):
-                    self._change(turn, stream, target)
+                if self._copy_some(session, stream, target):
+                    self._change(session, stream, target)
                     return
 
-    def _copy_some(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> bool:
+    def _copy_some(self, session: Session, stream: StreamState, target: tuple[bytes, ...]) -> bool:
         """Make copies on the volumes that are new to the stream; return whether all are there now.
 
         If the stream gets fewer volumes, those that stay are looked at as well: a copy that goes may be the only one.
         """
-        writable = {one.volume_id: one for one in turn.writable}
-        sources = [path for _, path in placement.read_directories(turn.state, stream, turn.volumes)]
-        blocks = live_blocks(turn.state, stream)
+        writable = {one.volume_id: one for one in session.writable}
+        sources = [path for _, path in placement.read_directories(session.state, stream, session.volumes)]
+        blocks = live_blocks(session.state, stream)
         left = COPIED_PER_TURN_MAX
         for volume_id in target:
             if volume_id in stream.placement and len(target) >= len(stream.placement):
@@ -384,16 +385,16 @@ class Move:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost
 
-    def _change(self, turn: Turn, stream: StreamState, target: tuple[bytes, ...]) -> None:
+    def _change(self, session: Session, stream: StreamState, target: tuple[bytes, ...]) -> None:
         commands: list[Command] = [ChangePlacement(stream.incarnation, target)]
         for volume_id, blocks in self._there.items():
             held = sorted(blocks) if volume_id in target else []
             for start in range(0, len(held), HELD_PER_ENTRY_MAX):
                 part = b"".join(held[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(stream.incarnation, volume_id, part))
-        with turn.group():
+        with session.group():
             for command in commands:
-                turn.propose(command)
+                session.propose(command)
 
 
 def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tuple[bytes, ...]:

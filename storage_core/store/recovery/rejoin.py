@@ -1,15 +1,15 @@
 """Rejoin: a volume that does not take part any more gets its metadata anew, from the log that the others lead with.
 
 It is one that is blank, missing, retired after a failed I/O, has a damaged identity, is another instance than the
-recorded one, or has a log that is damaged beyond what a turn settles. What it holds is proven by nothing but its bytes:
-blocks stay where they are, and count again as each is read and found whole.
+recorded one, or has a log that is damaged beyond what a session settles. What it holds is proven by nothing but its
+bytes: blocks stay where they are, and count again as each is read and found whole.
 
     identity unlinked      from here on the directory is no volume, whatever happens
     metadata files         the old ones go; a snapshot of the committed state and a segment behind it, read back
     identity               of a new instance; of no consequence yet
     entry                  on the volumes that take part: from here on it counts again
 
-Ended anywhere before the entry it counts for nothing, and the next attempt begins anew. All of it happens in a turn,
+Ended anywhere before the entry it counts for nothing, and the next attempt begins anew. All of it happens in a session,
 under the lock of the volume's own directory.
 """
 
@@ -28,12 +28,12 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.entry import EntryId
 from storage_core.raft.snapshot_format import SnapshotBody, trail_chain
 from storage_core.store.ensemble import creation
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, placements, probe, reports, reserve, volumes
-from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
+from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -61,21 +61,21 @@ class Absent:
         """Return whether it is known to be this volume: then its metadata may be made anew without being asked for."""
         return self.volume.identity is not None
 
-    def is_only_busy(self, turn: Turn) -> bool:
-        """Return whether nothing is wrong with it: another process had just locked it when this turn began."""
+    def is_only_busy(self, session: Session) -> bool:
+        """Return whether nothing is wrong with it: another process had just locked it when this session began."""
         is_sound = self.has_identity and self.state in (VolumeState.CURRENT, VolumeState.BEHIND)
-        return is_sound and self.volume.path in turn.busy
+        return is_sound and self.volume.path in session.busy
 
 
-def absent(turn: Turn) -> list[Absent]:
-    """Return the volumes of the store that do not take part in this turn, in the order of its voters."""
-    at_hand = {one.volume_id: one for one in turn.volumes}
-    taking_part = {one.volume_id for one in turn.writable}
+def absent(session: Session) -> list[Absent]:
+    """Return the volumes of the store that do not take part in this session, in the order of its voters."""
+    at_hand = {one.volume_id: one for one in session.volumes}
+    taking_part = {one.volume_id for one in session.writable}
     found = []
-    for voter in turn.state.voters:
+    for voter in session.state.voters:
         if voter.volume_id in taking_part:
             continue
-        volume, standing = at_hand[voter.volume_id], turn.standing(voter.volume_id)
+        volume, standing = at_hand[voter.volume_id], session.standing(voter.volume_id)
         if (
             voter.retired and standing.state != VolumeState.FOREIGN and (volume.identity is not None or volume.is_blank)
         ):  # blank: an attempt to rejoin came no further
@@ -89,7 +89,7 @@ def absent(turn: Turn) -> list[Absent]:
 
 
 def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> None:
-    """Make the directory of a volume that is gone, so that the next turn can lock it.
+    """Make the directory of a volume that is gone, so that the next session can lock it.
 
     Raises RequirementError if what it should lie in is gone as well: that looks like a disk that is not mounted.
     """
@@ -108,38 +108,39 @@ def make_directory(one: Absent, settings: StoreSettings, env: Environment) -> No
         raise VolumeFailedError(f"{path} cannot be made: {error}") from error
 
 
-def rejoin(turn: Turn, one: Absent, env: Environment) -> Volume:
+def rejoin(session: Session, one: Absent, env: Environment) -> Volume:
     """Make the volume's metadata anew and let it take part from here on; return it as it is then.
 
     Raises RequirementError if it must not be touched, or is used by another process, VolumeFailedError if it failed
-    again, DiskFullError and what else a turn raises.
+    again, DiskFullError and what else a session raises.
     """
     volume = one.volume
-    _check(turn, one, env)
+    _check(session, one, env)
     probe.check(volume.path, env)
     made = Volume(
         volume.volume_id,
         volume.path,
-        VolumeIdentity(turn.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
+        VolumeIdentity(session.state.store_id, volume.volume_id, env.new_id(), env.now_ns()),
         files=env.files,
     )
     try:
-        position = prepare(turn, made, env, set_aside=_is_of_another_copy(turn, one))
+        position = prepare(session, made, env, set_aside=_is_of_another_copy(session, one))
     except OSError as error:
         raise_if_of_process(error)
         raise VolumeFailedError(f"{volume.path} could not be made anew: {error}") from error
-    voter = turn.state.voter(volume.volume_id)
+    voter = session.state.voter(volume.volume_id)
     events: tuple[Event, ...] = ()
     if voter is not None and not voter.learner:  # of a learner the end of the change will tell
         reason = one.reason or one.state
         events = (Event("rejoined", "", "", volume.name, one.state, VolumeState.CURRENT, reason),)
-    command = ChangeVolumes(_with_instance(turn.state, made, turn.volumes), turn.state.volume_change, events)
-    turn.admit(made, position, command)
+    command = ChangeVolumes(_with_instance(session.state, made, session.volumes), session.state.volume_change, events)
+    session.admit(made, position, command)
     return made
 
 
-def _is_of_another_copy(turn: Turn, one: Absent) -> bool:
-    """Return whether what the volume records as committed is not on the log of this turn, whatever it was taken for."""
+def _is_of_another_copy(session: Session, one: Absent) -> bool:
+    """Return whether what the volume records as committed is not on the log of this session, whatever it was taken
+    for."""
     try:
         commit, _ = one.volume.log.read_commit_record()
     except (StorageError, OSError) as error:
@@ -147,13 +148,13 @@ def _is_of_another_copy(turn: Turn, one: Absent) -> bool:
         return False
     if commit is None:
         return False
-    there = trail_chain(turn.view.trail, turn.view.index, commit.index)
+    there = trail_chain(session.view.trail, session.view.index, commit.index)
     if there is None:
-        return commit.index > turn.view.index or one.state == VolumeState.FOREIGN
+        return commit.index > session.view.index or one.state == VolumeState.FOREIGN
     return there != commit.chain
 
 
-def _check(turn: Turn, one: Absent, env: Environment) -> None:
+def _check(session: Session, one: Absent, env: Environment) -> None:
     """Raise RequirementError for a directory that is somebody else's, or that cannot be told to be this volume's."""
     volume, path = one.volume, one.volume.path
     if volume.state is VolumeState.FOREIGN:
@@ -161,7 +162,7 @@ def _check(turn: Turn, one: Absent, env: Environment) -> None:
             f"{one.reason}: it is left alone. Put the right disk there, or give volume {volume.name} another place "
             f"with `jstream cluster volume replace {volume.name} PATH`"
         )
-    if path not in turn.locked:
+    if path not in session.locked:
         raise RequirementError(f"{path} is used by another process, or could not be locked; repair it again later")
     try:
         names = set(env.files.list_directory(path))
@@ -176,15 +177,15 @@ def _check(turn: Turn, one: Absent, env: Environment) -> None:
         )
 
 
-def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False) -> Position:
+def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = False) -> Position:
     """Write all metadata files of a volume, its identity last; return where its log goes on.
 
     `set_aside`: the old files hold a history of their own, and are kept, the journal of placements with them. Raises
     OSError, CorruptionError.
     """
     assert made.identity is not None
-    files, path, leadership = env.files, made.path, turn.lead()
-    view = turn.view
+    files, path, leadership = env.files, made.path, session.lead()
+    view = session.view
     meta = path / log.DIRECTORY
     if set_aside:  # while it is still known for what it is
         put_aside(path, env, also=(placements.FILE_NAME,), mark=FOREIGN_NAME)
@@ -196,7 +197,7 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
         for name in files.list_directory(meta):
             files.unlink(meta / name)
         files.sync_directory(meta)
-    prepare_streams(turn.state, made)
+    prepare_streams(session.state, made)
     volume_log = made.log
     tip = EntryId(view.index, view.term, view.chain)
     durable = {**view.durable, made.volume_id: view.index}
@@ -204,9 +205,9 @@ def prepare(turn: Turn, made: Volume, env: Environment, set_aside: bool = False)
     body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable, view.trail)
     commit = view.commit if view.commit is not None and view.commit.index == view.index else None
     position = volume_log.take_snapshot(tip, leadership.history, body, commit)
-    evidence = volume_log.read()
-    if evidence.tip != tip or evidence.damage or evidence.bad is not None or evidence.position != position:
-        raise CorruptionError(f"{meta} does not read as it was just written: {evidence.damage or evidence.bad}")
+    contents = volume_log.read()
+    if contents.tip != tip or contents.damage or contents.bad is not None or contents.position != position:
+        raise CorruptionError(f"{meta} does not read as it was just written: {contents.damage or contents.bad}")
     files.sync_directory(path)
     creation.write_identity(made, env)
     return position

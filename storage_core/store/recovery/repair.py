@@ -19,7 +19,7 @@ from storage_core.metadata.state import StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata, translated
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.recovery.membership import resume_quietly
@@ -74,7 +74,7 @@ class Repair:
     def run(self, names: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
         """Repair the volumes, then the blocks of these streams (None: all); return the report.
 
-        Raises NotFoundError, NoQuorumError, StoreBusyError, and what else a turn raises.
+        Raises NotFoundError, NoQuorumError, StoreBusyError, and what else a session raises.
         """
         self.volumes()
         why = resume_quietly(self._metadata, self._env, self._lock_timeout_s)
@@ -98,30 +98,30 @@ class Repair:
         before = self._metadata.standings(self._lock_timeout_s)
         hurt = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
         self._metadata.memory.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
-        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as turn:
-            for one in turn.writable:
+        with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
+            for one in session.writable:
                 was = before.get(one.volume_id)
-                if was is not None and was.state in hurt:  # the turn settled it
+                if was is not None and was.state in hurt:  # the session settled it
                     self._note_volume(Absent(one, was.state, was.reason), one)
             missing = []
-            for absent in rejoin.absent(turn):
-                if absent.is_only_busy(turn):
+            for absent in rejoin.absent(session):
+                if absent.is_only_busy(session):
                     logger.info("%s is used by another process, and is left to it", absent.volume.path)
                 elif absent.state is VolumeState.MISSING and not absent.volume.is_blank:
                     missing.append(absent)
                 elif ask or (absent.has_identity and absent.state != VolumeState.RETIRED):
-                    self._rejoin(turn, absent)
+                    self._rejoin(session, absent)
             if ask:
-                self._stream_directories(turn)
+                self._stream_directories(session)
         if ask and missing:
             self._make_anew(missing)
 
-    def _stream_directories(self, turn: Turn) -> None:
+    def _stream_directories(self, session: Session) -> None:
         """Make directories of streams that were lost with all that was in them: new blocks need them, too."""
-        for one in turn.writable:
+        for one in session.writable:
             try:
                 self._env.files.make_directory(one.path / STREAMS)
-                rejoin.prepare_streams(turn.state, one)
+                rejoin.prepare_streams(session.state, one)
                 self._env.files.sync_directory(one.path)
             except OSError as error:
                 logger.warning("%s: directories of streams: %s", one.path, error)
@@ -136,19 +136,19 @@ class Repair:
                 made[one.volume.volume_id] = one
             except StorageError as error:
                 self._note_volume(one, error)
-        with self._metadata.turn(self._lock_timeout_s, patience_s=self._lock_timeout_s) as turn:
-            for absent in rejoin.absent(turn):
+        with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
+            for absent in rejoin.absent(session):
                 before = made.get(absent.volume.volume_id)
                 if before is not None:
-                    self._rejoin(turn, replace(absent, state=before.state, reason=before.reason))
+                    self._rejoin(session, replace(absent, state=before.state, reason=before.reason))
 
-    def _rejoin(self, turn: Turn, one: Absent) -> None:
+    def _rejoin(self, session: Session, one: Absent) -> None:
         cannot_be_read = one.state is VolumeState.DAMAGED and one.volume.identity is None
         if one.state is VolumeState.RETIRED or cannot_be_read:
             self._afresh.add(one.volume.volume_id)
         outcome: Volume | StorageError
         try:
-            outcome = rejoin.rejoin(turn, one, self._env)
+            outcome = rejoin.rejoin(session, one, self._env)
         except StorageError as error:
             logger.warning("%s does not rejoin: %s", one.volume.path, error)
             outcome = error
@@ -178,27 +178,27 @@ class Repair:
 
     def _metadata_files(self) -> None:
         """Replace damaged metadata files: two snapshots later nothing refers to them, and they go."""
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            found = self._damaged_files(turn)
+        with self._metadata.session(self._lock_timeout_s) as session:
+            found = self._damaged_files(session)
             if not found:
                 return
             for _ in range(2):
-                turn.propose(NoOp())
-                turn.snapshot()
+                session.propose(NoOp())
+                session.snapshot()
             findings = Findings()
             for one in found:
                 findings.note("", one.volume, f"{one.file}: {one.reason}")
-            findings.tell(turn)
-            left = {(one.volume, one.file) for one in self._damaged_files(turn)}
+            findings.tell(session)
+            left = {(one.volume, one.file) for one in self._damaged_files(session)}
         self._seen.damage.extend(replace(one, repaired=(one.volume, one.file) not in left) for one in found)
 
-    def _damaged_files(self, turn: Turn) -> list[Damage]:
-        return [damage for one in turn.writable for damage in metadata_damage(self._metadata, one, self._env)]
+    def _damaged_files(self, session: Session) -> list[Damage]:
+        return [damage for one in session.writable for damage in metadata_damage(self._metadata, one, self._env)]
 
     # --- blocks
 
     def blocks(self, names: Sequence[str] | None, progress: Progress | None) -> None:
-        """Read all copies, and replace those that are bad, turn by turn."""
+        """Read all copies, and replace those that are bad, session by session."""
         state = self._metadata.view(self._lock_timeout_s).state
         streams = self._streams(names)
         at_hand = self._metadata.volumes()
@@ -218,8 +218,8 @@ class Repair:
             if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._patients) >= PATIENTS_PER_TURN_MAX:
                 self._heal(indexes)
         self._heal(indexes)
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            save_indexes(turn, indexes.by_volume)
+        with self._metadata.session(self._lock_timeout_s) as session:
+            save_indexes(session, indexes.by_volume)
 
     def _streams(self, names: Sequence[str] | None) -> list[StreamState]:
         state = self._metadata.view(self._lock_timeout_s).state
@@ -228,8 +228,8 @@ class Repair:
     def _heal(self, indexes: Indexes) -> None:
         while self._patients:
             part = self._next_part()
-            with self._metadata.turn(self._lock_timeout_s) as turn:
-                for outcome in heal(turn, part, self._env, declare_lost=True):
+            with self._metadata.session(self._lock_timeout_s) as session:
+                for outcome in heal(session, part, self._env, declare_lost=True):
                     self._note(outcome, indexes)
         self._waiting_size = 0
 
@@ -264,10 +264,10 @@ class Repair:
 
     def sweep(self, names: Sequence[str] | None = None) -> None:
         """Take away what is settled: damage reports, and files of repairs that were killed."""
-        with self._metadata.turn(self._lock_timeout_s) as turn:
-            settle_reports(turn, self._env, self._seen.settled, self._seen.repaired)
+        with self._metadata.session(self._lock_timeout_s) as session:
+            settle_reports(session, self._env, self._seen.settled, self._seen.repaired)
             for stream in self._streams(names):
-                for one in turn.writable:
+                for one in session.writable:
                     for incarnation in stream.incarnations:
                         try:
                             sweep_leftovers(block_directory(one.path, incarnation), self._env)
@@ -301,7 +301,10 @@ def _cost(patient: Patient) -> int:
 
 
 def settle_reports(
-    turn: Turn, env: Environment, settled: Iterable[tuple[bytes, bytes, bytes]], told: Collection[tuple[bytes, ...]]
+    session: Session,
+    env: Environment,
+    settled: Iterable[tuple[bytes, bytes, bytes]],
+    told: Collection[tuple[bytes, ...]],
 ) -> int:
     """Remove the damage reports about copies that are whole now, or that nobody asks for any more; return how many.
 
@@ -310,12 +313,12 @@ def settle_reports(
     whole, count, findings = set(settled), 0, Findings()
     live = {
         (stream.written_as(first), block_id): stream
-        for stream in turn.state.streams.values()
+        for stream in session.state.streams.values()
         for block_id, first in zip(
             stream.blocks.rows["block_id"].tolist(), stream.blocks.rows["first"].tolist(), strict=True
         )
     }
-    for one in turn.writable:
+    for one in session.writable:
         try:
             for path, report in reports.read_all(env, one.path):
                 stream = live.get((report.incarnation, report.block_id))
@@ -335,5 +338,5 @@ def settle_reports(
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", one.path, error)
-    findings.tell(turn)
+    findings.tell(session)
     return count

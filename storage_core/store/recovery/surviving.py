@@ -25,9 +25,9 @@ from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.replicas.copies import check_row
 from storage_core.store.volume.block_store import block_id_of
-from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
+from storage_core.store.volume.log_contents import LogContents
 from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.placements import PlacementJournal
 
@@ -43,7 +43,7 @@ class Remains:
     identity: VolumeIdentity | None = None
     problem: str = ""  # why there is no identity
     found: Found | None = None  # metadata, as far as it can be read
-    is_readable: bool = False  # all of it can: a turn would go by it
+    is_readable: bool = False  # all of it can: a session would go by it
     incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
     validated: dict[bytes, str] = field(default_factory=dict)  # by digest of a block: what is wrong with it
 
@@ -126,22 +126,22 @@ def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment)
 
 
 def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tuple[Found | None, bool]:
-    """Return what a log says, None if nothing, and whether it can be read as a turn would."""
+    """Return what a log says, None if nothing, and whether it can be read as a session would."""
     log = VolumeLog(env.files, directory.parent, identity)
     log.directory = directory
-    evidence: Evidence | None
+    contents: LogContents | None
     is_readable = False
     try:
-        evidence, is_readable = log.read(), True
+        contents, is_readable = log.read(), True
     except UnsupportedVersionError:
         raise
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         logger.warning("%s: the metadata log cannot be read: %s", directory, error)
-        evidence = log.read_snapshot()
-    if evidence is None or (evidence.snapshot is None and not evidence.everything):
+        contents = log.read_snapshot()
+    if contents is None or (contents.snapshot is None and not contents.everything):
         return None, False
-    return Found(identity.volume_id, str(directory.parent), identity.instance_id, evidence), is_readable
+    return Found(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 
 
 def set_aside(one: Remains, env: Environment) -> list[Path]:

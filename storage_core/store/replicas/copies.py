@@ -100,9 +100,9 @@ class Wrong:
         """Return whether it costs only messages that are known to be gone: it asks for no repair any more."""
         if self.frame == STRUCTURE or self.end <= self.first:
             return False
-        if self.first >= stream.floor and not stream.lost.count_in(self.first, self.end):
+        if self.first >= stream.low_watermark and not stream.lost.count_in(self.first, self.end):
             return False
-        first = min(max(self.first, stream.floor), self.end)
+        first = min(max(self.first, stream.low_watermark), self.end)
         return stream.removed.count_in(first, self.end) == self.end - first
 
 

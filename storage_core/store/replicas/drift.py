@@ -1,7 +1,7 @@
 """Drift: a volume that does not have the blocks of which the manifest says that it does.
 
 Names and sizes tell without reading: of the first and last blocks when a store is opened, of all when it is scrubbed or
-maintained. What is found is written down as an event, and reports are left for upkeep; nothing is mended here, and
+maintained. What is found is written down as an event, and reports are left for maintenance; nothing is mended here, and
 nothing of it is served, because a read goes by digest.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_of_process, raise_if_limit
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
 from storage_core.store.replicas.findings import is_told
@@ -96,14 +96,14 @@ def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume, env: Environment
     return [there[path.parent].get(path.name, -1) for path in paths]
 
 
-def tell(turn: Turn, drifts: Sequence[Drift], env: Environment) -> None:
+def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
     """Write down drift that was not told before, and leave reports of the copies, so that they are mended.
 
-    Raises what a turn raises.
+    Raises what a session raises.
     """
     events = []
     for one in drifts:
-        others = [volume.path for volume in turn.writable if volume.volume_id != one.volume.volume_id]
+        others = [volume.path for volume in session.writable if volume.volume_id != one.volume.volume_id]
         for block, size in zip(one.blocks[: reports.REPORT_COUNT_MAX], one.sizes, strict=False):
             reason = "the file is missing" if size < 0 else f"file size: expected {block.file_size}, found {size}"
             left = Report(
@@ -111,10 +111,10 @@ def tell(turn: Turn, drifts: Sequence[Drift], env: Environment) -> None:
             )
             reports.leave(env, others, left)
         event = one.event()
-        if not is_told(turn.state, event):
+        if not is_told(session.state, event):
             events.append(event)
     if events:
-        turn.propose(RecordEvents(tuple(events)))
+        session.propose(RecordEvents(tuple(events)))
 
 
 def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[Drift]]:
@@ -146,8 +146,8 @@ def _has_reports(volume: Volume, env: Environment) -> bool:
         return False
 
 
-def everywhere(turn: Turn, env: Environment) -> list[Drift]:
+def everywhere(session: Session, env: Environment) -> list[Drift]:
     """Return the drift of all streams on all volumes that can be written, from the names and sizes of all blocks."""
-    state = turn.state
-    found = [compare(state, stream, one, env) for stream in state.streams.values() for one in turn.writable]
+    state = session.state
+    found = [compare(state, stream, one, env) for stream in state.streams.values() for one in session.writable]
     return [one for one in found if one is not None]

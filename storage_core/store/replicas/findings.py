@@ -11,7 +11,7 @@ from collections import defaultdict
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ class Findings:
                 events.append(event)
         return tuple(events)
 
-    def tell(self, turn: Turn) -> None:
+    def tell(self, session: Session) -> None:
         """Write the events; where that fails, what was found is told by its caller all the same."""
-        events = self.events(turn.state)
+        events = self.events(session.state)
         if not events:
             return
         try:
-            turn.propose(RecordEvents(events))
+            session.propose(RecordEvents(events))
         except (StorageError, OSError) as error:
-            logger.warning("%s: what was found could not be written down: %s", turn.label, error)
+            logger.warning("%s: what was found could not be written down: %s", session.label, error)
 
 
 def is_told(state: StoreState, event: Event) -> bool:

@@ -1,7 +1,7 @@
-"""Healing: bad copies of blocks replaced by good ones, in a turn, and what no volume has any more declared lost.
+"""Healing: bad copies of blocks replaced by good ones, in a session, and what no volume has any more declared lost.
 
 Blocks never change, so whoever finds a bad copy may do so without a lock; what is done about it is done under the locks
-of the volumes, a bounded piece a turn. One round of fsyncs writes down what was done.
+of the volumes, a bounded piece a session. One round of fsyncs writes down what was done.
 """
 
 import logging
@@ -18,7 +18,7 @@ from storage_core.metadata.manifest import ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look, make_directory
 from storage_core.store.replicas.findings import Findings
@@ -26,7 +26,7 @@ from storage_core.store.volume.placement import is_recorded, read_directories
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
-EVENTS_PER_VOLUME_MAX = 4  # a turn and stream; more repaired copies than that make one event
+EVENTS_PER_VOLUME_MAX = 4  # a session and stream; more repaired copies than that make one event
 HELD_PER_ENTRY_MAX = 4096  # block ids
 
 
@@ -65,15 +65,15 @@ def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[byt
     return found
 
 
-def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost: bool = False) -> list[Outcome]:
+def heal(session: Session, patients: Sequence[Patient], env: Environment, declare_lost: bool = False) -> list[Outcome]:
     """Replace bad copies by good ones, and write that down; return what became of each.
 
     `declare_lost`: messages that no volume has are given up. Only somebody who asks for a repair may say so: until then
     readers are told what they miss.
-    Raises what a turn raises; copies that were made by then are good, and are found so the next time.
+    Raises what a session raises; copies that were made by then are good, and are found so the next time.
     """
-    live = still_live(turn.state, [one.block for one in patients])
-    ward = _Ward(turn, env, declare_lost)
+    live = still_live(session.state, [one.block for one in patients])
+    ward = _Ward(session, env, declare_lost)
     outcomes = []
     for one in patients:
         block = live.get((one.block.incarnation, one.block.block_id))
@@ -81,7 +81,7 @@ def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost
             ward.note_gone(one)
             outcomes.append(Outcome(one.block, is_gone=True))
             continue
-        stream = turn.state.by_incarnation(block.incarnation)
+        stream = session.state.by_incarnation(block.incarnation)
         assert stream is not None
         outcomes.append(ward.treat(stream, block, one))
     ward.write_down()
@@ -89,10 +89,10 @@ def heal(turn: Turn, patients: Sequence[Patient], env: Environment, declare_lost
 
 
 class _Ward:
-    """What is done in one turn, and what there is to write down of it."""
+    """What is done in one session, and what there is to write down of it."""
 
-    def __init__(self, turn: Turn, env: Environment, declare_lost: bool) -> None:
-        self._turn, self._env, self._declare_lost = turn, env, declare_lost
+    def __init__(self, session: Session, env: Environment, declare_lost: bool) -> None:
+        self._session, self._env, self._declare_lost = session, env, declare_lost
         self._held: dict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)  # (incarnation, volume): blocks
         self._events: dict[tuple[str, bytes], list[Event]] = defaultdict(list)  # (stream, volume)
         self._lost: dict[bytes, SequenceSet] = {}  # by incarnation
@@ -106,7 +106,7 @@ class _Ward:
         """Make new copies of one block wherever there is a bad one."""
         outcome = Outcome(block)
         sources = self._sources(stream, patient)
-        writable = {one.volume_id: one.path for one in self._turn.writable}
+        writable = {one.volume_id: one.path for one in self._session.writable}
         lost, unread = SequenceSet.empty(), set[str]()
         for volume_id in stream.placement:
             wrong = patient.wrong.get(volume_id)
@@ -149,7 +149,9 @@ class _Ward:
     def _note_found(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], is_missed: bool) -> None:
         """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
         if wrong and (is_missed or not wrong[0].is_missing):
-            where = next((str(block.path_on(one.path)) for one in self._turn.volumes if one.volume_id == volume_id), "")
+            where = next(
+                (str(block.path_on(one.path)) for one in self._session.volumes if one.volume_id == volume_id), ""
+            )
             self._findings.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
 
     def _make_directory(self, directory: Path) -> None:
@@ -180,7 +182,7 @@ class _Ward:
 
     def _sources(self, stream: StreamState, patient: Patient) -> list[Path]:
         """Return the volumes to copy from: those that are not known to be bad first."""
-        places = read_directories(self._turn.state, stream, self._turn.volumes)
+        places = read_directories(self._session.state, stream, self._session.volumes)
         good = [path for volume_id, path in places if volume_id not in patient.wrong]
         return good + [path for volume_id, path in places if volume_id in patient.wrong]
 
@@ -190,8 +192,8 @@ class _Ward:
             return
         if error.errno in FULL:
             self._full[volume_id] = str(error)
-        elif says_broken(error) and len(self._turn.volumes) > 1:
-            self._turn.failed(volume_id, error)
+        elif says_broken(error) and len(self._session.volumes) > 1:
+            self._session.failed(volume_id, error)
 
     def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], volume: Path) -> None:
         is_behind = volume_id not in block.held_by and all(one.is_missing for one in wrong)
@@ -213,7 +215,7 @@ class _Ward:
                 outcome.left.setdefault(volume_id, why)
             return
         outcome.lost = lost
-        shown = lost.clip(stream.floor, stream.next_sequence).difference(stream.removed)
+        shown = lost.clip(stream.low_watermark, stream.next_sequence).difference(stream.removed)
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
         wrong = next((one[0] for one in patient.wrong.values() if one), None)
@@ -221,11 +223,11 @@ class _Ward:
 
     def _absent(self, stream: StreamState) -> list[str]:
         """Return the volumes of the placement that cannot be asked now."""
-        at_hand = {one.volume_id: one for one in self._turn.volumes}
+        at_hand = {one.volume_id: one for one in self._session.volumes}
         absent = []
         for volume_id in stream.placement:
-            volume, voter = at_hand.get(volume_id), self._turn.state.voter(volume_id)
-            if volume is None or voter is None or not (voter.learner or is_recorded(self._turn.state, volume)):
+            volume, voter = at_hand.get(volume_id), self._session.state.voter(volume_id)
+            if volume is None or voter is None or not (voter.learner or is_recorded(self._session.state, volume)):
                 absent.append(f"volume {volume_id.hex()}" + (f" ({volume.path})" if volume is not None else ""))
         return absent
 
@@ -240,13 +242,13 @@ class _Ward:
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
         events = [event for told in self._events.values() for event in _summed_up(told)]
-        events += self._findings.events(self._turn.state)
+        events += self._findings.events(self._session.state)
         if events:
             commands.append(RecordEvents(tuple(events)))
         if commands:
-            with self._turn.group():
+            with self._session.group():
                 for command in commands:
-                    self._turn.propose(command)
+                    self._session.propose(command)
 
 
 def _summed_up(events: list[Event]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Mending: what upkeep does about copies, a bounded piece a turn.
+"""Mending: what maintenance does about copies, a bounded piece a session.
 
 Two things say without a scan that a copy needs looking at: a damage report that a reader left, and a missing bit in the
 manifest of a volume that was away or failed when a block was written. The copy itself is then read: one that is whole
@@ -14,7 +14,7 @@ import numpy as np
 
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
 from storage_core.store.replicas.findings import Findings
@@ -37,7 +37,7 @@ _Copy = tuple[bytes, bytes, bytes]  # (written as, block, volume)
 
 @dataclass(slots=True)
 class _Budget:
-    """What may be read and written in one turn; the first copy may be as large as it is."""
+    """What may be read and written in one session; the first copy may be as large as it is."""
 
     copies_left: int = COPIES_PER_TURN_MAX
     size_left: int = READ_PER_TURN_MAX
@@ -68,51 +68,51 @@ class Mending:
         self._due, self._here = DueStreams(), frozenset[bytes]()  # streams that may lack copies on these volumes
         self._resting: dict[_Copy, int] = {}  # copies that could not be mended: since when
 
-    def mend(self, turn: Turn, everything: bool = False) -> bool:
+    def mend(self, session: Session, everything: bool = False) -> bool:
         """Look at some copies that need it and mend them; return whether there may be more to do.
 
-        `everything`: look for reports now. Raises what a turn raises.
+        `everything`: look for reports now. Raises what a session raises.
         """
         budget, cases = _Budget(), dict[tuple[bytes, bytes], _Case]()
-        told = self._reports(turn, everything)
+        told = self._reports(session, everything)
         findings = Findings()
-        self._add_reported(turn, told, budget, cases, findings)
-        self._add_missing(turn, budget, cases)
+        self._add_reported(session, told, budget, cases, findings)
+        self._add_missing(session, budget, cases)
         if not cases:
-            findings.tell(turn)
+            findings.tell(session)
             return False
-        patients = [self._examine(turn, case) for case in cases.values()]
+        patients = [self._examine(session, case) for case in cases.values()]
         _note_recovered(patients, told, findings)
-        findings.tell(turn)
-        outcomes = heal(turn, patients, self._env)
-        self._note_whole(turn, patients, outcomes, told)
+        findings.tell(session)
+        outcomes = heal(session, patients, self._env)
+        self._note_whole(session, patients, outcomes, told)
         for outcome in outcomes:
-            self._settle(turn, outcome, told)
+            self._settle(session, outcome, told)
         return budget.copies_left <= 0 or budget.size_left <= 0
 
     # --- reports
 
-    def _reports(self, turn: Turn, everything: bool) -> list[tuple[Path, Report]]:
+    def _reports(self, session: Session, everything: bool) -> list[tuple[Path, Report]]:
         """Return the reports on all volumes, if it is time for a look."""
         now = self._env.now_ns()
         if not everything and self._looked_ns is not None and abs(now - self._looked_ns) < LOOK_EVERY_NS:
             return []
         self._looked_ns = now
-        return [one for volume in turn.writable for one in _left_on(volume, self._env)]
+        return [one for volume in session.writable for one in _left_on(volume, self._env)]
 
     def _add_reported(
         self,
-        turn: Turn,
+        session: Session,
         told: list[tuple[Path, Report]],
         budget: _Budget,
         cases: dict[tuple[bytes, bytes], _Case],
         findings: Findings,
     ) -> None:
         """Take up the copies that reports name; reports about what is not there any more are told and removed."""
-        writable = {one.volume_id: one for one in turn.writable}
+        writable = {one.volume_id: one for one in session.writable}
         for path, report in told:
-            stream = _written_as(turn.state, report.incarnation)
-            block = _find(turn.state, stream, report.block_id) if stream is not None else None
+            stream = _written_as(session.state, report.incarnation)
+            block = _find(session.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
                 if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
                     findings.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
@@ -128,28 +128,28 @@ class Mending:
 
     # --- missing bits
 
-    def _add_missing(self, turn: Turn, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
+    def _add_missing(self, session: Session, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
         """Take up copies that the manifest says a volume does not have, as many as there is room for."""
-        writable = {one.volume_id: one for one in turn.writable}
+        writable = {one.volume_id: one for one in session.writable}
         if self._here != frozenset(writable):
             self._here = frozenset(writable)
             self._due.restart()
-        for stream in self._due.among(turn.state.streams):
+        for stream in self._due.among(session.state.streams):
             missing = missing_copies(stream, writable)
             if not missing:
                 self._due.done(stream)
             for volume_id, at in missing.items():
-                self._add_some(turn, stream, at, writable[volume_id], budget, cases)
+                self._add_some(session, stream, at, writable[volume_id], budget, cases)
                 if budget.copies_left <= 0:
                     return
 
     def _add_some(
-        self, turn: Turn, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
+        self, session: Session, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
         cases: dict[tuple[bytes, bytes], _Case],
     ) -> None:  # fmt: skip
         """Take up copies that a volume lacks; those that could not be mended a moment ago do not stand in the way."""
         for start in range(0, min(len(at), LOOKED_AT_PER_TURN_MAX), LOOKED_AT_ONCE):
-            for block in live_blocks(turn.state, stream, stream.blocks.rows[at[start : start + LOOKED_AT_ONCE]]):
+            for block in live_blocks(session.state, stream, stream.blocks.rows[at[start : start + LOOKED_AT_ONCE]]):
                 if budget.copies_left <= 0:
                     return
                 if not self._rests((*_key(block), volume.volume_id)):
@@ -159,17 +159,17 @@ class Mending:
 
     # --- one by one
 
-    def _examine(self, turn: Turn, case: _Case) -> Patient:
+    def _examine(self, session: Session, case: _Case) -> Patient:
         """Read the copies; one on a disk that does not give it back retires its volume, if there are others."""
-        stream = turn.state.by_incarnation(case.block.incarnation)
+        stream = session.state.by_incarnation(case.block.incarnation)
         assert stream is not None
         wrong: dict[bytes, Sequence[Wrong]] = {}
         proven = []
         for volume in case.volumes:
             found = look(case.block, volume.path, stream, self._env)
             broken = next((one.error for one in found if one.error is not None and says_broken(one.error)), None)
-            if broken is not None and len(turn.volumes) > 1:
-                turn.failed(volume.volume_id, broken)
+            if broken is not None and len(session.volumes) > 1:
+                session.failed(volume.volume_id, broken)
             if found:
                 wrong[volume.volume_id] = found
             else:
@@ -178,7 +178,7 @@ class Mending:
 
     def _note_whole(
         self,
-        turn: Turn,
+        session: Session,
         patients: Sequence[Patient],
         outcomes: Sequence[Outcome],
         told: list[tuple[Path, Report]],
@@ -190,12 +190,12 @@ class Mending:
         if not reported:
             return
         volumes = {volume_id for *_, volume_id in reported}
-        indexes = Indexes([one for one in turn.writable if one.volume_id in volumes], self._env)
+        indexes = Indexes([one for one in session.writable if one.volume_id in volumes], self._env)
         for copy in reported:
             indexes.verified(copy[2], whole[copy], True)
-        save_indexes(turn, indexes.by_volume)
+        save_indexes(session, indexes.by_volume)
 
-    def _settle(self, turn: Turn, outcome: Outcome, told: list[tuple[Path, Report]]) -> None:
+    def _settle(self, session: Session, outcome: Outcome, told: list[tuple[Path, Report]]) -> None:
         """Remove the reports about copies that are whole now, or gone; let the others rest for a while."""
         left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
         for copy in left:

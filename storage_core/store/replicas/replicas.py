@@ -25,7 +25,7 @@ import numpy as np
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.turn import Standing
+from storage_core.store.ensemble.session import Standing
 from storage_core.store.ensemble.view import View
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex

@@ -2,7 +2,8 @@
 
 The order is that of (incarnation, sequence), all volumes of a stream's placement side by side. How far it has come
 stands in index.db of each volume, a cache: without it the scrub begins anew. The metadata files are looked at when it
-begins. What is found is written down as events, and reports are left for upkeep and repair; nothing is mended here.
+begins. What is found is written down as events, and reports are left for maintenance and repair; nothing is mended
+here.
 """
 
 import logging
@@ -13,7 +14,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import drift
 from storage_core.store.replicas.findings import Findings
@@ -134,19 +135,21 @@ class Scrub:
     ) -> None:
         """Leave reports and events of what was found; where that cannot be done the answer is the same."""
         try:
-            with self._metadata.turn(self._lock_timeout_s) as turn:
-                drifts = [drift.compare(state, stream, one, self._env) for stream in streams for one in turn.writable]
-                drift.tell(turn, [one for one in drifts if one is not None], self._env)
-                events = [*self._findings.events(turn.state), *self._leave_reports(turn)]
+            with self._metadata.session(self._lock_timeout_s) as session:
+                drifts = [
+                    drift.compare(state, stream, one, self._env) for stream in streams for one in session.writable
+                ]
+                drift.tell(session, [one for one in drifts if one is not None], self._env)
+                events = [*self._findings.events(session.state), *self._leave_reports(session)]
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; {len(self._damage)} are damaged"))
                 if events:
-                    turn.propose(RecordEvents(tuple(events)))
-                save_indexes(turn, indexes.by_volume)
+                    session.propose(RecordEvents(tuple(events)))
+                save_indexes(session, indexes.by_volume)
         except StorageError as error:
             logger.warning("what a scrub found could not be written down: %s", error)
 
-    def _leave_reports(self, turn: Turn) -> list[Event]:
+    def _leave_reports(self, session: Session) -> list[Event]:
         """Leave a report of each bad copy; return an event for each stream and volume that has some."""
         told: dict[tuple[str, bytes], list[str]] = {}
         for checked in self._bad:
@@ -155,7 +158,7 @@ class Scrub:
                 if not found or (found[0].is_missing and volume_id not in block.held_by):
                     continue  # it is behind, and the manifest says so
                 one = found[0]
-                others = [volume.path for volume in turn.writable if volume.volume_id != volume_id]
+                others = [volume.path for volume in session.writable if volume.volume_id != volume_id]
                 reports.leave(self._env, others, report_of(block, volume_id, one, self._env))
                 if not one.is_missing:
                     told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {one.reason}")

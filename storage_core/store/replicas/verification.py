@@ -12,7 +12,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
 from storage_core.store.replicas.findings import Findings
@@ -107,14 +107,14 @@ class Found:
     def __bool__(self) -> bool:
         return bool(self.bad_files or self.bad_blocks)
 
-    def tell(self, turn: Turn) -> None:
+    def tell(self, session: Session) -> None:
         """Write it down as events of the volumes."""
         findings = Findings()
         for damage in self.bad_files:
             findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
         for block, volume_id, wrong in self._copies():
             findings.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
-        findings.tell(turn)
+        findings.tell(session)
 
     def leave_reports(self, volumes: Sequence[Volume], env: Environment) -> None:
         """Leave word of bad copies for the next holder, who has the lock."""
@@ -281,10 +281,10 @@ class Indexes:
             index.verified(block.written_as, block.block_id, size, self._env.now_ns(), is_whole)
 
 
-def save_indexes(turn: Turn, indexes: Mapping[bytes, VolumeIndex]) -> None:
+def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None:
     """Write what was verified into index.db of the volumes, a cache: one that cannot be written is told, not raised."""
-    known = {incarnation for stream in turn.state.streams.values() for incarnation in stream.incarnations}
-    for one in turn.writable:
+    known = {incarnation for stream in session.state.streams.values() for incarnation in stream.incarnations}
+    for one in session.writable:
         if one.volume_id in indexes:
             try:
                 indexes[one.volume_id].save(known)
@@ -327,17 +327,17 @@ def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[st
     """Return (file, reason) for what is wrong with the metadata's own files."""
     journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
-        evidence = log.read()
-        found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in evidence.damage))
+        contents = log.read()
+        found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage))
         found.extend(_damaged_snapshots(log, {where for where, _ in found}))
-        if evidence.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
+        if contents.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
             found.append(
-                (str(log.directory), f"the log is damaged at entry {evidence.bad.index}: {evidence.bad.where}")
+                (str(log.directory), f"the log is damaged at entry {contents.bad.index}: {contents.bad.where}")
             )
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return [*found, (str(log.directory), str(error))]
-    commit, tip = evidence.commit, evidence.tip
+    commit, tip = contents.commit, contents.tip
     if commit is not None and commit.index > tip.index and not found:  # whole pages of zeros, or none, at its end
         ends = f"it ends at entry {tip.index}, and entry {commit.index} was committed by what it says itself"
         found.append((str(log.directory), f"the log was cut or rolled back: {ends}"))

@@ -90,7 +90,7 @@ def file_system(path: Path, root: Path = Path("/")) -> str:
 
 @cache
 def _machine(root: Path) -> str:
-    """Return machine and network: looked up once, since every turn asks."""
+    """Return machine and network: looked up once, since every session asks."""
     machine = next((text for name in MACHINE_IDS if _MACHINE_ID.fullmatch(text := _text(root / name))), "")
     return f"{_digest(machine)}/{_digest(' '.join(sorted(_network_addresses(root / NETWORK))))}"
 

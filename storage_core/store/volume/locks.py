@@ -1,7 +1,7 @@
 """The locks of the volumes: one holder at a time, among the threads of this process and among processes.
 
 A mutex serialises the threads; `flock` on VOLUME/lock serialises processes, and the kernel lets go of it when the
-holder dies. The file is opened anew for each turn, so that a store deleted and made again under the same path is not
+holder dies. The file is opened anew for each session, so that a store deleted and made again under the same path is not
 locked through a file that is gone. Waiting is bounded, and the error names the holder.
 """
 

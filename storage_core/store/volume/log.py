@@ -1,7 +1,7 @@
 """Metadata files of one volume: log segments with commit records, and snapshots.
 
-This module reads and writes them. What the files say is evidence.py; what it means (torn tail or damage, who may vote)
-is decided in ensemble/decision.py and turn.py.
+This module reads and writes them. What the files say is contents.py; what it means (torn tail or damage, who may vote)
+is decided in ensemble/decision.py and session.py.
 
     meta/<segment number, 16 hex>.log      docs/formats/log.md
     meta/<index, 16 hex>.snap              docs/formats/snapshot.md
@@ -28,16 +28,16 @@ from storage_core.raft import log_format, snapshot_format
 from storage_core.raft.entry import CommitRecord, EntryId, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
-from storage_core.store.volume.evidence import (
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.log_contents import (
     Collected,
-    Evidence,
+    LogContents,
     Position,
     Tail,
     best_commit_record,
     is_damaged_slot,
     link,
 )
-from storage_core.store.volume.identity import VolumeIdentity
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
@@ -109,40 +109,40 @@ class VolumeLog:
                 return best, clean
         return None, clean
 
-    def read(self, for_state: bool = False) -> Evidence:
+    def read(self, for_state: bool = False) -> LogContents:
         """Return everything that the files say. Nothing is written, cut or removed.
 
         `for_state`: segments whose entries the snapshot has all taken in are left out; for a reader, who wants the
         newest state and judges nobody. Raises UnsupportedVersionError, and CorruptionError for a file of another store
         or volume.
         """
-        evidence = Evidence()
-        self._read_snapshots(evidence)
-        after = evidence.snapshot.index if for_state and evidence.snapshot is not None else 0
-        link(self._read_segments(evidence, after), evidence)
-        return evidence
+        contents = LogContents()
+        self._read_snapshots(contents)
+        after = contents.snapshot.index if for_state and contents.snapshot is not None else 0
+        link(self._read_segments(contents, after), contents)
+        return contents
 
-    def read_snapshot(self) -> Evidence | None:
+    def read_snapshot(self) -> LogContents | None:
         """Return what the newest whole snapshot says, whatever the segments are like; None if there is none."""
-        evidence = Evidence()
+        contents = LogContents()
         try:
-            self._read_snapshots(evidence)
+            self._read_snapshots(contents)
         except (StorageError, OSError) as error:
             raise_if_of_process(error)
             return None
-        return evidence if evidence.snapshot is not None else None
+        return contents if contents.snapshot is not None else None
 
-    def read_entries(self, after: int) -> Evidence:
+    def read_entries(self, after: int) -> LogContents:
         """Return the entries above index `after`, and some below, without a look at whether they are a chain.
 
         For a reader that has the state from another volume, and wants to know how far this one goes.
         """
-        evidence = Evidence()
+        contents = LogContents()
         self._check_versions()
-        evidence.everything = self._read_segments(evidence, after).entries
-        if evidence.everything:
-            evidence.entries = [evidence.everything[max(evidence.everything)]]
-        return evidence
+        contents.everything = self._read_segments(contents, after).entries
+        if contents.everything:
+            contents.entries = [contents.everything[max(contents.everything)]]
+        return contents
 
     def _check_versions(self) -> None:
         """Raise UnsupportedVersionError if a snapshot was written by a newer program."""
@@ -153,7 +153,7 @@ class VolumeLog:
                 except CorruptionError:
                     continue  # a damaged one says nothing
 
-    def _read_segments(self, evidence: Evidence, after: int = 0) -> Collected:
+    def _read_segments(self, contents: LogContents, after: int = 0) -> Collected:
         """Return what the segments hold; those may be left out in which no entry above index `after` stands."""
         collected = Collected()
         numbers = self.segments()
@@ -166,7 +166,7 @@ class VolumeLog:
             # Its predecessor is sealed only after a segment is durable, name and all; the first one was there before
             # the volume was, or before its predecessor was removed.
             durable = at == 0 or (seal is not None and seal.next_segment == number)
-            seal = self._read_segment(number, collected, evidence, number == numbers[-1], durable)
+            seal = self._read_segment(number, collected, contents, number == numbers[-1], durable)
         return collected
 
     def _segments_after(self, numbers: list[int], index: int) -> list[int]:
@@ -225,7 +225,7 @@ class VolumeLog:
         with self._open(self.segment_path(position.segment)) as file:
             return _tail_of(file, position)
 
-    def _read_snapshots(self, evidence: Evidence) -> None:
+    def _read_snapshots(self, contents: LogContents) -> None:
         for index in reversed(self.snapshots()):
             path = self.snapshot_path(index)
             try:
@@ -233,22 +233,22 @@ class VolumeLog:
                     header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
                     payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
             except CorruptionError as error:
-                evidence.damage.append(f"{path}: {error}")
+                contents.damage.append(f"{path}: {error}")
                 continue
             ours = (header.store_id, header.volume_id) == (self._identity.store_id, self._identity.volume_id)
             if not ours or header.index != index:
-                evidence.damage.append(f"{path}: belongs to another store, volume or index")
+                contents.damage.append(f"{path}: belongs to another store, volume or index")
             elif snapshot_format.payload_digest(payload) != header.payload_digest:
-                evidence.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
+                contents.damage.append(f"{path}: {len(payload)} bytes of payload do not match their digest")
             else:
-                evidence.snapshot, evidence.snapshot_body = header, snapshot_format.decode_body(payload)
-                evidence.votes.append(evidence.snapshot_body.vote)
+                contents.snapshot, contents.snapshot_body = header, snapshot_format.decode_body(payload)
+                contents.votes.append(contents.snapshot_body.vote)
                 return
 
     def _read_segment(
-        self, number: int, collected: Collected, evidence: Evidence, newest: bool, durable: bool
+        self, number: int, collected: Collected, contents: LogContents, newest: bool, durable: bool
     ) -> Seal | None:
-        """Add what the segment says to the evidence; return its seal.
+        """Add what the segment says to the contents; return its seal.
 
         `durable`: the segment was made durable before anything that came later. If not, nothing in it has counted yet
         and its name may not last, so it is not appended to.
@@ -265,22 +265,22 @@ class VolumeLog:
         try:
             header = log_format.decode_segment_header(bytes(data[:PAGE_SIZE]))
             self._check_header(header, number)
-            evidence.damage.extend(collected.missed_at(header.base_index))
+            contents.damage.extend(collected.missed_at(header.base_index))
             if durable:
                 collected.begin(header.base_index, header.base_chain)
         except (CorruptRecordError, TruncatedRecordError):
             clean = False
             if durable:  # else it was torn by a power loss while a holder began it
-                evidence.damage.append(f"{path}: the segment header is damaged")
+                contents.damage.append(f"{path}: the segment header is damaged")
             collected.hurt(f"{path}: offset_bytes 0")
         pages = [bytes(data[PAGE_SIZE * slot : PAGE_SIZE * (slot + 1)]) for slot in (1, 2)]
         best, whole = best_commit_record(pages)
         if newest and not whole:  # those of older segments were carried on
-            evidence.damage.append(f"{path}: a commit record is torn or damaged")
-            evidence.slots_are_whole = False
-            evidence.marks_are_lost = best is None and all(is_damaged_slot(page) for page in pages)
-        if best is not None and (evidence.commit is None or best.generation > evidence.commit.generation):
-            evidence.commit = best
+            contents.damage.append(f"{path}: a commit record is torn or damaged")
+            contents.slots_are_whole = False
+            contents.marks_are_lost = best is None and all(is_damaged_slot(page) for page in pages)
+        if best is not None and (contents.commit is None or best.generation > contents.commit.generation):
+            contents.commit = best
         end_bytes, seal = BATCHES_OFFSET, None
         for record, batch_end in log_format.scan(data[BATCHES_OFFSET:], BATCHES_OFFSET):
             if isinstance(record, BadRecord):
@@ -292,16 +292,16 @@ class VolumeLog:
                 seal = record
             else:
                 end_bytes = batch_end
-                evidence.damage.extend(collected.missed())
+                contents.damage.extend(collected.missed())
                 if isinstance(record, Vote):
-                    evidence.votes.append(record)
+                    contents.votes.append(record)
                 else:
                     collected.take(record)
         if newest and seal is not None:
             raise CorruptionError(f"{path} goes on in {self.segment_path(seal.next_segment).name}, which is missing")
         if newest:
-            evidence.damage.extend(collected.missed())
-            evidence.position, evidence.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
+            contents.damage.extend(collected.missed())
+            contents.position, contents.tail_is_clean = Position(number, end_bytes), clean and size == end_bytes
         return seal
 
     def _check_header(self, header: SegmentHeader, number: int) -> None:

@@ -1,10 +1,10 @@
-"""Damage reports: word of a bad copy, left by whoever met it while reading, for the next holder's upkeep.
+"""Damage reports: word of a bad copy, left by whoever met it while reading, for the next holder's maintenance.
 
     VOLUME/reports/<16 hex>.report      docs/formats/report.md
 
 Left on a volume other than the damaged one, best effort: an executor may not be able to write anywhere. A hint and
-nothing more: upkeep looks at the copy itself. One report for a copy of a block is enough, so its file is named after
-that copy, and readers that meet it again find their report there already.
+nothing more: maintenance looks at the copy itself. One report for a copy of a block is enough, so its file is named
+after that copy, and readers that meet it again find their report there already.
 """
 
 import hashlib

@@ -2,8 +2,8 @@
 
     VOLUME/reserve      docs/formats/volume.md
 
-Upkeep fills it. A turn gives it up piece by piece, and only for what frees room: a removal that was refused for want of
-a few pages would leave a disk full for ever. Nothing in the file is ever read.
+Maintenance fills it. A session gives it up piece by piece, and only for what frees room: a removal that was refused for
+want of a few pages would leave a disk full for ever. Nothing in the file is ever read.
 """
 
 import hashlib

@@ -6,7 +6,8 @@ commit     asks whether this (writer, batch) is there already, checks the copies
 abort      asks whether the transaction is committed; if not, fences it, then sweeps its blocks
 
 A copy counts if the volume that fsynced it is still the same instance and not retired, and the file still is the block
-(size, trailer, digest). The entry says which volumes have good copies; the others are behind, and upkeep fetches it.
+(size, trailer, digest). The entry says which volumes have good copies; the others are behind, and maintenance fetches
+it.
 """
 
 import logging
@@ -30,7 +31,7 @@ from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamSt
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.rules import majority
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
@@ -72,12 +73,12 @@ class CommitResult:
     already: bool  # this (writer, batch) was stored before; this time nothing was
 
 
-def make_directories(turn: Turn, incarnation: bytes, chosen: Sequence[bytes], env: Environment) -> None:
+def make_directories(session: Session, incarnation: bytes, chosen: Sequence[bytes], env: Environment) -> None:
     """Make the directories of a new stream on those of its volumes that can be written, durably, before it exists.
 
     Raises OSError if that was possible on less than a majority; the others get theirs when they are repaired.
     """
-    volumes = [one for one in turn.writable if one.volume_id in chosen]
+    volumes = [one for one in session.writable if one.volume_id in chosen]
 
     def make(volume: Volume) -> None:
         volume.blocks.prepare([incarnation])
@@ -88,7 +89,7 @@ def make_directories(turn: Turn, incarnation: bytes, chosen: Sequence[bytes], en
         if isinstance(outcome, OSError):
             failures.append(outcome)
             if says_broken(outcome):
-                turn.failed(volume.volume_id, outcome)
+                session.failed(volume.volume_id, outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
     if len(volumes) - len(failures) < majority(len(chosen)):
@@ -122,7 +123,7 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
 
 
 def commit(
-    turn: Turn,
+    session: Session,
     transaction: Transaction,
     staged: Sequence[StagedBlock],
     writer: WriterBatch | None,
@@ -148,25 +149,25 @@ def commit(
         for name in chosen
     ]
     content = _content(staged) if writer is not None else b""
-    result = turn.check(_append(transaction, nothing, writer, content))
+    result = session.check(_append(transaction, nothing, writer, content))
     assert isinstance(result, machine.AppendDone)
     failures = [failure for blocks in chosen.values() for block in blocks for failure in block.failures]
     if result.already:  # durably told: this run fences the one before it
-        turn.propose(_append(transaction, nothing, writer, content))
+        session.propose(_append(transaction, nothing, writer, content))
     else:
-        retire(turn, failures)
+        retire(session, failures)
         parts = [
-            _part(turn, transaction.targets[name], blocks, name in overwrite, window, env)
+            _part(session, transaction.targets[name], blocks, name in overwrite, window, env)
             for name, blocks in chosen.items()
         ]
-        result = turn.propose(_append(transaction, parts, writer, content))
+        result = session.propose(_append(transaction, parts, writer, content))
     assert isinstance(result, machine.AppendDone)
     if result.already:
         assert writer is not None
-        _tell_again(turn, writer, content, result)
-        _forget_staged(turn, transaction, env)
+        _tell_again(session, writer, content, result)
+        _forget_staged(session, transaction, env)
     else:
-        _tell(turn, failures)
+        _tell(session, failures)
     appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
     return CommitResult(appended, result.already)
 
@@ -192,45 +193,47 @@ def _content(staged: Sequence[StagedBlock]) -> bytes:
     return combined((block.summary.row_count, block.hash_sum or 0) for block in staged)
 
 
-def retire(turn: Turn, failures: Sequence[WriteFailure]) -> None:
-    """Let the turn know of disks that a task found broken: from here on nothing on them counts."""
+def retire(session: Session, failures: Sequence[WriteFailure]) -> None:
+    """Let the session know of disks that a task found broken: from here on nothing on them counts."""
     for one in failures:
         if one.errno in BROKEN_DISK:
-            turn.failed(one.volume_id, OSError(one.errno, os.strerror(one.errno), one.reason))
+            session.failed(one.volume_id, OSError(one.errno, os.strerror(one.errno), one.reason))
 
 
-def _tell(turn: Turn, failures: Sequence[WriteFailure]) -> None:
+def _tell(session: Session, failures: Sequence[WriteFailure]) -> None:
     """Write down which volumes missed blocks though their disks are not broken; the append is done, come what may."""
     reasons = {one.volume_id: one.reason for one in failures if one.errno not in BROKEN_DISK}
     if not reasons:
         return
     try:
-        turn.propose(
+        session.propose(
             RecordEvents(tuple(Event("behind", volume=one.hex(), reason=reason) for one, reason in reasons.items()))
         )
     except Exception as error:
         logger.warning("volumes missed blocks, and that could not be written down: %s: %s", reasons, error)
 
 
-def _tell_again(turn: Turn, writer: WriterBatch, content: bytes, result: machine.AppendDone) -> None:
+def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: machine.AppendDone) -> None:
     """Write down that a batch was sent again and not stored, once: whoever sent it may have meant another one."""
-    stored = [turn.state.streams[name.casefold()].writers[writer.writer].find(writer.batch) for name in result.appended]
+    stored = [
+        session.state.streams[name.casefold()].writers[writer.writer].find(writer.batch) for name in result.appended
+    ]
     is_same = all(one is None or one.content in (b"", content) for one in stored)
     what = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
     reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {what}"
     stream = next(iter(result.appended)) if len(result.appended) == 1 else ""
-    if any((one.kind, one.stream, one.reason) == ("batch_again", stream, reason) for one in turn.state.events):
+    if any((one.kind, one.stream, one.reason) == ("batch_again", stream, reason) for one in session.state.events):
         return
     try:
-        turn.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))
+        session.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))
     except Exception as error:  # the batch is stored: that is the answer
         logger.warning("%s; that could not be written down: %s", reason, error)
 
 
-def _forget_staged(turn: Turn, transaction: Transaction, env: Environment) -> None:
+def _forget_staged(session: Session, transaction: Transaction, env: Environment) -> None:
     """Sweep what was staged for a batch that is stored already, unless it is this very transaction that stored it."""
     try:
-        abort(turn, transaction, env)
+        abort(session, transaction, env)
     except Exception as error:  # the batch is stored: that is the answer
         logger.warning("blocks of transaction %s are left where they are: %s", transaction.id.hex(), error)
 
@@ -243,7 +246,7 @@ def _check_staged(transaction: Transaction, staged: Sequence[StagedBlock]) -> No
 
 
 def _part(
-    turn: Turn,
+    session: Session,
     target: WriteTarget,
     blocks: list[StagedBlock],
     overwrite: bool,
@@ -251,14 +254,14 @@ def _part(
     env: Environment,
 ) -> AppendedBlocks:
     """Return what the append adds to one stream, after a look at the files."""
-    state, stream = turn.state, turn.state.by_incarnation(target.incarnation)
+    state, stream = session.state, session.state.by_incarnation(target.incarnation)
     assert stream is not None, target.stream  # the command was checked
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     sets: dict[tuple[str, ...], int] = {}
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
     first = 0
-    for at, (block, held) in enumerate(zip(blocks, good_copies(turn, stream, blocks, env), strict=True)):
+    for at, (block, held) in enumerate(zip(blocks, good_copies(session, stream, blocks, env), strict=True)):
         summary = block.summary
         rows[at] = (
             summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
@@ -275,7 +278,7 @@ def _part(
         found = np.concatenate([ask_block(one, msg_ids, env) + _place_of(one) for one in slices])
         again = _again(found)
         if not overwrite:
-            again |= window.seen(state, stream, turn.volumes, found[:, :2], env)
+            again |= window.seen(state, stream, session.volumes, found[:, :2], env)
         removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
     return AppendedBlocks(
@@ -313,18 +316,22 @@ def _whole_block(
     )
 
 
-def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment) -> list[list[Volume]]:
+def good_copies(
+    session: Session, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment
+) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
-    failing = turn.failing  # what a disk took before it failed proves nothing
+    failing = session.failing  # what a disk took before it failed proves nothing
     usable = [
         one
-        for one in turn.volumes
-        if one.volume_id in stream.placement and placement.is_recorded(turn.state, one) and one.volume_id not in failing
+        for one in session.volumes
+        if one.volume_id in stream.placement
+        and placement.is_recorded(session.state, one)
+        and one.volume_id not in failing
     ]
-    looks = [partial(_look, turn.state.store_id, one, blocks, env.files) for one in usable]
+    looks = [partial(_look, session.state.store_id, one, blocks, env.files) for one in usable]
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[Exception | str]] = [[] for _ in blocks]
     for volume, found in zip(usable, env.parallel(looks), strict=True):
@@ -336,7 +343,7 @@ def good_copies(turn: Turn, stream: StreamState, blocks: Sequence[StagedBlock], 
                 continue
             wrong[at].append(reason)
             if isinstance(reason, OSError) and says_broken(reason):
-                turn.failed(volume.volume_id, reason)
+                session.failed(volume.volume_id, reason)
     for at, block in enumerate(blocks):
         if len(held[at]) < placement.quorum(stream):
             for reason in wrong[at]:
@@ -401,30 +408,30 @@ def _duplicate_size(removed: SequenceSet, blocks: Sequence[BlockSlice], env: Env
     return int(sum(sizes.sum() for _, sizes in measured(touched, removed, env)))
 
 
-def abort(turn: Turn, transaction: Transaction, env: Environment) -> bool:
+def abort(session: Session, transaction: Transaction, env: Environment) -> bool:
     """Fence the transaction and sweep its blocks; False, and nothing touched, if it had been committed.
 
     On a full disk they are swept without a fence if that is safe: an entry that names them would stand in some log,
     and all have been read. A commit that comes late finds the blocks gone, and is refused.
     """
-    outcome = turn.state.outcome(transaction.id)
+    outcome = session.state.outcome(transaction.id)
     if outcome == COMMITTED:
         return False
-    writable, is_whole = turn.writable, turn.is_whole
+    writable, is_whole = session.writable, session.is_whole
     if outcome != ABORTED:
         try:
-            turn.propose(Abort(transaction.id))
+            session.propose(Abort(transaction.id))
         except DiskFullError:
             if not is_whole:
                 raise
     for volume in writable:
         try:
             for target in transaction.targets.values():
-                _sweep(volume.blocks, target, transaction.id, turn.state)
+                _sweep(volume.blocks, target, transaction.id, session.state)
         except OSError as error:  # fenced it is; what is left there is an orphan
             logger.warning("%s: blocks of transaction %s: %s", volume.path, transaction.id.hex(), error)
             if says_broken(error):
-                turn.failed(volume.volume_id, error)
+                session.failed(volume.volume_id, error)
     return True
 
 

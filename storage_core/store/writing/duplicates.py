@@ -2,11 +2,12 @@
 
 The hashes lie in the blocks themselves. A msg_id counts for as long as the window lasts, whether its message is still
 shown or not: work that was done and removed shall not be taken in again by a publisher that tries once more. Blocks
-whose messages are all gone lie in the graveyard, whose rows do not say when the block was committed; its header says
-when its append began, and their msg_ids count from then on. What this does not cover:
+whose messages are all gone lie in the pending_deletes, whose rows do not say when the block was committed; its header
+says when its append began, and their msg_ids count from then on. What this does not cover:
 
-- a block that was unlinked before the window ended (`graveyard_keep` shorter than `duplicate_window`), or of which no
-  copy in the graveyard is whole: its msg_ids are forgotten;
+- a block that was unlinked before the window ended (`deleted_file_retention` shorter than `duplicate_window`), or of
+which no
+  copy in the pending_deletes is whole: its msg_ids are forgotten;
 - an overwrite forgets all that it replaces;
 - a duplicate is a sighting, too: the window begins again with each one.
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, equals_any
+from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, equals_any
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
@@ -35,7 +36,7 @@ from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
-_NO_BLOCK = bytes(16)  # a grave of a directory
+_NO_BLOCK = bytes(16)  # a delete of a directory
 _NOTHING = np.empty((0, 2), np.uint64)
 PRUNE_AT_MIN = 65_536  # hashes of a stream from which on those that do not count any more are forgotten
 
@@ -81,7 +82,10 @@ class _StreamWindow:
         self._blocks: list[tuple[bytes, int]] = []  # (id, time at which its append began), by position in the runs
         self._known: set[bytes] = set()  # their ids
         self._prune_at = PRUNE_AT_MIN
-        self._manifest, self._graveyard = Table.empty(BLOCK_DTYPE), Table.empty(GRAVE_DTYPE)  # that are caught up with
+        self._manifest, self._pending_deletes = (
+            Table.empty(BLOCK_DTYPE),
+            Table.empty(PENDING_DELETE_DTYPE),
+        )  # that are caught up with
         self._since_ns = 1 << 63  # from which on
 
     def catch_up(
@@ -96,9 +100,9 @@ class _StreamWindow:
         for block in whole_blocks(state, stream, rows, volumes):
             self._add(block.block_id, *ask_block(block, _begun_and_hashes, env))
         is_complete = True
-        graves = state.graveyard.appended_since(self._graveyard) if is_later else None
-        graves = _recent(state.graveyard.rows if graves is None else graves, stream, since_ns)
-        for incarnation, block_id in zip(graves["incarnation"].tolist(), graves["block_id"].tolist(), strict=True):
+        deletes = state.pending_deletes.appended_since(self._pending_deletes) if is_later else None
+        deletes = _recent(state.pending_deletes.rows if deletes is None else deletes, stream, since_ns)
+        for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             if block_id not in self._known:
                 found = _ask_grave(state, stream, incarnation, block_id, volumes, env)
                 if found is None:  # it is asked again
@@ -107,7 +111,7 @@ class _StreamWindow:
                 self._add(block_id, *found)
         self._manifest, self._since_ns = stream.blocks, since_ns
         if is_complete:
-            self._graveyard = state.graveyard
+            self._pending_deletes = state.pending_deletes
         if self._runs.hash_count >= self._prune_at:
             self._prune(state, stream, since_ns)
 
@@ -140,7 +144,7 @@ class _StreamWindow:
             return ()
         rows = stream.blocks.rows
         live = _among(rows[rows["committed_ns"] >= since_ns]["block_id"], by_id)
-        removed = _among(_recent(state.graveyard.rows, stream, since_ns)["block_id"], by_id)
+        removed = _among(_recent(state.pending_deletes.rows, stream, since_ns)["block_id"], by_id)
         return {by_id[one] for one in live} | {by_id[one] for one in removed if self._blocks[by_id[one]][1] >= since_ns}
 
 
@@ -197,9 +201,9 @@ def _begun_and_hashes(reader: BlockReader) -> tuple[int, np.ndarray]:
     return int.from_bytes(reader.identity.transaction_id[:8], "big"), msg_ids(reader)[:, :2]
 
 
-def _recent(graves: np.ndarray, stream: StreamState, since_ns: int) -> np.ndarray:
-    """Return the graves of blocks that were removed within the window. Those that were overwritten lie elsewhere."""
-    recent = graves[graves["dropped_ns"] >= since_ns]
+def _recent(deletes: np.ndarray, stream: StreamState, since_ns: int) -> np.ndarray:
+    """Return the deletes of blocks that were removed within the window. Those that were overwritten lie elsewhere."""
+    recent = deletes[deletes["dropped_ns"] >= since_ns]
     is_block = ~equals_any(recent["block_id"], (_NO_BLOCK,))
     mine: np.ndarray = recent[is_block & equals_any(recent["incarnation"], stream.incarnations)]
     return mine

@@ -13,7 +13,7 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Abort
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.writing.mirrored_file import says_broken
@@ -23,28 +23,28 @@ MERGE_MARK = b"MERG"  # behind the time in the transactions of merges: what they
 TRANSACTION_OPEN_NS = 24 * 3_600 * 1_000_000_000  # after which an undecided transaction is given up
 
 
-def sweep(turn: Turn, env: Environment) -> int:
+def sweep(session: Session, env: Environment) -> int:
     """Unlink the orphans of every stream on every volume; return how many files there were. Under the store's lock."""
     swept = 0
-    for volume in turn.writable:
+    for volume in session.writable:
         try:
-            swept += sum(_sweep(turn, volume.blocks, stream, env) for stream in list(turn.state.streams.values()))
+            swept += sum(_sweep(session, volume.blocks, stream, env) for stream in list(session.state.streams.values()))
         except OSError as error:
             logger.warning("%s: orphans: %s", volume.path, error)
             if says_broken(error):
-                turn.failed(volume.volume_id, error)
+                session.failed(volume.volume_id, error)
     return swept
 
 
-def _sweep(turn: Turn, blocks: BlockStore, stream: StreamState, env: Environment) -> int:
+def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Environment) -> int:
     swept = 0
     for incarnation in dict.fromkeys(stream.incarnations):
         # Of an incarnation that the stream continues, what was not adopted is nobody's to remove: merges came later.
         merges_only = incarnation != stream.incarnation
         orphans = [
             block_id
-            for block_id in _unnamed(turn.state, stream, blocks.ids(incarnation))
-            if _is_orphan(turn, transaction_of(blocks, incarnation, block_id), merges_only, env)
+            for block_id in _unnamed(session.state, stream, blocks.ids(incarnation))
+            if _is_orphan(session, transaction_of(blocks, incarnation, block_id), merges_only, env)
         ]
         for block_id in orphans:
             blocks.delete(incarnation, block_id)
@@ -55,21 +55,21 @@ def _sweep(turn: Turn, blocks: BlockStore, stream: StreamState, env: Environment
 
 
 def _unnamed(state: StoreState, stream: StreamState, block_ids: Iterable[bytes]) -> list[bytes]:
-    """Return those of the blocks that neither the manifest nor a grave names."""
-    named = {bytes(one) for one in (*stream.blocks.rows["block_id"], *state.graves["block_id"])}
+    """Return those of the blocks that neither the manifest nor a delete names."""
+    named = {bytes(one) for one in (*stream.blocks.rows["block_id"], *state.deletes["block_id"])}
     return [block_id for block_id in block_ids if block_id not in named]
 
 
-def _is_orphan(turn: Turn, transaction: bytes | None, merges_only: bool, env: Environment) -> bool:
+def _is_orphan(session: Session, transaction: bytes | None, merges_only: bool, env: Environment) -> bool:
     """Return whether the transaction of a block is decided; gives up one that has been open for too long."""
     if transaction is None or (merges_only and transaction[8:12] != MERGE_MARK):
         return False  # not even a header: nobody can say whose it is
     made_ns = int.from_bytes(transaction[:8], "big")
-    if turn.state.outcome(transaction) or made_ns < turn.state.transaction_floor_ns:
+    if session.state.outcome(transaction) or made_ns < session.state.transaction_floor_ns:
         return True
     if made_ns >= env.now_ns() - TRANSACTION_OPEN_NS:
         return False
-    turn.propose(Abort(transaction), frees=True)  # its block goes at once
+    session.propose(Abort(transaction), frees=True)  # its block goes at once
     return True
 
 

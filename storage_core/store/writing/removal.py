@@ -36,17 +36,17 @@ def command(
     state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
 ) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
-    chosen, floor = _chosen(state, stream, removal, volumes, env)
-    gone = chosen.difference(stream.removed).clip(stream.floor, stream.next_sequence)
+    chosen, low_watermark = _chosen(state, stream, removal, volumes, env)
+    gone = chosen.difference(stream.removed).clip(stream.low_watermark, stream.next_sequence)
     size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, volumes, env)
-    inside = chosen if floor == 0 else chosen.clip(floor, stream.next_sequence)
-    return Remove(stream.incarnation, inside.encode(), size, floor, removal.reason)
+    inside = chosen if low_watermark == 0 else chosen.clip(low_watermark, stream.next_sequence)
+    return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
 
 
 def _chosen(
     state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
 ) -> tuple[SequenceSet, int]:
-    """Return the sequences that are meant, and the floor that says the same, 0 if none does."""
+    """Return the sequences that are meant, and the low_watermark that says the same, 0 if none does."""
     if removal.sequences is not None:
         return removal.sequences, 0
     limit = min(removal.up_to, stream.next_sequence) if removal.up_to is not None else stream.next_sequence
@@ -57,10 +57,10 @@ def _chosen(
         parts = [batch.column("sequence").to_numpy() for batch in read_slices(slices, options, env=env)]
         found = np.concatenate([np.empty(0, np.int64), *parts])
         return SequenceSet.from_sequences(found[: max(0, len(found) - (removal.keep or 0))]), 0
-    shown = stream.shown().clip(stream.floor, limit)
+    shown = stream.shown().clip(stream.low_watermark, limit)
     if removal.keep:
         limit = _start_of_last(shown, removal.keep, limit)
-    return shown.clip(stream.floor, limit), max(limit, stream.floor)
+    return shown.clip(stream.low_watermark, limit), max(limit, stream.low_watermark)
 
 
 def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:

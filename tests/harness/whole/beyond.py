@@ -99,7 +99,7 @@ class Beyond:
         try:
             store = machine.open(paths=self._ways_in(paths))
             if settle:
-                with store.turn():
+                with store.session():
                     pass
             shown = {name: seen_in_stream(store.stream(name)) for name in store.streams()}
         except StorageError:

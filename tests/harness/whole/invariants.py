@@ -25,9 +25,9 @@ from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
-from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
+from storage_core.store.volume.log_contents import LogContents
 from storage_core.store.volume.placement import block_directory, block_path, holders
 from storage_core.store.volume.state import VolumeState
 
@@ -116,13 +116,13 @@ class Invariants:
                     continue  # its metadata was being made anew
                 raise
             record, _ = VolumeLog(files, path, identity).read_commit_record()
-            evidence = durable_log(world.machine.disk, path, identity)
-            durable.append(evidence.tip[0])
+            contents = durable_log(world.machine.disk, path, identity)
+            durable.append(contents.tip[0])
             if record is None:
                 continue
             self._chain(record.index, record.chain, f"the commit record of {path.name}")
-            if record.index > evidence.tip[0]:
-                raise Violation(f"{path.name} has a commit record of {record.index}, and {evidence.tip[0]} are durable")
+            if record.index > contents.tip[0]:
+                raise Violation(f"{path.name} has a commit record of {record.index}, and {contents.tip[0]} are durable")
         count = len(world.volumes.paths)
         holding = sum(index >= self._newest[0] for index in durable) + count - len(durable)
         if holding < count // 2 + 1:
@@ -208,7 +208,7 @@ class Invariants:
         if world.plan.volume_count == 1 and world.volumes.full:
             return
         store = machine.open(paths=world.volumes.ways_in())
-        with store.turn():
+        with store.session():
             pass
         shown = seen_in_store(store)
         if not world.expectation.allows(shown):
@@ -247,7 +247,7 @@ class Invariants:
     def verified(self, store: Store, report: dict[str, Any]) -> None:
         """Check what verify found: nothing, if no volume is bad.
 
-        A commit record that was being written when power was lost is torn until the next turn.
+        A commit record that was being written when power was lost is torn until the next session.
         """
         volumes = self._world.volumes
         found = [one for one in report["damage"] if not one["reason"].startswith("a commit record is torn")]
@@ -314,7 +314,7 @@ class Invariants:
                 world.expectation.look(shown, None, is_final=True)
 
 
-def durable_log(disk: SimulatedDisk, path: Path, identity: VolumeIdentity) -> Evidence:
+def durable_log(disk: SimulatedDisk, path: Path, identity: VolumeIdentity) -> LogContents:
     """Return what the log of a volume would say if power were lost now, and nothing un-synced were kept."""
     alone = SimulatedDisk()
     volume = Path("/disk/volume")

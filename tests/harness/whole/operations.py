@@ -374,7 +374,7 @@ class Operations:
         world.kill(self._random.choice(world.processes))
         return self._read()
 
-    # --- upkeep
+    # --- maintenance
 
     def _maintain(self) -> Operation:
         return Operation("maintain", lambda store: store.maintain(), compared=False)
@@ -390,8 +390,8 @@ class Operations:
 
     def _snapshot(self) -> Operation:
         def act(store: Store) -> None:
-            with store.turn() as turn:
-                turn.snapshot()
+            with store.session() as session:
+                session.snapshot()
 
         return Operation("snapshot", act)
 

@@ -17,9 +17,9 @@ from harness.simulated_disk import ALL_KEPT, PAGE_SIZE, Fate, SimulatedDirectory
 
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
-from storage_core.store.volume.evidence import Evidence
 from storage_core.store.volume.identity import read_identity
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.log_contents import LogContents
 
 FOREIGN_PLACE = Path("/disk/elsewhere")
 IMAGES_KEPT_MAX = 3
@@ -340,7 +340,7 @@ class Volumes:
         return "; ".join(f"{self.paths[one].name}: {why}" for one, why in sorted(self.bad.items())) or "none"
 
 
-def _log_of(image: SimulatedDirectory) -> Evidence:
+def _log_of(image: SimulatedDirectory) -> LogContents:
     """Return what the log of a volume says of which this is durable."""
     disk, path = SimulatedDisk(), Path("/disk/volume")
     disk.put_back(path, image.copy_platter())

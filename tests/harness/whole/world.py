@@ -81,7 +81,10 @@ class World:
 
     def _run(self) -> None:
         self.note(f"seed {self.seed}: {self.plan}")
-        settings = {"snapshot_every": self.plan.snapshot_every, "graveyard_keep": self.plan.graveyard_keep}
+        settings = {
+            "snapshot_every": self.plan.snapshot_every,
+            "deleted_file_retention": self.plan.deleted_file_retention,
+        }
         self.machine.create(**settings)
         self.processes = [self._new_process() for _ in range(self.plan.process_count)]
         self.operations.begin()
@@ -233,7 +236,7 @@ class World:
         process = self.random.choice(self.processes)
         self.note(f"    {process.name} settles")
         store = self.open(process)
-        with store.turn():
+        with store.session():
             pass
         self.expectation.look(seen_in_store(store), None, is_final=True)
 

@@ -21,11 +21,11 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision, ensemble, turn
+from storage_core.store.ensemble import decision, ensemble, session
 from storage_core.store.ensemble.branches import Branches
 from storage_core.store.ensemble.decision import Decision, Finding, Found
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import healing
 from storage_core.store.replicas.copies import LiveBlock, Made
 from storage_core.store.replicas.replicas import Survey
@@ -67,7 +67,7 @@ def tries_a_failed_fsync_again() -> list[Replacement]:
 
 
 def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement]:
-    def flush(self: Turn) -> None:
+    def flush(self: Session) -> None:
         before, last = self._written.view, self._now.staged[-1]
         generation = before.commit.generation + 1 if before.commit is not None else 1
         for volume_id, position in before.positions.items():
@@ -75,14 +75,14 @@ def moves_the_commit_record_before_the_fsync_of_the_quorum() -> list[Replacement
             self._logs[volume_id].write_commit_record(position.segment, record)
         plain(self)
 
-    plain = Turn._flush
-    return [(Turn, "_flush", flush)]
+    plain = Session._flush
+    return [(Session, "_flush", flush)]
 
 
 def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replacement]:
     """A volume whose fsync failed gets the record of the others, which its own log does not lead to."""
 
-    def flush(self: Turn) -> None:
+    def flush(self: Session) -> None:
         before = self._written.view
         plain(self)
         for volume_id, position in before.positions.items():
@@ -92,8 +92,8 @@ def moves_the_commit_record_of_volumes_that_were_not_fsynced() -> list[Replaceme
                 except OSError:
                     continue
 
-    plain = Turn._flush
-    return [(Turn, "_flush", flush)]
+    plain = Session._flush
+    return [(Session, "_flush", flush)]
 
 
 def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
@@ -101,7 +101,7 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
 
     def finding(one: Any, lead: Any, is_split: bool) -> Finding:
         made = plain(one, lead, is_split)
-        if one.evidence.tip == lead.tip and one.evidence.tail_is_clean and not one.bad:
+        if one.contents.tip == lead.tip and one.contents.tail_is_clean and not one.bad:
             return replace(made, in_step=True)
         return made
 
@@ -123,7 +123,7 @@ def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
         return plain([*found[:enough], *rest], voters)
 
     plain = decision.decide
-    return [(turn, "decide", decide)]
+    return [(session, "decide", decide)]
 
 
 def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
@@ -141,15 +141,15 @@ def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
 
 def does_not_ask_which_volumes_a_commit_record_names() -> list[Replacement]:
     """Of the last entry of a log nobody says where it was fsynced: a copy that went a single one further leads."""
-    return [(decision, "_stated", lambda evidence: decision.Pool([evidence]).statements)]
+    return [(decision, "_stated", lambda contents: decision.Pool([contents]).statements)]
 
 
 def takes_the_snapshot_beside_the_applier() -> list[Replacement]:
     """NATS #6153: the state of now under the applied index of a moment ago, so that replay shifts everything."""
 
     def write(self: VolumeLog, tip: EntryId, history: bytes, body: Any) -> None:
-        evidence = self.read()
-        entries = [one for one in evidence.entries if one.index == tip[0] - 1]
+        contents = self.read()
+        entries = [one for one in contents.entries if one.index == tip[0] - 1]
         plain(self, entries[0].id if entries else tip, history, body)
 
     plain = VolumeLog.write_snapshot
@@ -174,10 +174,10 @@ def cuts_the_log_at_its_first_bad_record() -> list[Replacement]:
     """NATS #7549, in the metadata: what follows a bad record is given up, whatever was committed."""
 
     def read(self: VolumeLog, *arguments: Any, **named: Any) -> Any:
-        evidence = plain(self, *arguments, **named)
-        if evidence.bad is not None:
-            evidence.bad = evidence.commit = None
-        return evidence
+        contents = plain(self, *arguments, **named)
+        if contents.bad is not None:
+            contents.bad = contents.commit = None
+        return contents
 
     plain = VolumeLog.read
     return [(VolumeLog, "read", read)]
@@ -187,7 +187,7 @@ def a_blank_volume_votes() -> list[Replacement]:
     """NATS #7038: a disk that came back blank counts as one that agrees."""
 
     def check(decided: Decision, voting_ids: Sequence[bytes], found: Sequence[Found]) -> None:
-        blank = sum(one.evidence is None for one in found)
+        blank = sum(one.contents is None for one in found)
         if len(decided.voting) + blank < len(voting_ids) // 2 + 1:
             plain(decided, voting_ids, found)
 
@@ -195,7 +195,7 @@ def a_blank_volume_votes() -> list[Replacement]:
         return max(commit, *(end.index for end in ends.values()))
 
     plain, one = decision._check_votes, lambda voters, present: bool(present)
-    return [(decision, "_check_votes", check), (turn, "is_quorum", one), (turn, "committed_index", any_end)]
+    return [(decision, "_check_votes", check), (session, "is_quorum", one), (session, "committed_index", any_end)]
 
 
 def does_not_hear_what_was_said_of_a_volume() -> list[Replacement]:
@@ -223,9 +223,9 @@ def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
 def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
     """Half an hour is long enough, it is thought, and no entry says that the transaction is over."""
 
-    def is_orphan(turn: Turn, transaction: bytes | None, merges_only: bool, env: Any) -> bool:
+    def is_orphan(session: Session, transaction: bytes | None, merges_only: bool, env: Any) -> bool:
         old = transaction is not None and int.from_bytes(transaction[:8], "big") < env.now_ns() - 1_200 * 10**9
-        return old or plain(turn, transaction, merges_only, env)
+        return old or plain(session, transaction, merges_only, env)
 
     plain = orphans._is_orphan
     return [(orphans, "_is_orphan", is_orphan)]
@@ -317,7 +317,7 @@ def takes_what_is_asked_for_again_as_done() -> list[Replacement]:
 
 def blames_the_disk_for_an_error_of_the_process() -> list[Replacement]:
     """A volume is retired since the process had no file descriptor left."""
-    return [(turn, "_is_failure", lambda error: isinstance(error, OSError))]
+    return [(session, "_is_failure", lambda error: isinstance(error, OSError))]
 
 
 class _Passing:

@@ -12,8 +12,8 @@ from storage_core.metadata.state import EVENT_COUNT_MAX
 
 
 def record(store: Store, *events: Event) -> None:
-    with store.turn() as turn:
-        turn.propose(RecordEvents(events))
+    with store.session() as session:
+        session.propose(RecordEvents(events))
 
 
 @pytest.fixture

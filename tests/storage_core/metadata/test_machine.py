@@ -14,7 +14,6 @@ from storage_core.metadata.commands import (
     Abort,
     AddStream,
     Append,
-    Bury,
     Command,
     DeclareLost,
     DeleteStream,
@@ -23,6 +22,7 @@ from storage_core.metadata.commands import (
     NoOp,
     Remove,
     TakeOver,
+    Unlinked,
 )
 from storage_core.metadata.machine import AppendDone, Done, Refused, RemoveDone
 from storage_core.metadata.shared_map import SharedMap
@@ -118,12 +118,12 @@ def test_another_lifetime_of_a_name_is_refused(one: History, command: Command) -
     assert refusal(one.apply(command))[0] is errors.StaleIncarnationError
 
 
-def test_a_deleted_stream_goes_to_the_graveyard_and_its_name_begins_anew(one: History) -> None:
+def test_a_deleted_stream_goes_to_the_pending_deletes_and_its_name_begins_anew(one: History) -> None:
     one.apply(Append(transaction(1), (blocks(2, 3, seed=0),)))
     one.apply(DeleteStream(ONE))
     assert one.state.streams == {}
-    graves = [(bytes(row["incarnation"]), bytes(row["block_id"])) for row in one.state.graveyard.rows]
-    assert graves == [(ONE, bytes(8) + bytes(8)), (ONE, bytes(8) + (1).to_bytes(8, "big")), (ONE, bytes(16))]
+    deletes = [(bytes(row["incarnation"]), bytes(row["block_id"])) for row in one.state.pending_deletes.rows]
+    assert deletes == [(ONE, bytes(8) + bytes(8)), (ONE, bytes(8) + (1).to_bytes(8, "big")), (ONE, bytes(16))]
     one.apply(AddStream(OTHER, config(), (VOLUME,)))
     assert (one.stream(OTHER).next_sequence, one.stream(OTHER).message_count) == (1, 0)
 
@@ -161,7 +161,7 @@ def test_overwrite_removes_what_was_there_in_the_same_step(one: History) -> None
     one.apply(Append(transaction(2), (blocks(2, overwrite=True, seed=2),)))
     stream = one.stream()
     assert (stream.first_sequence, stream.next_sequence, stream.message_count, stream.data_size) == (4, 6, 2, 20)
-    assert (len(one.state.graveyard), len(one.state.replaced)) == (0, 1)
+    assert (len(one.state.pending_deletes), len(one.state.replaced)) == (0, 1)
     assert len(stream.blocks) == 1
 
 
@@ -216,7 +216,7 @@ def test_old_transactions_are_forgotten_and_refused(one: History) -> None:
     assert "older than the store remembers" in reason
     assert isinstance(one.apply(Append(transaction(9, 2_000), (blocks(1),))), AppendDone)
     one.apply(ForgetTransactions(1_500))
-    assert one.state.transaction_floor_ns == 2_000, "the floor never falls"
+    assert one.state.transaction_floor_ns == 2_000, "the low_watermark never falls"
 
 
 # --- writers
@@ -344,8 +344,8 @@ def test_an_old_batch_stays_while_one_message_of_it_is_there() -> None:
 # --- removal
 
 
-def remove(*sequences: int, data_size: int = 0, floor: int = 0, reason: str = "delete") -> Remove:
-    return Remove(ONE, SequenceSet.from_sequences(sequences).encode(), data_size, floor, reason)
+def remove(*sequences: int, data_size: int = 0, low_watermark: int = 0, reason: str = "delete") -> Remove:
+    return Remove(ONE, SequenceSet.from_sequences(sequences).encode(), data_size, low_watermark, reason)
 
 
 def test_messages_are_removed_once(one: History) -> None:
@@ -361,24 +361,24 @@ def test_a_block_with_nothing_left_is_buried(one: History) -> None:
     one.apply(Append(transaction(1), (blocks(2, 2, 2),)))
     one.apply(remove(3, 4, data_size=20))
     assert one.stream().blocks.rows["first"].tolist() == [1, 5]
-    assert one.state.graveyard.rows["dropped_ns"].tolist() == [one.time_ns]
+    assert one.state.pending_deletes.rows["dropped_ns"].tolist() == [one.time_ns]
 
 
 def test_a_floor_hides_everything_below(one: History) -> None:
     one.apply(Append(transaction(1), (blocks(2, 2, 2),)))
     one.apply(remove(4, data_size=10))
-    assert one.apply(remove(floor=4, data_size=30, reason="purge")) == RemoveDone(3)
-    assert (one.stream().floor, one.stream().first_sequence, one.stream().message_count) == (4, 5, 2)
-    one.apply(remove(floor=2))
-    assert one.stream().floor == 4, "a floor never falls"
-    one.apply(remove(floor=1_000, data_size=20, reason="purge"))
-    assert (one.stream().floor, one.stream().next_sequence) == (7, 7), "nor rises above what was stored"
+    assert one.apply(remove(low_watermark=4, data_size=30, reason="purge")) == RemoveDone(3)
+    assert (one.stream().low_watermark, one.stream().first_sequence, one.stream().message_count) == (4, 5, 2)
+    one.apply(remove(low_watermark=2))
+    assert one.stream().low_watermark == 4, "a low_watermark never falls"
+    one.apply(remove(low_watermark=1_000, data_size=20, reason="purge"))
+    assert (one.stream().low_watermark, one.stream().next_sequence) == (7, 7), "nor rises above what was stored"
     assert len(one.stream().blocks) == 0
 
 
 def test_a_block_that_a_floor_and_a_removal_empty_together_is_buried(one: History) -> None:
     one.apply(Append(transaction(1), (blocks(2),)))
-    one.apply(remove(1, 2, floor=2, data_size=20))
+    one.apply(remove(1, 2, low_watermark=2, data_size=20))
     assert len(one.stream().blocks) == 0
 
 
@@ -408,11 +408,13 @@ def test_each_denial_is_about_its_own_kind_of_removal(keys: dict[str, Any], reas
 def test_unlinked_blocks_are_forgotten_one_by_one(one: History) -> None:
     one.apply(Append(transaction(1), (blocks(1, 1, 1),)))
     one.apply(remove(1, 2, 3, data_size=30))
-    first, second, third = (bytes(row["incarnation"]) + bytes(row["block_id"]) for row in one.state.graveyard.rows)
-    one.apply(Bury((second, OTHER + second[16:])))
-    assert [bytes(row["block_id"]) for row in one.state.graveyard.rows] == [first[16:], third[16:]]
-    one.apply(Bury(()))
-    assert len(one.state.graveyard) == 2
+    first, second, third = (
+        bytes(row["incarnation"]) + bytes(row["block_id"]) for row in one.state.pending_deletes.rows
+    )
+    one.apply(Unlinked((second, OTHER + second[16:])))
+    assert [bytes(row["block_id"]) for row in one.state.pending_deletes.rows] == [first[16:], third[16:]]
+    one.apply(Unlinked(()))
+    assert len(one.state.pending_deletes) == 2
 
 
 def test_tables_that_readers_hold_are_not_changed(one: History) -> None:
@@ -441,7 +443,7 @@ class Model(RuleBasedStateMachine):
         self.history = History(INIT)
         self.live: dict[str, dict[int, int]] = {}
         self.next: dict[str, int] = {}
-        self.floor: dict[str, int] = {}
+        self.low_watermark: dict[str, int] = {}
         self.lost: dict[str, set[int]] = {}
         self.incarnations: dict[str, bytes] = {}
         self.born_empty: set[tuple[bytes, int]] = set()
@@ -457,7 +459,7 @@ class Model(RuleBasedStateMachine):
         result = self.history.apply(AddStream(incarnation, config(name), (VOLUME,)))
         assert isinstance(result, Refused) == (name in self.live)
         if name not in self.live:
-            self.live[name], self.next[name], self.floor[name] = {}, 1, 1
+            self.live[name], self.next[name], self.low_watermark[name] = {}, 1, 1
             self.lost[name] = set()
             self.incarnations[name] = incarnation
         return name
@@ -496,7 +498,7 @@ class Model(RuleBasedStateMachine):
             first = self.next[name]
             assert result.appended[name] == BatchResult(first, first + total, len(hidden))
             if overwrite:
-                self.live[name], self.floor[name] = {}, first
+                self.live[name], self.low_watermark[name] = {}, first
             shown = set(range(total)) - hidden - holes
             for at, span in enumerate(spans):
                 begin = sum(spans[:at])
@@ -511,15 +513,15 @@ class Model(RuleBasedStateMachine):
             return
         live, end = self.live[name], self.next[name]
         sequences = data.draw(st.sets(st.integers(0, end + 2), max_size=12))
-        floor = data.draw(st.one_of(st.just(0), st.integers(1, end + 2)))
-        gone = {one for one in live if one in sequences or one < floor}
+        low_watermark = data.draw(st.one_of(st.just(0), st.integers(1, end + 2)))
+        gone = {one for one in live if one in sequences or one < low_watermark}
         removed = Remove(
             self.incarnations[name], SequenceSet.from_sequences(sorted(sequences)).encode(),
-            sum(live[one] for one in gone), floor, data.draw(st.sampled_from(["delete", "purge"])),
+            sum(live[one] for one in gone), low_watermark, data.draw(st.sampled_from(["delete", "purge"])),
         )  # fmt: skip
         assert self.history.apply(removed) == RemoveDone(len(gone))
         self.live[name] = {one: size for one, size in live.items() if one not in gone}
-        self.floor[name] = max(self.floor[name], min(floor, end))
+        self.low_watermark[name] = max(self.low_watermark[name], min(low_watermark, end))
 
     @rule(name=names, data=st.data())
     def lose(self, name: str, data: st.DataObject) -> None:
@@ -543,14 +545,14 @@ class Model(RuleBasedStateMachine):
         assert isinstance(result, Refused) == (name not in self.live)
         self.live.pop(name, None)
 
-    @precondition(lambda self: len(self.history.state.graveyard) > 0)
+    @precondition(lambda self: len(self.history.state.pending_deletes) > 0)
     @rule(data=st.data())
-    def bury(self, data: st.DataObject) -> None:
-        graves = self.history.state.graveyard.rows
-        chosen = data.draw(st.sets(st.integers(0, len(graves) - 1)))
-        keys = tuple(bytes(graves[at]["incarnation"]) + bytes(graves[at]["block_id"]) for at in sorted(chosen))
-        self.history.apply(Bury(keys))
-        assert len(self.history.state.graveyard) == len(graves) - len(chosen)
+    def unlinked(self, data: st.DataObject) -> None:
+        deletes = self.history.state.pending_deletes.rows
+        chosen = data.draw(st.sets(st.integers(0, len(deletes) - 1)))
+        keys = tuple(bytes(deletes[at]["incarnation"]) + bytes(deletes[at]["block_id"]) for at in sorted(chosen))
+        self.history.apply(Unlinked(keys))
+        assert len(self.history.state.pending_deletes) == len(deletes) - len(chosen)
 
     @invariant()
     def everything_counts_the_same(self) -> None:
@@ -562,9 +564,9 @@ class Model(RuleBasedStateMachine):
             assert stream.message_count == len(live)
             assert stream.data_size == sum(live.values())
             assert stream.next_sequence == self.next[name]
-            assert stream.floor == self.floor[name]
+            assert stream.low_watermark == self.low_watermark[name]
             assert set(stream.shown().expand().tolist()) == set(live)
-            assert set(stream.lost.expand().tolist()) == {one for one in self.lost[name] if one >= stream.floor}
+            assert set(stream.lost.expand().tolist()) == {one for one in self.lost[name] if one >= stream.low_watermark}
             assert not stream.lost.difference(stream.removed)
             if live:
                 assert stream.first_sequence <= min(live)
@@ -573,7 +575,7 @@ class Model(RuleBasedStateMachine):
     def check_blocks(self, stream: StreamState, live: dict[int, int]) -> None:
         rows = stream.blocks.rows
         ends = rows["first"] + rows["span"]
-        assert (ends > stream.floor).all(), "a block with nothing above the floor is buried"
+        assert (ends > stream.low_watermark).all(), "a block with nothing above the low watermark is dropped"
         assert (rows["first"][1:] >= ends[:-1]).all(), "sorted and disjoint"
         held = {one for first, end in zip(rows["first"], ends, strict=True) for one in range(first, end)}
         assert held >= set(live), "every message that is shown lies in a block"
@@ -581,7 +583,7 @@ class Model(RuleBasedStateMachine):
             shows = any(one in live for one in range(first, end))
             # One that came with nothing to show, only duplicates, goes with the next removal.
             assert shows or (stream.incarnation, int(first)) in self.born_empty, (
-                "a block with nothing to show is buried"
+                "a block with nothing to show is dropped"
             )
         assert [first for _, first in stream.histories] == sorted({first for _, first in stream.histories})
 

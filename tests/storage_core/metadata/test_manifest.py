@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from storage_core.errors import CorruptionError
 from storage_core.metadata import manifest
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table, decode_table
+from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
 
 DTYPE = np.dtype([("key", "V4"), ("value", "<i8")])
 
@@ -79,7 +79,7 @@ def test_a_life_of_appends_copies_each_row_a_few_times_at_most() -> None:
     assert copies < 4 * 5_000
 
 
-@pytest.mark.parametrize("dtype", [BLOCK_DTYPE, GRAVE_DTYPE], ids=["blocks", "graves"])
+@pytest.mark.parametrize("dtype", [BLOCK_DTYPE, PENDING_DELETE_DTYPE], ids=["blocks", "deletes"])
 def test_bytes_that_are_no_whole_number_of_rows_are_refused(dtype: np.dtype) -> None:
     assert len(decode_table(b"", dtype, "manifest")) == 0
     for size in (1, dtype.itemsize - 1, dtype.itemsize + 1, 3 * dtype.itemsize + 7):
@@ -89,11 +89,11 @@ def test_bytes_that_are_no_whole_number_of_rows_are_refused(dtype: np.dtype) -> 
 
 def test_layouts_are_frozen() -> None:
     """Rows are stored as they are: a changed layout is a new format version."""
-    assert (BLOCK_DTYPE.itemsize, GRAVE_DTYPE.itemsize) == (108, 40)
+    assert (BLOCK_DTYPE.itemsize, PENDING_DELETE_DTYPE.itemsize) == (108, 40)
     assert [BLOCK_DTYPE[name].str for name in BLOCK_DTYPE.names or ()] == (
         ["|V16", "|V16"] + ["<i8"] * 8 + ["<i4", "<i4", "<u4"]
     )
-    assert [GRAVE_DTYPE[name].str for name in GRAVE_DTYPE.names or ()] == ["|V16", "|V16", "<i8"]
+    assert [PENDING_DELETE_DTYPE[name].str for name in PENDING_DELETE_DTYPE.names or ()] == ["|V16", "|V16", "<i8"]
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=4))

@@ -9,7 +9,7 @@ import pytest
 from harness.metadata_history import INIT, ONE, VOLUME, History, blocks, config, refusal, transaction
 
 from storage_core import errors
-from storage_core.metadata.commands import AddStream, Append, Bury, MergeBlocks, Remove
+from storage_core.metadata.commands import AddStream, Append, MergeBlocks, Remove, Unlinked
 from storage_core.metadata.machine import Done
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import COMMITTED, StreamState
@@ -64,12 +64,12 @@ def test_the_old_blocks_wait_to_be_unlinked_apart_from_removed_ones() -> None:
     one = history(3, 2, 4)
     names = [bytes(row["block_id"]) for row in one.stream().blocks.rows]
     one.apply(merge(one, 0, 2))
-    assert len(one.state.graveyard) == 0
-    assert [(bytes(row["incarnation"]), bytes(row["block_id"])) for row in one.state.graves] == [
+    assert len(one.state.pending_deletes) == 0
+    assert [(bytes(row["incarnation"]), bytes(row["block_id"])) for row in one.state.deletes] == [
         (ONE, names[0]), (ONE, names[1])
     ]  # fmt: skip
     assert set(one.state.replaced.rows["dropped_ns"].tolist()) == {one.time_ns}
-    one.apply(Bury((ONE + names[0],)))
+    one.apply(Unlinked((ONE + names[0],)))
     assert [bytes(row) for row in one.state.replaced.rows["block_id"]] == [names[1]]
 
 
@@ -86,7 +86,7 @@ def test_rows_that_are_removed_may_be_dropped() -> None:
 
 def test_rows_below_the_floor_may_be_dropped() -> None:
     one = history(3, 3)
-    one.apply(Remove(ONE, SequenceSet.empty().encode(), 20, floor=3))
+    one.apply(Remove(ONE, SequenceSet.empty().encode(), 20, low_watermark=3))
     assert one.apply(merge(one, 0, 2, SequenceSet.from_sequences([1, 2]))) == Done()
     assert one.stream().first_sequence == 3
 
@@ -133,7 +133,7 @@ def test_a_merge_of_blocks_that_were_removed_or_merged_meanwhile_is_refused() ->
     made = merge(one, 0, 3)
     one.apply(merge(one, 0, 2, transaction=transaction(8)))
     assert refusal(one.apply(made))[0] is errors.RequirementError
-    one.apply(Remove(ONE, SequenceSet.empty().encode(), 50, floor=6))
+    one.apply(Remove(ONE, SequenceSet.empty().encode(), 50, low_watermark=6))
     assert refusal(one.apply(made))[0] is errors.RequirementError
     again = merge(one, 0, 1)
     assert refusal(one.apply(again))[0] is errors.RequirementError

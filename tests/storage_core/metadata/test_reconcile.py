@@ -301,7 +301,7 @@ def test_runs_before_the_first_message_are_not_missed(data: st.DataObject) -> No
         line += tuple((b"new%05d" % n, first) for n, first in enumerate((kept, *regrown)[: len(regrown)]))
         end = regrown[-1] if regrown else kept
     first = data.draw(st.integers(1, end))
-    stream = StreamState(CONFIG, OURS, 0, (), floor=first, next_sequence=end, histories=line)
+    stream = StreamState(CONFIG, OURS, 0, (), low_watermark=first, next_sequence=end, histories=line)
     cut = runs_needed(stream)
     assert len(cut) <= HISTORY_RUNS_KEPT + sum(run[1] >= first for run in line)
     for place in range(first, end + 1):

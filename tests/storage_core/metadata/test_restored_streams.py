@@ -10,12 +10,12 @@ from storage_core import errors
 from storage_core.metadata.commands import (
     AddStream,
     Append,
-    Bury,
     DeleteStream,
     Event,
     PrepareStreams,
     Remove,
     RestoreStreams,
+    Unlinked,
 )
 from storage_core.metadata.machine import Done
 from storage_core.metadata.state import StreamState, decode_stream, encode_stream
@@ -29,7 +29,7 @@ LATER_NS = 10**9
 def saved() -> StreamState:
     """A stream as a backup has it: five messages were written, 1 and 3 are gone, and so is the newest."""
     history = History(INIT, AddStream(ONE, config(), (VOLUME,)), Append(transaction(1), (blocks(2, 3),)))
-    history.apply(Remove(ONE, SequenceSet.from_sequences([1, 3, 5]).encode(), 30, floor=2))
+    history.apply(Remove(ONE, SequenceSet.from_sequences([1, 3, 5]).encode(), 30, low_watermark=2))
     return history.state.streams["orders"]
 
 
@@ -51,14 +51,14 @@ def test_a_stream_is_encoded_and_decoded(saved: StreamState) -> None:
 
 def test_a_restored_stream_is_what_it_was_in_a_history_of_its_own(other: History, saved: StreamState) -> None:
     assert other.apply(PrepareStreams((NEW,), LATER_NS)) == Done()
-    assert len(other.state.graveyard) == 1
+    assert len(other.state.pending_deletes) == 1
     assert other.apply(RestoreStreams((renewed(saved),), (Event("restored", "ORDERS"),))) == Done()
     found = other.state.streams["orders"]
-    assert (found.floor, found.next_sequence, found.first_sequence) == (2, 6, 2)
+    assert (found.low_watermark, found.next_sequence, found.first_sequence) == (2, 6, 2)
     assert (found.message_count, found.shown().ranges_head(9)) == (2, [(2, 3), (4, 5)])
     assert found.histories == ((other.history, 1),)
     assert found.created_ns == other.time_ns
-    assert len(other.state.graveyard) == 0
+    assert len(other.state.pending_deletes) == 0
     assert [one.kind for one in other.state.events] == ["restored"]
     assert other.apply(Append(transaction(2), (blocks(1, incarnation=NEW),))).appended["ORDERS"].first == 6
 
@@ -71,14 +71,14 @@ def test_streams_are_restored_together_or_not_at_all(other: History, saved: Stre
         errors.AlreadyExistsError, "stream 'notes' differs from stream 'NOTES' only in case",
     )  # fmt: skip
     assert list(other.state.streams) == ["notes"]
-    assert len(other.state.graveyard) == 2
+    assert len(other.state.pending_deletes) == 2
 
 
 def test_what_was_not_prepared_or_was_buried_since_is_refused(other: History, saved: StreamState) -> None:
     assert refusal(other.apply(RestoreStreams((renewed(saved),))))[0] is errors.RequirementError
     other.apply(PrepareStreams((NEW,), LATER_NS))
-    other.apply(Bury((NEW + bytes(16),)))
-    assert "buried" in refusal(other.apply(RestoreStreams((renewed(saved),))))[1]
+    other.apply(Unlinked((NEW + bytes(16),)))
+    assert "unlinked" in refusal(other.apply(RestoreStreams((renewed(saved),))))[1]
 
 
 def test_incarnations_that_there_are_and_volumes_that_there_are_not_are_refused(

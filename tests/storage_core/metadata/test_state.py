@@ -15,7 +15,7 @@ from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.manifest import BLOCK_DTYPE, GRAVE_DTYPE, Table
+from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.pending import PendingMessages, pending_rows
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
@@ -66,7 +66,7 @@ def full_state() -> StoreState:
             incarnation=name.encode() * 8,
             created_ns=5,
             placement=(b"V" * 16,),
-            floor=3,
+            low_watermark=3,
             next_sequence=100,
             blocks=table(BLOCK_DTYPE, 3),
             removed=SequenceSet.from_ranges([(4, 6), (9, 10)]),
@@ -82,13 +82,13 @@ def full_state() -> StoreState:
     return StoreState(
         store_id=b"S" * 16,
         created_ns=1,
-        settings=StoreSettings(graveyard_keep=7, snapshot_every=8),
+        settings=StoreSettings(deleted_file_retention=7, snapshot_every=8),
         voters=(Voter(b"V" * 16, b"I" * 16, "../v", True, "its fsync failed"),),
         lock_domain="here",
         host="host",
         streams=Streams(streams),
-        graveyard=table(GRAVE_DTYPE, 2),
-        replaced=table(GRAVE_DTYPE, 3),
+        pending_deletes=table(PENDING_DELETE_DTYPE, 2),
+        replaced=table(PENDING_DELETE_DTYPE, 3),
         transactions=table(TRANSACTION_DTYPE, 4),
         transaction_floor_ns=12,
         writers={"job": WriterState("", "", (), SharedMap({"x": BatchResult(5, 5, 0, b"c" * 16)}))},
@@ -152,10 +152,10 @@ def test_equal_states_give_equal_bytes_whatever_the_order_in_which_they_were_mad
 
 def test_tables_that_came_from_bytes_can_be_appended_to() -> None:
     decoded = decode_state(encode_state(full_state()))
-    before = decoded.graveyard.encode()
-    grown = decoded.graveyard.append(np.zeros(1, GRAVE_DTYPE))
-    assert grown.encode() == before + bytes(GRAVE_DTYPE.itemsize)
-    assert decoded.graveyard.encode() == before
+    before = decoded.pending_deletes.encode()
+    grown = decoded.pending_deletes.append(np.zeros(1, PENDING_DELETE_DTYPE))
+    assert grown.encode() == before + bytes(PENDING_DELETE_DTYPE.itemsize)
+    assert decoded.pending_deletes.encode() == before
 
 
 def test_a_state_of_another_version_is_refused_as_such() -> None:
@@ -165,7 +165,7 @@ def test_a_state_of_another_version_is_refused_as_such() -> None:
         decode_state(msgspec.msgpack.encode(newer))
 
 
-@pytest.mark.parametrize("key", ["graveyard", "replaced", "transactions"])
+@pytest.mark.parametrize("key", ["pending_deletes", "replaced", "transactions"])
 def test_tables_that_are_no_whole_rows_are_refused(key: str) -> None:
     broken = msgspec.msgpack.decode(encode_state(StoreState()))
     broken[key] = b"x"

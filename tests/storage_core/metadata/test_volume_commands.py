@@ -241,7 +241,7 @@ def test_lost_messages_are_not_shown_and_their_numbers_not_used_again(three: His
     assert list(stream.lost.ranges()) == [(1, 2), (3, 4), (6, 7)], "2 was removed, the others never given"
     assert (stream.message_count, stream.data_size, stream.next_sequence) == (2, 20, 7)
     assert list(stream.shown().ranges()) == [(4, 6)]
-    assert stream.blocks.rows["first"].tolist() == [4], "a block with nothing left is buried"
+    assert stream.blocks.rows["first"].tolist() == [4], "a block with nothing left is dropped"
     assert three.state.events[-1] == Event(
         "lost", "ORDERS", after="3 messages: 1 to 1, 3 to 3, 6 to 6", reason="no copy left", time_ns=77_001
     )
@@ -267,7 +267,7 @@ def test_a_stream_that_denies_removal_loses_messages_all_the_same(flag: str) -> 
 def test_what_was_lost_below_a_floor_is_forgotten_with_it(three: History) -> None:
     three.apply(Append(transaction(1), (blocks(6),)))
     three.apply(DeclareLost(ONE, sequences(2, 5), 20))
-    three.apply(Remove(ONE, sequences(), 20, floor=4, reason="purge"))
+    three.apply(Remove(ONE, sequences(), 20, low_watermark=4, reason="purge"))
     assert list(three.stream().lost.ranges()) == [(5, 6)]
 
 
@@ -281,9 +281,9 @@ def test_blocks_of_earlier_incarnations_are_buried_where_they_lie(three: History
     three.state = three.state.with_stream(continued)
     three.apply(Append(transaction(2), (blocks(1, seed=2),)))
     three.apply(DeleteStream(ONE))
-    graves = [(bytes(row["incarnation"]), any(bytes(row["block_id"]))) for row in three.state.graveyard.rows]
-    assert [incarnation for incarnation, _ in graves] == [older, old, ONE, ONE, older, old, ONE]
-    assert [is_block for _, is_block in graves[4:]] == [False, False, False], "their directories, at the end"
+    deletes = [(bytes(row["incarnation"]), any(bytes(row["block_id"]))) for row in three.state.pending_deletes.rows]
+    assert [incarnation for incarnation, _ in deletes] == [older, old, ONE, ONE, older, old, ONE]
+    assert [is_block for _, is_block in deletes[4:]] == [False, False, False], "their directories, at the end"
 
 
 # --- events

@@ -49,8 +49,8 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(5):
         orders.publish(f"orders.{number}", b"%d" % number)
         if number in (1, 3):
-            with store.metadata.turn(1.0) as turn:
-                assert turn.snapshot()
+            with store.metadata.session(1.0) as session:
+                assert session.snapshot()
     assert len(store.volumes()[0].log.segments()) == 2
     return volume
 

@@ -85,8 +85,8 @@ def test_a_copy_goes_on(copy: Path, request: pytest.FixtureRequest) -> None:
     last = orders.last_sequence
     assert orders.append(generator.messages(["orders.eu"] * 3)) == range(last + 1, last + 4)
     store.add_stream({"name": "NEW"}).publish("NEW", b"new")
-    with store.metadata.turn(1.0) as turn:
-        assert turn.snapshot()
+    with store.metadata.session(1.0) as session:
+        assert session.snapshot()
     again = Store.open(copy, env=HERE)
     assert again.stream("ORDERS").last_sequence == last + 3
     assert again.stream("NEW").get(1).data == b"new"
@@ -120,8 +120,8 @@ def test_what_writers_stored_is_remembered(copy: Path) -> None:
     with pytest.raises(RequirementError, match="sealed"):
         audit.append(one)
     aborted, *_ = [bytes(row["id"]) for row in store.state().transactions.rows if row["outcome"] == ABORTED]
-    with store.metadata.turn(1.0) as turn, pytest.raises(TransactionAbortedError):
-        turn.check(Append(aborted, ()))
+    with store.metadata.session(1.0) as session, pytest.raises(TransactionAbortedError):
+        session.check(Append(aborted, ()))
 
 
 @pytest.mark.parametrize("copy", ["v1-lived"], indirect=True)

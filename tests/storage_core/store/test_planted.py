@@ -20,7 +20,7 @@ CONTENT = b"precious content that is nobody's business"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store.create(tmp_path / "volume", snapshot_every=3, graveyard_keep="0s")
+    made = Store.create(tmp_path / "volume", snapshot_every=3, deleted_file_retention="0s")
     stream = made.add_stream({"name": "orders"})
     for number in range(4):
         stream.append([to_table([Row("orders", b"%d" % number)])])
@@ -163,7 +163,7 @@ def test_what_is_planted_beside_the_files_is_left_alone(store: Store, tmp_path: 
     opened = Store.open(volume)
     opened.add_stream({"name": "later"}).append([to_table([Row("later", b"x")])])
     opened.maintain()
-    assert len(opened.state().graveyard) <= 1  # the directory, which is not empty; nothing else waits for it
+    assert len(opened.state().pending_deletes) <= 1  # the directory, which is not empty; nothing else waits for it
 
 
 @pytest.mark.parametrize("place", ["streams/*", "meta"])

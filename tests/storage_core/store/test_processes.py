@@ -38,7 +38,7 @@ for number in range(count):
 HOLDER = """
 import sys, time
 from storage_core.store.store import Store
-with Store.open(sys.argv[1]).turn():
+with Store.open(sys.argv[1]).session():
     print("held", flush=True)
     time.sleep(600)
 """

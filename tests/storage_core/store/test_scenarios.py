@@ -140,7 +140,7 @@ def test_19_counts_are_the_same_whatever_index_db_says(store: Store, how: str) -
 
 def test_20_a_clock_that_jumps_both_ways_loses_and_doubles_nothing() -> None:
     machine = Machine(7)
-    store = Store.create(VOLUME, env=machine.environment(), snapshot_every=3, graveyard_keep="1h")
+    store = Store.create(VOLUME, env=machine.environment(), snapshot_every=3, deleted_file_retention="1h")
     stream = store.add_stream({"name": "orders", "duplicate_window": "10m"})
     expected: list[bytes] = []
     for number, jump_s in enumerate([0, 86_400 * 365, -86_400 * 400, -3_600, 7_200, -1, 86_400 * 3650, -86_400 * 3650]):
@@ -157,9 +157,9 @@ def test_20_a_clock_that_jumps_both_ways_loses_and_doubles_nothing() -> None:
 
 
 def test_20_removed_messages_are_not_unlinked_early_by_a_plan_s_clock() -> None:
-    """A clock that went back keeps graves for longer; the reads that were planned go on."""
+    """A clock that went back keeps deletes for longer; the reads that were planned go on."""
     machine = Machine(8)
-    store = Store.create(VOLUME, env=machine.environment(), graveyard_keep="1h")
+    store = Store.create(VOLUME, env=machine.environment(), deleted_file_retention="1h")
     stream = store.add_stream({"name": "orders"})
     put(stream, b"one")
     planned = stream.read()
@@ -174,8 +174,8 @@ def test_20_appends_go_on_when_transactions_were_forgotten_by_a_clock_that_was_a
     store = Store.create(VOLUME, env=machine.environment())
     stream = store.add_stream({"name": "orders"})
     ahead = machine.clock.now + 86_400 * SECOND_NS
-    with store.turn() as turn:
-        turn.propose(ForgetTransactions(ahead))
+    with store.session() as session:
+        session.propose(ForgetTransactions(ahead))
     assert put(stream, b"one") == range(1, 2)
     assert put(machine.open().stream("orders"), b"two") == range(2, 3)
 

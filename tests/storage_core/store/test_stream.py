@@ -130,7 +130,7 @@ def test_an_append_that_the_lock_was_not_given_to_leaves_nothing_and_does_not_wa
 ) -> None:
     before = set(tmp_path.rglob("*.blk"))
     other = Store.open(store.paths, lock_timeout_s=0.0)
-    with store.turn(), ThreadPoolExecutor(1) as threads:
+    with store.session(), ThreadPoolExecutor(1) as threads:
         failed = threads.submit(other.stream("ORDERS").append, pa.table({"subject": ["orders.a"], "data": ["x"]}))
         assert isinstance(failed.exception(timeout=60), StoreBusyError)
         assert set(tmp_path.rglob("*.blk")) == before, "taken back while somebody else holds the lock"

@@ -80,10 +80,10 @@ def test_what_a_killed_process_did_not_acknowledge_is_handed_out_again_after_a_r
     reader.stdout.close()
     handed = [sequence for line in [*lines[1:], *rest] for sequence in json.loads(line)]
     consumer = Store.open(paths).stream("orders").consumer("reader")
-    floor = consumer.info()["ack_floor"]["stream_seq"]
-    assert 14 <= floor <= len(handed), "the first two were acknowledged before the third was asked for"
-    assert consumer.reset() == floor + 1
-    assert consumer.fetch(COUNT, 0).column("sequence").to_pylist() == list(range(floor + 1, COUNT + 1))
+    low_watermark = consumer.info()["ack_floor"]["stream_seq"]
+    assert 14 <= low_watermark <= len(handed), "the first two were acknowledged before the third was asked for"
+    assert consumer.reset() == low_watermark + 1
+    assert consumer.fetch(COUNT, 0).column("sequence").to_pylist() == list(range(low_watermark + 1, COUNT + 1))
 
 
 def test_threads_of_one_store_share_the_messages(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def test_all_streams_of_a_query_take_one_round_of_fsyncs(machine: Machine) -> No
     machine.open().add_stream({"name": "notes"}).append(to_table([Row("notes", b"x")] * 3))
     store, syncs = counting(machine, "sync")
     store.begin(["orders"])
-    with store.turn() as turn:
-        turn.lead()  # opens a term
+    with store.session() as session:
+        session.lead()  # opens a term
     del syncs[:]
     reader = QueryReader(store, "etl")
     at = reader.begin({"orders": Start(2), "notes": Start(1)})
@@ -305,8 +305,8 @@ def test_what_waits_for_a_consumer_is_not_skipped_when_its_stream_was_rebuilt(tm
     put(stream, 10)
     made.fetch(6, 0)
     made.ack([1, 2, 4])
-    with store.turn() as turn:
-        turn.snapshot()
+    with store.session() as session:
+        session.snapshot()
     for path in (tmp_path / "meta").glob("*.log"):
         path.unlink()
     adopt.execute(adopt.plan([tmp_path]))
@@ -414,8 +414,8 @@ def test_a_consumer_whose_stream_was_rebuilt_follows_its_query(tmp_path: Path) -
     at = reader.begin({"orders": Start(1)})
     reader.acknowledge({"orders": onward(store.stream_state("orders"), at["orders"], 4).position})
     reader.close()
-    with store.turn() as turn:
-        turn.snapshot()
+    with store.session() as session:
+        session.snapshot()
     for path in (tmp_path / "meta").glob("*.log"):
         path.unlink()
     adopt.execute(adopt.plan([tmp_path]))

@@ -1,7 +1,7 @@
 """The tables of docs/locks-and-stability.md, section 3: every state of one volume, and what a holder does about it.
 
 The tables are read from the document. Every combination of answers is generated, shown to match exactly one row (or to
-be on the short list of those that cannot be), built as files, and given to a turn.
+be on the short list of those that cannot be), built as files, and given to a session.
 """
 
 import itertools
@@ -239,7 +239,7 @@ def check_refusal(volume: Path, env: Environment = HERE) -> None:
     before = files_of(volume)
     with pytest.raises(CorruptionError):
         Metadata.at(env, [volume]).view(1.0)
-    with pytest.raises(CorruptionError), Metadata.at(env, [volume]).turn(1.0):
+    with pytest.raises(CorruptionError), Metadata.at(env, [volume]).session(1.0):
         pass
     assert files_of(volume) == before, "nothing is changed"
 
@@ -247,25 +247,25 @@ def check_refusal(volume: Path, env: Environment = HERE) -> None:
 def check_going_on(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
     metadata = Metadata.at(HERE, [volume])
-    with metadata.turn(1.0) as turn:
-        assert {one.name for one in turn.state.streams.values()} == expected
-    assert files_of(volume) == before, "a turn without a command writes nothing"
+    with metadata.session(1.0) as session:
+        assert {one.name for one in session.state.streams.values()} == expected
+    assert files_of(volume) == before, "a session without a command writes nothing"
 
 
 def check_settling(volume: Path, expected: set[str]) -> None:
     before = files_of(volume)
     metadata = Metadata.at(HERE, [volume])
-    with metadata.turn(1.0) as turn:
-        settled = turn.view
+    with metadata.session(1.0) as session:
+        settled = session.view
     after = files_of(volume)
     assert after.keys() - before.keys() == {f"{3:016x}.log"}, "a new segment"
     assert all(after[name].startswith(content) for name, content in before.items()), "what was there stays"
     assert {one.name for one in settled.state.streams.values()} == expected
-    evidence = log_in(volume).read()
-    assert evidence.bad is None
-    assert evidence.commit is not None and evidence.commit.index == evidence.tip[0] == len(expected) + 2
-    terms = [vote.term for vote in evidence.votes]
-    assert evidence.tip[1] == max(terms) and terms.count(max(terms)) == 1, "in a term that nobody had used"
+    contents = log_in(volume).read()
+    assert contents.bad is None
+    assert contents.commit is not None and contents.commit.index == contents.tip[0] == len(expected) + 2
+    terms = [vote.term for vote in contents.votes]
+    assert contents.tip[1] == max(terms) and terms.count(max(terms)) == 1, "in a term that nobody had used"
     check_going_on(volume, expected)
 
 
@@ -323,31 +323,31 @@ def test_every_state_of_a_process_that_knows_a_view_matches_one_row(
 def check_knowing(volume: Path, case: Case, does: str) -> None:
     build(volume, {**{name: answers[0] for name, answers in FRESH.items()}, "record": "tip"})
     process = Metadata.at(HERE, [volume])
-    with process.turn(1.0) as turn:
+    with process.session(1.0) as session:
         if case["led"] == "yes":
-            turn.propose(command_of(LAST + 1))
+            session.propose(command_of(LAST + 1))
     term = log_in(volume).read().term
     others = Metadata.at(HERE, [volume])
     if case["segment"] == "another":
-        log, evidence = log_in(volume), log_in(volume).read()
-        log.start_segment(evidence.tip, evidence.commit, [Vote(evidence.term + 1, b"killed candidate")])
+        log, contents = log_in(volume), log_in(volume).read()
+        log.start_segment(contents.tip, contents.commit, [Vote(contents.term + 1, b"killed candidate")])
     elif case["behind"] == "votes":
-        evidence = log_in(volume).read()
-        log_in(volume).append(evidence.position, [Vote(evidence.term + 1, b"killed candidate")])
+        contents = log_in(volume).read()
+        log_in(volume).append(contents.position, [Vote(contents.term + 1, b"killed candidate")])
     if case["behind"] == "committed":
-        with others.turn(1.0) as turn:
-            turn.propose(command_of(LAST + 2))
+        with others.session(1.0) as session:
+            session.propose(command_of(LAST + 2))
     elif case["behind"] == "uncommitted":
-        evidence = log_in(volume).read()
-        index, tip_term, chain = evidence.tip
+        contents = log_in(volume).read()
+        index, tip_term, chain = contents.tip
         payload = encode_envelope(Envelope(1, command_of(LAST + 2)))
-        log_in(volume).append(evidence.position, [make_entry(chain, index + 1, tip_term, b"history?", payload)])
-    evidence = log_in(volume).read()
-    newest = log_in(volume).segment_path(evidence.position.segment)
+        log_in(volume).append(contents.position, [make_entry(chain, index + 1, tip_term, b"history?", payload)])
+    contents = log_in(volume).read()
+    newest = log_in(volume).segment_path(contents.position.segment)
     if case["slots"] == "torn":
-        assert evidence.commit is not None
+        assert contents.commit is not None
         with newest.open("r+b") as file:
-            file.seek(log_format.slot_offset(evidence.commit.generation + 1))
+            file.seek(log_format.slot_offset(contents.commit.generation + 1))
             file.write(b"\x5a" * PAGE_SIZE)
     if case["tail"] == "zeros":
         with newest.open("ab") as file:
@@ -355,11 +355,11 @@ def check_knowing(volume: Path, case: Case, does: str) -> None:
     expected = {f"S{index}" for index in range(2, LAST + 1)}
     expected |= {f"S{LAST + 1}"} if case["led"] == "yes" else set()
     expected |= {f"S{LAST + 2}"} if "committed" in case["behind"] else set()
-    terms, segment_count = evidence.term, len(log_in(volume).segments())
+    terms, segment_count = contents.term, len(log_in(volume).segments())
 
-    with process.turn(1.0) as turn:
-        assert {one.name for one in turn.state.streams.values()} == expected
-        turn.propose(command_of(LAST + 3))
+    with process.session(1.0) as session:
+        assert {one.name for one in session.state.streams.values()} == expected
+        session.propose(command_of(LAST + 3))
 
     after = log_in(volume).read()
     settled = len(log_in(volume).segments()) > segment_count
@@ -380,7 +380,7 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
     does = what_the_holder_does(HOSTS, case)
     before = files_of(volume)
     metadata = Metadata.at(env, [volume])
-    held = metadata.turn(1.0, take_over=case["host"] == "taken")
+    held = metadata.session(1.0, take_over=case["host"] == "taken")
     if does == "refuses":
         with pytest.raises(CorruptionError), held:
             pass
@@ -390,12 +390,12 @@ def test_every_host_is_handled_as_its_row_says(tmp_path: Path, case: Case) -> No
             pass
         assert files_of(volume) == before
     else:
-        with held as turn:
-            assert len(turn.state.streams) == LAST - 1
-            assert turn.state.lock_domain == env.lock_domain()
+        with held as session:
+            assert len(session.state.streams) == LAST - 1
+            assert session.state.lock_domain == env.lock_domain()
         segments = {"settles": 3, "goes on": 2}[case["found"]]
         assert len(log_in(volume).segments()) == segments
-        with pytest.raises(StoreBusyError), Metadata.at(ELSEWHERE if env is HERE else HERE, [volume]).turn(1.0):
+        with pytest.raises(StoreBusyError), Metadata.at(ELSEWHERE if env is HERE else HERE, [volume]).session(1.0):
             pass
 
 
@@ -419,6 +419,6 @@ def test_a_torn_batch_of_several_entries_is_a_torn_tail(tmp_path: Path, torn: in
     (volume / "jstream.volume").write_bytes(IDENTITY.encode())
     (volume / "meta" / f"{1:016x}.log").write_bytes(data)
 
-    with Metadata.at(HERE, [volume]).turn(1.0) as turn:
-        assert {one.name for one in turn.state.streams.values()} == {f"S{index}" for index in range(2, torn)}
+    with Metadata.at(HERE, [volume]).session(1.0) as session:
+        assert {one.name for one in session.state.streams.values()} == {f"S{index}" for index in range(2, torn)}
     check_going_on(volume, {f"S{index}" for index in range(2, torn)})

@@ -13,9 +13,9 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import Streams, StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
+from storage_core.store.maintenance import merging
 from storage_core.store.replicas import mending
 from storage_core.store.store import Store
-from storage_core.store.upkeep import merging
 
 VOLUMES = (b"volume-one------", b"volume-two------")
 

@@ -1,8 +1,8 @@
 """The tables of docs/locks-and-stability.md about several volumes: what is decided about each, and about the store.
 
 The tables are read from the document. Every combination of answers is generated, shown to match exactly one row (or to
-be on the short list of those that cannot be), built as evidence, and given to decision.py; what a turn then does with
-files is looked at for each verdict.
+be on the short list of those that cannot be), built as contents, and given to decision.py; what a session then does
+with files is looked at for each verdict.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from storage_core.store.ensemble.creation import create_volumes
 from storage_core.store.ensemble.decision import Contended, Decision, Found, decide, examine
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
-from storage_core.store.volume.evidence import Bad, Evidence, Position
+from storage_core.store.volume.log_contents import Bad, LogContents, Position
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "locks-and-stability.md"
 Case = dict[str, str]
@@ -80,7 +80,7 @@ def verdict_on(case: Case, rows: list[tuple[dict[str, set[str]], str]]) -> str:
     return matching[0]
 
 
-# --- evidence
+# --- contents
 
 
 def ids(count: int) -> list[bytes]:
@@ -107,12 +107,12 @@ def make_log(count: int) -> dict[int, Entry]:
     return entries
 
 
-def evidence_of(
+def contents_of(
     log: Mapping[int, Entry], indexes: Sequence[int], commit: CommitRecord | None, bad: int = 0
-) -> Evidence:
+) -> LogContents:
     """Return what a volume says that holds the entries at these indexes, and a bad record at `bad`."""
     chained = list(itertools.takewhile(lambda index: index in indexes, range(1, LAST + 1)))
-    return Evidence(
+    return LogContents(
         entries=[log[index] for index in chained],
         commit=commit,
         bad=Bad(bad, "somewhere", any(index > bad for index in indexes)) if bad else None,
@@ -156,15 +156,15 @@ def found_of(case: Case) -> list[Found]:
     if bad and case["copy"] == "no":
         theirs = [index for index in theirs if index < bad or (case["end"] == "below" and index > bad)]
     own = record_of(log, 1, b"" if case["branch"] == "ours" else b"another history.")
-    one = Found(subject, "A", instance_of(subject), evidence_of(log, held, own, bad), locked=case["lock"] == "ours")
+    one = Found(subject, "A", instance_of(subject), contents_of(log, held, own, bad), locked=case["lock"] == "ours")
     if case["volume"] == "nothing":
         one = Found(subject, "A", reason="nothing is there")
     elif case["volume"] == "unreadable":
-        one = replace(one, evidence=None, state="damaged", reason="it cannot be read")
+        one = replace(one, contents=None, state="damaged", reason="it cannot be read")
     elif case["volume"] == "another instance":
         one = replace(one, instance_id=b"another instance")
     theirs_bad = bad if len(theirs) > bad - 1 > 0 and case["copy"] == "no" and case["end"] == "below" else 0
-    readable = evidence_of(log, theirs, record_of(log, COMMITTED), theirs_bad)
+    readable = contents_of(log, theirs, record_of(log, COMMITTED), theirs_bad)
     found = [one, Found(helper, "B", instance_of(helper), readable)]
     for other in others:
         silent = case["silent"] == "many"
@@ -197,12 +197,12 @@ def test_every_state_of_one_volume_among_several_is_decided_as_its_row_says(
         print(f"\ntable of one volume among several: {count} states, {impossible} cannot be", end="")
 
 
-def test_retired_volumes_are_evidence_all_the_same() -> None:
+def test_retired_volumes_are_contents_all_the_same() -> None:
     """An entry of which the only whole copy is on a retired volume is in the log that leads."""
     log = make_log(3)
     first, second, third = ids(3)
-    short = evidence_of(log, up_to(LAST - 1), record_of(log, COMMITTED))
-    whole = evidence_of(log, up_to(LAST), record_of(log, COMMITTED))
+    short = contents_of(log, up_to(LAST - 1), record_of(log, COMMITTED))
+    whole = contents_of(log, up_to(LAST), record_of(log, COMMITTED))
     voters = voters_of(3)
     voters[2] = Voter(third, instance_of(third), "C", retired="an fsync failed")
     found = [Found(one, "", instance_of(one), what) for one, what in zip(ids(3), (short, short, whole), strict=True)]
@@ -217,12 +217,12 @@ def test_retired_volumes_are_evidence_all_the_same() -> None:
 def together(case: Case) -> list[Found]:
     """Return three volumes in the state of the case: A may vote, so may B where there is a quorum."""
     log = make_log(3)
-    good = evidence_of(log, up_to(LAST), record_of(log, LAST))
-    behind = evidence_of(log, up_to(LAST), record_of(log, LAST - 1))
-    above = evidence_of(log, up_to(LAST), record_of(log, LAST + 1))
+    good = contents_of(log, up_to(LAST), record_of(log, LAST))
+    behind = contents_of(log, up_to(LAST), record_of(log, LAST - 1))
+    above = contents_of(log, up_to(LAST), record_of(log, LAST + 1))
     first = good if case["step"] == "all" else behind
     a, b, c = (Found(one, one[:1].decode(), instance_of(one), good) for one in ids(3))
-    a = replace(a, evidence=first)
+    a = replace(a, contents=first)
     if case["votes"] == "fewer":
         b = Found(b.volume_id, "B", reason="nothing is there")
     if case["busy"] == "yes":
@@ -230,10 +230,10 @@ def together(case: Case) -> list[Found]:
     elif case["votes"] == "fewer":
         c = Found(c.volume_id, "C", reason="nothing is there")
     if case["record"] == "above":
-        if c.evidence is not None:
-            c = replace(c, evidence=above)
+        if c.contents is not None:
+            c = replace(c, contents=above)
         else:
-            a = replace(a, evidence=above)
+            a = replace(a, contents=above)
     return [a, b, c] if case["branches"] == "one" else split(a, b, c)
 
 
@@ -244,11 +244,11 @@ def split(a: Found, b: Found, c: Found) -> list[Found]:
     for index in range(3, LAST + 1):
         other[index] = make_entry(chain, index, 1, b"history2", log[index].payload)
         chain = other[index].chain
-    c = Found(c.volume_id, "C", instance_of(c.volume_id), c.evidence, locked=c.locked, busy=c.busy)
+    c = Found(c.volume_id, "C", instance_of(c.volume_id), c.contents, locked=c.locked, busy=c.busy)
     return [
-        replace(a, evidence=evidence_of(other, up_to(LAST), record_of(other, LAST))),
-        b if b.evidence is None else replace(b, evidence=evidence_of(log, up_to(2), record_of(log, 2))),
-        replace(c, evidence=evidence_of(log, up_to(LAST), record_of(log, LAST))),
+        replace(a, contents=contents_of(other, up_to(LAST), record_of(other, LAST))),
+        b if b.contents is None else replace(b, contents=contents_of(log, up_to(2), record_of(log, 2))),
+        replace(c, contents=contents_of(log, up_to(LAST), record_of(log, LAST))),
     ]
 
 
@@ -276,7 +276,7 @@ def test_every_state_of_all_volumes_together_is_decided_as_its_row_says() -> Non
     assert used == {verdict for _, verdict in rows}, "every row is used"
 
 
-# --- what a turn does then
+# --- what a session does then
 
 
 @pytest.fixture
@@ -284,9 +284,9 @@ def volumes(tmp_path: Path) -> list[Path]:
     """Three volumes with a few streams, all current."""
     paths = [tmp_path / name for name in "abc"]
     create_volumes(paths, StoreSettings(), HERE)
-    with Metadata.at(HERE, paths).turn(1.0) as turn:
+    with Metadata.at(HERE, paths).session(1.0) as session:
         for name in ("ONE", "TWO"):
-            turn.propose(AddStream(name.encode() * 5 + b"-", StreamConfig(name=name, subjects=(name,)), ()))
+            session.propose(AddStream(name.encode() * 5 + b"-", StreamConfig(name=name, subjects=(name,)), ()))
     return paths
 
 
@@ -305,7 +305,7 @@ def streams_of(paths: Sequence[Path]) -> set[str]:
 
 def test_a_holder_that_goes_on_writes_nothing(volumes: list[Path]) -> None:
     before = metadata_files(volumes)
-    with Metadata.at(HERE, volumes).turn(1.0):
+    with Metadata.at(HERE, volumes).session(1.0):
         pass
     assert metadata_files(volumes) == before
 
@@ -314,7 +314,7 @@ def test_a_holder_without_a_quorum_changes_nothing(volumes: list[Path]) -> None:
     for path in volumes[1:]:
         shutil.rmtree(path)
     before = metadata_files(volumes)
-    with pytest.raises(NoQuorumError, match="1 of 3 volumes can vote"), Metadata.at(HERE, volumes).turn(1.0):
+    with pytest.raises(NoQuorumError, match="1 of 3 volumes can vote"), Metadata.at(HERE, volumes).session(1.0):
         pass
     assert metadata_files(volumes) == before
 
@@ -322,15 +322,15 @@ def test_a_holder_without_a_quorum_changes_nothing(volumes: list[Path]) -> None:
 @pytest.mark.parametrize("which", range(3))
 def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(volumes: list[Path], which: int) -> None:
     old = {file.name: file.read_bytes() for file in (volumes[which] / "meta").iterdir()}
-    with Metadata.at(HERE, volumes).turn(1.0) as turn:
-        turn.propose(AddStream(b"THREE-----------", StreamConfig(name="THREE", subjects=("THREE",)), ()))
+    with Metadata.at(HERE, volumes).session(1.0) as session:
+        session.propose(AddStream(b"THREE-----------", StreamConfig(name="THREE", subjects=("THREE",)), ()))
     shutil.rmtree(volumes[which] / "meta")
     (volumes[which] / "meta").mkdir()
     for name, content in old.items():
         (volumes[which] / "meta" / name).write_bytes(content)
     before = metadata_files(volumes)
-    with Metadata.at(HERE, volumes).turn(1.0) as turn:
-        assert {turn.standing(one.volume_id).state for one in turn.volumes} == {"current"}
+    with Metadata.at(HERE, volumes).session(1.0) as session:
+        assert {session.standing(one.volume_id).state for one in session.volumes} == {"current"}
     after = metadata_files(volumes)
     assert all(len(after[name]) >= len(content) for name, content in before.items()), "nothing is cut or removed"
     assert len(after) == len(before) + 1, "one new segment, on the volume that was behind"
@@ -340,10 +340,10 @@ def test_a_volume_that_is_behind_catches_up_and_the_others_keep_what_they_have(v
 
 
 def make_stream(metadata: Metadata, name: str) -> dict[str, str]:
-    """Take a turn that makes a stream; return how each volume stands at its end."""
-    with metadata.turn(1.0) as turn:
-        turn.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
-        return {one.path.name: turn.standing(one.volume_id).state for one in turn.volumes}
+    """Begin a session that makes a stream; return how each volume stands at its end."""
+    with metadata.session(1.0) as session:
+        session.propose(AddStream(name.encode().ljust(16), StreamConfig(name=name, subjects=(name,)), ()))
+        return {one.path.name: session.standing(one.volume_id).state for one in session.volumes}
 
 
 def test_a_process_goes_on_without_a_volume_that_goes_while_it_knows_the_store(volumes: list[Path]) -> None:
@@ -370,7 +370,7 @@ def test_a_volume_that_another_process_has_locked_is_left_out_and_catches_up(vol
 def test_two_of_three_volumes_locked_by_others_are_waited_for(volumes: list[Path]) -> None:
     busy = [OS_FILES.lock(path / "lock") for path in volumes[:2]]
     assert all(one.try_acquire() for one in busy)
-    with pytest.raises(StoreBusyError), Metadata.at(HERE, volumes).turn(0.0):
+    with pytest.raises(StoreBusyError), Metadata.at(HERE, volumes).session(0.0):
         pass
     for one in busy:
         one.close()
@@ -389,6 +389,6 @@ def test_a_process_does_not_go_back_behind_what_it_has_seen(volumes: list[Path])
             file.write_bytes(content)
     shutil.rmtree(volumes[2])
     before = metadata_files(volumes)
-    with pytest.raises(CorruptionError), metadata.turn(1.0):
+    with pytest.raises(CorruptionError), metadata.session(1.0):
         pass
     assert metadata_files(volumes) == before

@@ -16,7 +16,7 @@ from storage_core.files import OS_FILES
 from storage_core.metadata.commands import AddStream
 from storage_core.metadata.config import StreamConfig
 from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
@@ -60,11 +60,11 @@ def test_commits_that_wait_together_share_a_round(paths: list[Path]) -> None:
     store.add_stream({"name": "S"})
     waiting = [staged(store, b"%d" % number) for number in range(5)]
     before = len(files.calls)
-    with store.turn() as turn, turn.group():
-        first = [turn.state.streams["s"].next_sequence]
+    with store.session() as session, session.group():
+        first = [session.state.streams["s"].next_sequence]
         for transaction, blocks in waiting:
-            commit_in(turn, store, transaction, blocks)
-            first.append(turn.state.streams["s"].next_sequence)
+            commit_in(session, store, transaction, blocks)
+            first.append(session.state.streams["s"].next_sequence)
     assert first == [1, 2, 3, 4, 5, 6], "each sees what those before it did"
     assert log_syncs(files.calls[before:]) == {path.name: 1 for path in paths}
     table = Store.open(paths).stream("S").read(columns=["data"]).read_all()
@@ -72,15 +72,15 @@ def test_commits_that_wait_together_share_a_round(paths: list[Path]) -> None:
 
 
 def commit_all(store: Store, waiting: list[tuple[Transaction, list[StagedBlock]]]) -> None:
-    with store.turn() as turn, turn.group():
+    with store.session() as session, session.group():
         for transaction, blocks in waiting:
-            commit_in(turn, store, transaction, blocks)
+            commit_in(session, store, transaction, blocks)
 
 
-def commit_in(turn: object, store: Store, transaction: Transaction, blocks: list[StagedBlock]) -> None:
+def commit_in(session: object, store: Store, transaction: Transaction, blocks: list[StagedBlock]) -> None:
     from storage_core.store.writing import appends
 
-    appends.commit(turn, transaction, blocks, None, (), store._window, store.environment)  # type: ignore[arg-type]
+    appends.commit(session, transaction, blocks, None, (), store._window, store.environment)  # type: ignore[arg-type]
 
 
 def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path]) -> None:
@@ -90,29 +90,29 @@ def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path])
     for directory in bad[0].targets["S"].directories:
         (Path(directory.path) / f"{bad[1][0].summary.block_id.hex()}.blk").unlink()
     outcomes: list[object] = []
-    groups = CommitGroups(store.turn)
-    with store.turn() as turn, turn.group():
+    groups = CommitGroups(store.session)
+    with store.session() as session, session.group():
         for transaction, blocks in (bad, good):
             try:
-                commit_in(turn, store, transaction, blocks)
+                commit_in(session, store, transaction, blocks)
                 outcomes.append("stored")
             except StorageError as error:
                 outcomes.append(type(error))
     assert outcomes[1] == "stored" and outcomes[0] is not NotFoundError
     assert store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist() == [b"good"]
-    assert groups.run(lambda turn: turn.view.index) == store.index()
+    assert groups.run(lambda session: session.view.index) == store.index()
 
 
 def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Path]) -> None:
     """The vote was durable when the group was given up: what follows in the same session goes behind it."""
     Store.create(paths)
     store = Store.open(paths)  # a process that does not lead yet
-    with store.turn() as turn:
-        term = turn.view.term_seen + 1
+    with store.session() as session:
+        term = session.view.term_seen + 1
         with pytest.raises(AlreadyExistsError):
-            propose_together(turn, [added(b"A"), added(b"A")])
-        assert not turn.state.streams, "nothing of the group is left"
-        turn.propose(added(b"B"))
+            propose_together(session, [added(b"A"), added(b"A")])
+        assert not session.state.streams, "nothing of the group is left"
+        session.propose(added(b"B"))
     for volume in store.volumes():
         contents = volume.log.read()
         assert term in [vote.term for vote in contents.votes], "no entry of a term without its vote"
@@ -120,10 +120,10 @@ def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Pat
     assert Store.open(paths).streams() == ["B"]
 
 
-def propose_together(turn: Turn, commands: list[AddStream]) -> None:
-    with turn.group():
+def propose_together(session: Session, commands: list[AddStream]) -> None:
+    with session.group():
         for command in commands:
-            turn.propose(command)
+            session.propose(command)
 
 
 def added(name: bytes) -> AddStream:
@@ -167,28 +167,28 @@ class Moments:
 
     def __init__(self, store: Store, error: BaseException) -> None:
         self._store, self._error = store, error
-        self.turn_count = 0
+        self.session_count = 0
         self.at = "after the commit"
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
-        self.turn_count += 1
-        is_first = self.turn_count == 1
-        if is_first and self.at == "before the turn":
+    def session(self) -> Iterator[Session]:
+        self.session_count += 1
+        is_first = self.session_count == 1
+        if is_first and self.at == "before the session":
             raise self._error
-        with self._store.turn() as turn:
-            yield turn
+        with self._store.session() as session:
+            yield session
         if is_first and self.at == "after the commit":
             raise self._error
 
 
-def run_two(groups: CommitGroups, call: Callable[[Turn], object]) -> tuple[Future[object], Future[object]]:
+def run_two(groups: CommitGroups, call: Callable[[Session], object]) -> tuple[Future[object], Future[object]]:
     """Let two threads commit in one group: the first one leads, once the second one waits."""
     second_waits = threading.Event()
     second: list[Future[object]] = []
 
-    def first_call(turn: Turn) -> object:
-        return call(turn)
+    def first_call(session: Session) -> object:
+        return call(session)
 
     with ThreadPoolExecutor(2) as threads:
         groups._leading.acquire()
@@ -202,12 +202,12 @@ def run_two(groups: CommitGroups, call: Callable[[Turn], object]) -> tuple[Futur
     return first, second[0]
 
 
-def publisher(store: Store) -> Callable[[Turn], object]:
+def publisher(store: Store) -> Callable[[Session], object]:
     numbers = iter(range(100))
 
-    def call(turn: Turn) -> object:
+    def call(session: Session) -> object:
         transaction, blocks = staged(store, b"%d" % next(numbers))
-        commit_in(turn, store, transaction, blocks)
+        commit_in(session, store, transaction, blocks)
         return "stored"
 
     return call
@@ -217,18 +217,18 @@ def test_what_goes_wrong_after_the_commit_fails_nobody(paths: list[Path]) -> Non
     store = Store.create(paths)
     store.add_stream({"name": "S"})
     moments = Moments(store, ValueError("a mistake in the maintenance"))
-    outcomes = [one.result() for one in run_two(CommitGroups(moments.turn), publisher(store))]
-    assert outcomes == ["stored", "stored"] and moments.turn_count == 1
+    outcomes = [one.result() for one in run_two(CommitGroups(moments.session), publisher(store))]
+    assert outcomes == ["stored", "stored"] and moments.session_count == 1
     assert store.stream("S").last_sequence == 2
 
 
-@pytest.mark.parametrize("at", ["before the turn", "after the commit"])
+@pytest.mark.parametrize("at", ["before the session", "after the commit"])
 def test_an_interrupt_reaches_the_thread_that_it_is_for(paths: list[Path], at: str) -> None:
     store = Store.create(paths)
     store.add_stream({"name": "S"})
     moments = Moments(store, Interrupted())
     moments.at = at
-    outcomes = run_two(CommitGroups(moments.turn), publisher(store))
+    outcomes = run_two(CommitGroups(moments.session), publisher(store))
     errors = [one.exception() for one in outcomes]
     assert sorted(type(error).__name__ for error in errors) == ["Interrupted", "NoneType"]
     stored = 2 if at == "after the commit" else 1
@@ -248,7 +248,7 @@ def test_an_interrupt_while_the_round_is_written_leaves_the_outcome_open(tmp_pat
     store.add_stream({"name": "S"})
     call = publisher(store)
     armed = True
-    outcomes = run_two(CommitGroups(store.turn), call)
+    outcomes = run_two(CommitGroups(store.session), call)
     armed = False
     assert {type(one.exception()) for one in outcomes} == {Interrupted, OutcomeUnknownError}
     assert Store.open(tmp_path / "volume").stream("S").last_sequence in (0, 2)
@@ -257,8 +257,8 @@ def test_an_interrupt_while_the_round_is_written_leaves_the_outcome_open(tmp_pat
 def test_threads_do_not_share_an_exception(paths: list[Path]) -> None:
     store = Store.create(paths)
     moments = Moments(store, StoreBusyError("busy"))
-    moments.at = "before the turn"
-    first, second = (one.exception() for one in run_two(CommitGroups(moments.turn), lambda _: None))
+    moments.at = "before the session"
+    first, second = (one.exception() for one in run_two(CommitGroups(moments.session), lambda _: None))
     assert type(first) is type(second) is StoreBusyError and first is not second and str(first) == str(second)
 
 
@@ -276,7 +276,7 @@ def test_an_append_whose_maintenance_fails_is_acked(tmp_path: Path) -> None:
     transaction, blocks = staged(store, b"1")
     armed = True
     assert store.commit(transaction, blocks).appended["S"].first == 1
-    with store.turn():
+    with store.session():
         pass
     armed = False
     assert stream.read(columns=["data"]).read_all().column("data").to_pylist() == [b"1"]

@@ -1,4 +1,4 @@
-"""What a turn says of volumes that fail while it writes: retired, or merely left out, and told once."""
+"""What a session says of volumes that fail while it writes: retired, or merely left out, and told once."""
 
 import errno
 import os
@@ -19,12 +19,12 @@ from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, Event, NoOp, RecordEvents, encode_envelope
 from storage_core.raft.entry import make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 from storage_core.store.writing.staging import Stager
 
-CALLS_OF_AN_INSTALLATION = 20  # the changing calls of a turn that installs a snapshot, and a few more
+CALLS_OF_AN_INSTALLATION = 20  # the changing calls of a session that installs a snapshot, and a few more
 
 
 def make_store(root: Path, files: FaultyFiles) -> Store:
@@ -90,9 +90,9 @@ def test_a_holder_killed_while_it_installs_a_snapshot_over_stray_entries_leaves_
     paths[2].rename(tmp_path / "away")
     with Store.open(paths[:2]) as store:
         store.stream("S").publish("S", b"0")
-        with store.metadata.turn(5.0) as turn:
-            turn.lead()
-            assert turn.snapshot()
+        with store.metadata.session(5.0) as session:
+            session.lead()
+            assert session.snapshot()
     (tmp_path / "away").rename(paths[2])
     for path in paths:
         path.rename(tmp_path / f"{path.name}-before")
@@ -175,24 +175,24 @@ def _fails(below: Path, operation: str, error: int, call: Call) -> int:
 def test_a_change_too_large_for_an_entry_is_refused_and_the_store_goes_on(tmp_path: Path) -> None:
     store = make_store(tmp_path, FaultyFiles(OS_FILES))
     huge = RecordEvents((Event("repaired", reason="x" * (PAYLOAD_SIZE_MAX + 1)),))
-    with store.metadata.turn(5.0) as turn, pytest.raises(RequirementError, match="too large for one entry"):
-        turn.propose(huge)
+    with store.metadata.session(5.0) as session, pytest.raises(RequirementError, match="too large for one entry"):
+        session.propose(huge)
     assert store.stream("S").publish("S", b"1").sequence == 1
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
 
 
 def test_a_learner_whose_promotion_failed_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry that makes voters of learners fails on the only voter: the turn does not go on with the learners."""
+    """The entry that makes voters of learners fails on the only voter: the session does not go on with the learners."""
     files, turns = FaultyFiles(OS_FILES), []
     store = Store.create([tmp_path / "a"], env=Environment(files=files, parallel=one_after_another))
-    stage = Turn._stage
+    stage = Session._stage
 
-    def staged(turn: Turn, change: Any, frees: bool) -> None:
-        stage(turn, change, frees)
+    def staged(session: Session, change: Any, frees: bool) -> None:
+        stage(session, change, frees)
         if any(not one.learner for one in change.state.voters[1:]):
-            turns.append(turn)
+            turns.append(session)
 
-    monkeypatch.setattr(Turn, "_stage", staged)  # to know when, and whose turn it is
+    monkeypatch.setattr(Session, "_stage", staged)  # to know when, and whose turn it is
     files.judge = lambda call: errno.EIO if turns and call.operation == "sync" and "/a/" in str(call.path) else 0
     with pytest.raises(StorageError):
         store.add_volumes([tmp_path / "b", tmp_path / "c"])

@@ -70,7 +70,7 @@ def check(store: Store, source: ForeignStore, report: dict[str, Any]) -> None:
         assert rows_of(store, one["name"]) == expected
         state = store.stream_state(one["name"])
         first, end = (max(1, one) for one in source.bounds(one["source"]))  # a server counts an empty stream from 0
-        assert (state.floor, state.next_sequence) == (first, end)
+        assert (state.low_watermark, state.next_sequence) == (first, end)
         assert one["read"] == one["messages"] == len(expected)
         assert one["messages"] + one["holes"] + one["lost"] == end - first
         assert one["last_seq"] == end - 1
@@ -383,7 +383,7 @@ def some(calls: list[Call], count: int) -> list[Call]:
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_import_that_ends_at_any_call_is_there_whole_or_not_at_all_and_goes_on(what: str, count: int) -> None:
     machine = Machine(6, count)
-    machine.create(graveyard_keep="1h")
+    machine.create(deleted_file_retention="1h")
     source = open_foreign(SMALL)
     (name,) = source.streams()
     expected = read(source, name)
@@ -444,7 +444,7 @@ def test_a_call_that_fails_is_survived_or_leaves_no_stream(error: int) -> None:
 
 def test_an_import_that_was_given_up_leaves_nothing_after_a_week() -> None:
     machine = Machine(6, 3)
-    store = machine.create(graveyard_keep="1h")
+    store = machine.create(deleted_file_retention="1h")
 
     def killed(tasks: Sequence[PartTask], step: Callable[[int], None]) -> Any:
         yield write_part(tasks[0], store.environment)

@@ -15,27 +15,27 @@ from storage_core.store.reading.pending import Pending
 SIZE = 10  # bytes a message
 
 
-def stream_of(spans: list[int], removed: set[int] | None = None, floor: int = 1) -> StreamState:
+def stream_of(spans: list[int], removed: set[int] | None = None, low_watermark: int = 1) -> StreamState:
     """Return a stream with blocks of so many messages each."""
     rows = np.zeros(len(spans), BLOCK_DTYPE)
     ends = 1 + np.cumsum(spans)
     rows["first"], rows["span"], rows["row_count"] = ends - spans, spans, spans
     rows["data_size"] = np.array(spans) * SIZE
-    gone = SequenceSet.from_sequences(sorted(one for one in removed or set() if floor <= one < int(ends[-1])))
+    gone = SequenceSet.from_sequences(sorted(one for one in removed or set() if low_watermark <= one < int(ends[-1])))
     config = StreamConfig(name="ORDERS", subjects=("orders.>",))
-    state = StreamState(config, bytes(16), 0, (bytes(16),), floor, int(ends[-1]), Table.of(rows), gone)
-    return replace(state, blocks=state.blocks.keep(ends > floor))
+    state = StreamState(config, bytes(16), 0, (bytes(16),), low_watermark, int(ends[-1]), Table.of(rows), gone)
+    return replace(state, blocks=state.blocks.keep(ends > low_watermark))
 
 
 @st.composite
 def pendings(draw: st.DrawFn) -> Pending:
     spans = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
     last = sum(spans)
-    floor = draw(st.integers(1, last))
-    removed = draw(st.sets(st.integers(floor, last)))
+    low_watermark = draw(st.integers(1, last))
+    removed = draw(st.sets(st.integers(low_watermark, last)))
     first = draw(st.integers(1, last + 1))
     end = draw(st.integers(first, last + 1))
-    return Pending(stream_of(spans, removed, floor), first, end)
+    return Pending(stream_of(spans, removed, low_watermark), first, end)
 
 
 def walked(one: Pending) -> list[int]:

@@ -361,7 +361,7 @@ def _adopt(paths: list[Path], files: FaultyFiles) -> None:
 def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[list[Path], list[bytes]]:
     """Return three volumes without a quorum of metadata, on which blocks were merged, and what they showed."""
     paths = [root / f"volume-{number}" for number in range(3)]
-    with Store.create(paths, snapshot_every=5, graveyard_keep="0s" if unlinked else "24h") as store:
+    with Store.create(paths, snapshot_every=5, deleted_file_retention="0s" if unlinked else "24h") as store:
         stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
         for message in EXPECTED:
             stream.publish("s.a", message)

@@ -164,7 +164,7 @@ def test_a_volume_that_was_hurt_is_current_after_a_repair(
         assert report["ok"], report
         assert report["lost"] == []
         assert all(one["repaired"] for one in report["damage"])
-        assert report["damage"] or hurt is hurt_log, "which the first turn settles, maybe that of the reader"
+        assert report["damage"] or hurt is hurt_log, "which the first session settles, maybe that of the reader"
         kinds = {one["kind"] for one in store.events()}
         assert kinds & {"repaired", "rejoined"} or hurt is hurt_log
     check_current(paths)

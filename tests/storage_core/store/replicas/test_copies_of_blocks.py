@@ -246,9 +246,9 @@ def block_files(store: Store) -> list[list[str]]:
 
 
 def commit_alone(store: Store, transaction: Any, staged: list[StagedBlock]) -> None:
-    """Commit without the upkeep behind it, which would mend at once what the commit found missing."""
-    with store.metadata.turn(60.0) as turn:
-        appends.commit(turn, transaction, staged, None, (), MsgIdWindow(), REAL)
+    """Commit without the maintenance behind it, which would mend at once what the commit found missing."""
+    with store.metadata.session(60.0) as session:
+        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), REAL)
 
 
 HARM: dict[str, Callable[[Path], object]] = {

@@ -119,11 +119,11 @@ def test_damage_that_cannot_be_repaired_is_told_of_its_volume(tmp_path: Path) ->
 @pytest.mark.parametrize("call", ["verify", "scrub", "repair"])
 def test_damaged_metadata_is_told_and_does_not_make_the_volume_a_bad_one(paths: list[Path], call: str) -> None:
     with Store.open(paths) as store:
-        with store.turn() as turn:
-            turn.snapshot()
+        with store.session() as session:
+            session.snapshot()
         store.stream("S").publish("s.a", b"more")
-        with store.turn() as turn:
-            turn.snapshot()
+        with store.session() as session:
+            session.snapshot()
         older = sorted((paths[1] / "meta").glob("*.snap"))[0]
         flip(older, 5000)
         getattr(store, call)()

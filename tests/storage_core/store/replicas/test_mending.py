@@ -1,4 +1,4 @@
-"""Upkeep of copies: what readers reported and what volumes missed is mended on the way, without anybody asking."""
+"""Maintenance of copies: what readers reported and what volumes missed is mended on the way, without anybody asking."""
 
 import shutil
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_a_report_that_is_wrong_is_removed_and_no_more(paths: list[Path]) -> Non
 
 
 def test_what_a_volume_missed_is_fetched_by_later_commits(paths: list[Path], tmp_path: Path) -> None:
-    """Away for more blocks than one turn mends, with a stream that was made meanwhile."""
+    """Away for more blocks than one session mends, with a stream that was made meanwhile."""
     shutil.move(paths[2], tmp_path / "away")
     with Store.open(paths[:2]) as store:
         for number in range(mending.COPIES_PER_TURN_MAX + 3):
@@ -169,7 +169,7 @@ def test_maintain_makes_no_volume_of_what_may_be_a_disk_that_is_not_mounted(path
     assert states(paths) == ["current"] * 3
 
 
-def test_older_messages_that_a_replica_lost_are_noticed_at_open_and_mended_by_upkeep(paths: list[Path]) -> None:
+def test_older_messages_that_a_replica_lost_are_noticed_at_open_and_mended_by_maintenance(paths: list[Path]) -> None:
     """The drift of the NATS report: the metadata of the replica is as it was, its last sequence too."""
     with Store.open(paths, read_only=True) as store:
         stream = store.stream_state("S")

@@ -224,8 +224,8 @@ def _behind(store: Store, path: Path) -> None:
 
 
 def _failed(store: Store, path: Path) -> None:
-    with store.turn() as turn:
-        turn.failed(turn.volumes[0].volume_id, OSError(errno.EIO, os.strerror(errno.EIO), str(path)))
+    with store.session() as session:
+        session.failed(session.volumes[0].volume_id, OSError(errno.EIO, os.strerror(errno.EIO), str(path)))
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,9 @@ def test_a_report_of_all_streams_opens_no_block_and_has_the_bounds_of_blocks_for
 
 def test_a_change_of_volumes_in_progress_is_shown_with_its_learners(store: Store, paths: list[Path]) -> None:
     learner = Voter(b"L" * 16, b"I" * 16, "d", learner=True)
-    with store.turn() as turn:
+    with store.session() as session:
         change = VolumeChange("add", (learner.volume_id,), (), 1_000_000_000)
-        turn.propose(ChangeVolumes((*turn.state.voters, learner), change))
+        session.propose(ChangeVolumes((*session.state.voters, learner), change))
     info = Store.open(paths[0], read_only=True).cluster_info()
     assert (info["voters"], info["quorum"]) == (3, 2)
     assert info["change"] == {

@@ -77,7 +77,7 @@ def test_damage_is_told_and_reported_but_not_mended(paths: list[Path]) -> None:
         assert [one["state"] for one in store.stream(name).info()["cluster"]["replicas"]].count("damaged") == 1
     assert hurt.read_bytes() != before
     assert list(paths[1].glob("reports/*.report")) + list(paths[2].glob("reports/*.report"))
-    with Store.open(paths) as store:  # whose upkeep goes by the report
+    with Store.open(paths) as store:  # whose maintenance goes by the report
         assert store.verify()["ok"]
     assert hurt.read_bytes() == before
 
@@ -97,9 +97,9 @@ def test_drift_is_found_where_an_opening_did_not_look(paths: list[Path]) -> None
 
 def test_a_damaged_metadata_file_is_found(paths: list[Path]) -> None:
     with Store.open(paths) as store:
-        with store.turn() as turn:
-            turn.propose(NoOp())
-            assert turn.snapshot()
+        with store.session() as session:
+            session.propose(NoOp())
+            assert session.snapshot()
         flip(next((paths[1] / "meta").glob("*.snap")), 5000)
         report = store.scrub()
         assert not report["ok"] and any(one["file"].endswith(".snap") for one in report["damage"])

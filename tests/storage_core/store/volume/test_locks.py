@@ -124,7 +124,7 @@ def test_a_thread_that_waits_too_long_is_told_that_it_was_this_process(tmp_path:
             thread.submit(wait).result()
 
 
-def test_a_turn_within_a_turn_waits_for_itself_no_longer_than_it_may(tmp_path: Path) -> None:
+def test_a_session_within_a_session_waits_for_itself_no_longer_than_it_may(tmp_path: Path) -> None:
     with locks.hold(OS_FILES, [tmp_path], 1, 0.0):
         with pytest.raises(StoreBusyError, match=str(os.getpid())), locks.hold(OS_FILES, [tmp_path], 1, 0.01):
             pass

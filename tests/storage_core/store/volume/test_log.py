@@ -68,8 +68,8 @@ def segments(volume: Path) -> list[Path]:
 
 def snapshot(store: Store) -> None:
     """Take a snapshot, as the holder that has just written."""
-    with store.metadata.turn(1.0) as turn:
-        assert turn.snapshot()
+    with store.metadata.session(1.0) as session:
+        assert session.snapshot()
 
 
 def test_a_segment_whose_name_may_not_last_is_not_appended_to(volume: Path) -> None:

@@ -44,7 +44,7 @@ from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.rules import majority
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
@@ -76,7 +76,7 @@ class MergePolicy:
     looked_at_max: int  # blocks of a stream, the newest, that runs are looked for among
 
 
-IN_A_TURN = MergePolicy(FAN_IN, 64, 8 << 20, 16_384)  # some 50 ms: an append waits for it now and then
+IN_A_SESSION = MergePolicy(FAN_IN, 64, 8 << 20, 16_384)  # some 50 ms: an append waits for it now and then
 MAINTAINING = MergePolicy(FAN_IN, 4096, 1 << 30, 1 << 62)
 COMPACTING = MergePolicy(2, 4096, 1 << 30, 1 << 62)
 
@@ -95,7 +95,7 @@ class MergeTask:
     slices: BlockSlices  # the blocks of the run, whole
     first: int
     end: int
-    floor: int  # rows below it are dropped
+    low_watermark: int  # rows below it are dropped
     removed: bytes  # encoded SequenceSet: rows that are dropped; empty: none
     codec: str
     directories: tuple[BlockDirectory, ...]
@@ -194,7 +194,7 @@ def task_of(
         slices=whole_blocks(state, stream, rows, volumes),
         first=first,
         end=last,
-        floor=stream.floor,
+        low_watermark=stream.low_watermark,
         removed=removed.encode() if removed else b"",
         codec=stream.config.compression,
         directories=directories,
@@ -288,7 +288,7 @@ def _read(one: BlockSlice, task: MergeTask, env: Environment) -> _Part:
     removed = removed.clip(one.first, one.end)
 
     def ask(reader: BlockReader) -> _Part:
-        request = FrameRequest(_COLUMNS, "", one.block_first, first=task.floor, removed=removed or None)
+        request = FrameRequest(_COLUMNS, "", one.block_first, first=task.low_watermark, removed=removed or None)
         ids = msg_ids(reader)
         known = ids[:, 2].astype(np.int64) + one.block_first
         batches, kept = [], [np.empty(0, np.int64)]
@@ -319,28 +319,28 @@ def _hashes(sequences: np.ndarray, known: np.ndarray, ids: np.ndarray) -> np.nda
 # --- committing
 
 
-def commit(turn: Turn, staged: StagedMerge, env: Environment = REAL) -> None:
+def commit(session: Session, staged: StagedMerge, env: Environment = REAL) -> None:
     """Put the block in the place of its run; if that was done before, nothing more.
 
     Raises RequirementError or StaleIncarnationError if the stream has changed in between; then the block is taken away
-    again. Raises what a turn raises.
+    again. Raises what a session raises.
     """
-    if turn.state.outcome(staged.task.transaction_id) == COMMITTED:
+    if session.state.outcome(staged.task.transaction_id) == COMMITTED:
         return
-    stream = turn.state.by_incarnation(staged.task.incarnation)
+    stream = session.state.by_incarnation(staged.task.incarnation)
     try:
         if stream is None:
             raise StaleIncarnationError(f"stream {staged.task.stream!r} was deleted while its blocks were merged")
         apply_to(stream, env.now_ns(), _command(stream, staged, []))  # before anything is looked at
-        retire(turn, staged.block.failures)
-        (held,) = good_copies(turn, stream, [staged.block], env)
+        retire(session, staged.block.failures)
+        (held,) = good_copies(session, stream, [staged.block], env)
         command = _command(stream, staged, [one.volume_id for one in held])
-        turn.check(command)
+        session.check(command)
     except StorageError:
-        if not _is_named(turn.state, staged.block.summary.block_id):
+        if not _is_named(session.state, staged.block.summary.block_id):
             discard(staged, env)
         raise
-    turn.propose(command)
+    session.propose(command)
 
 
 def is_live(state: StoreState, block_id: bytes) -> bool:
@@ -351,7 +351,7 @@ def is_live(state: StoreState, block_id: bytes) -> bool:
 
 def _is_named(state: StoreState, block_id: bytes) -> bool:
     """Return whether the metadata speaks of the block: it was committed, and so long ago that this is forgotten."""
-    return is_live(state, block_id) or bool((state.graves["block_id"] == np.void(block_id)).any())
+    return is_live(state, block_id) or bool((state.deletes["block_id"] == np.void(block_id)).any())
 
 
 def _command(stream: StreamState, staged: StagedMerge, held: Sequence[bytes]) -> MergeBlocks:

@@ -151,14 +151,14 @@ def test_scrub_finds_damage_and_mends_nothing(trio, replicated, volumes, blocks_
 def test_maintain_fetches_what_is_missing(trio, replicated, volumes, blocks_on) -> None:
     blocks_on(volumes[1])[0].unlink()
     outcome = trio("maintain")
-    assert (outcome.code, outcome.out, outcome.err) == (0, "", "upkeep is done\n")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "maintenance is done\n")
     check_whole(trio)
 
 
 def test_maintain_goes_on_until_it_is_interrupted(trio, replicated, volumes, blocks_on) -> None:
     follow = ["events", "--follow", "--last", "100"]  # it may be up only when the copy is there again
     with trio.start("maintain", "--watch", "--every", "50ms") as watching, trio.start(*follow) as told:
-        assert watching.stderr.readline() == b"upkeep is done\n"
+        assert watching.stderr.readline() == b"maintenance is done\n"
         blocks_on(volumes[2])[1].unlink()
         for line in told.stdout:
             if b" repaired: stream ORDERS" in line:
@@ -225,7 +225,7 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
     info = trio("cluster", "info")
     assert "`jstream cluster volume replace VOLUME PATH` gives one another place" in info.err
     assert trio("repair").code == 0
-    assert trio("maintain").err == "upkeep is done\n"
+    assert trio("maintain").err == "maintenance is done\n"
     assert trio("cluster", "info").err == ""
 
 

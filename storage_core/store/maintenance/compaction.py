@@ -1,7 +1,7 @@
-"""Who merges small blocks, and when: a holder a bounded run a turn, `maintain` and `compact` all that is due.
+"""Who merges small blocks, and when: a holder a bounded run a session, `maintain` and `compact` all that is due.
 
-In a turn one run is read and written under the lock, small enough that nobody notices. Whoever does all of it reads and
-writes without a lock, and takes it for each commit alone; whatever changed meanwhile is looked at again.
+In a session one run is read and written under the lock, small enough that nobody notices. Whoever does all of it reads
+and writes without a lock, and takes it for each commit alone; whatever changed meanwhile is looked at again.
 """
 
 import logging
@@ -13,10 +13,16 @@ from storage_core.errors import NoQuorumError, RequirementError, StaleIncarnatio
 from storage_core.metadata.state import StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.upkeep import merging
-from storage_core.store.upkeep.merging import IN_A_TURN, MergePolicy, MergeTask, StagedMerge, UnreadableBlockError
+from storage_core.store.maintenance import merging
+from storage_core.store.maintenance.merging import (
+    IN_A_SESSION,
+    MergePolicy,
+    MergeTask,
+    StagedMerge,
+    UnreadableBlockError,
+)
 from storage_core.store.volume import placement
 
 logger = logging.getLogger(__name__)
@@ -32,26 +38,26 @@ class Merging:
         self._due = DueStreams()  # in the others nothing was due
         self._resting: dict[bytes, int] = {}  # blocks that could not be read: since when
 
-    def merge(self, turn: Turn) -> bool:
-        """Merge one run if one is due; return whether one was. Raises what a turn raises."""
-        for stream in self._due.among(turn.state.streams):
-            run = next(merging.due(stream, IN_A_TURN, self._env.now_ns(), self._barred()), None)
+    def merge(self, session: Session) -> bool:
+        """Merge one run if one is due; return whether one was. Raises what a session raises."""
+        for stream in self._due.among(session.state.streams):
+            run = next(merging.due(stream, IN_A_SESSION, self._env.now_ns(), self._barred()), None)
             if run is None:
                 self._due.done(stream)
-            elif _takes_copies(turn, stream):
-                self._merge(turn, stream, *run)
+            elif _takes_copies(session, stream):
+                self._merge(session, stream, *run)
                 return True
         return False
 
-    def _merge(self, turn: Turn, stream: StreamState, start: int, end: int) -> None:
-        task = merging.task_of(turn.state, stream, start, end, turn.volumes, self._env)
+    def _merge(self, session: Session, stream: StreamState, start: int, end: int) -> None:
+        task = merging.task_of(session.state, stream, start, end, session.volumes, self._env)
         try:
             staged = merging.carry_out(task, self._env)
-            merging.commit(turn, staged, self._env)
+            merging.commit(session, staged, self._env)
         except UnreadableBlockError as error:
             self._rest(error.args[1])
             raise
-        except StorageError:  # no room, for example: the same would be tried at each turn
+        except StorageError:  # no room, for example: the same would be tried at each session
             self._rest(task.slices[0].block_id)
             raise
 
@@ -64,9 +70,9 @@ class Merging:
         return set(self._resting)
 
 
-def _takes_copies(turn: Turn, stream: StreamState) -> bool:
+def _takes_copies(session: Session, stream: StreamState) -> bool:
     """Return whether every volume of the placement takes blocks: else fewer would have the new one than the old."""
-    here = {one.volume_id for one in turn.writable if placement.is_recorded(turn.state, one)}
+    here = {one.volume_id for one in session.writable if placement.is_recorded(session.state, one)}
     return here.issuperset(stream.placement)
 
 
@@ -114,12 +120,12 @@ class Compaction:
         return tasks
 
     def commit(self, staged: StagedMerge) -> bool:
-        """Put a block in the place of its run; return whether the run was still there. Raises what a turn raises."""
+        """Put a block in the place of its run; return whether the run was still there. Raises what a session raises."""
         is_held = False
         try:
-            with self._metadata.turn(self._lock_timeout_s) as turn:
+            with self._metadata.session(self._lock_timeout_s) as session:
                 is_held = True
-                merging.commit(turn, staged, self._env)
+                merging.commit(session, staged, self._env)
         except (RequirementError, StaleIncarnationError) as error:
             logger.info("a merge is given up: %s", error)
             return False
@@ -144,7 +150,7 @@ class Compaction:
         """Merge until nothing is due any more; return {runs, blocks, bytes, unreadable}: what was merged, and what not.
 
         `through` carries tasks out, in whatever order and processes; None: here, one after another. `progress` hears
-        (blocks done, blocks in all). Raises what a turn raises; what was merged by then stays merged.
+        (blocks done, blocks in all). Raises what a session raises; what was merged by then stays merged.
         """
         runs = blocks = size = 0
         for _ in range(ROUND_COUNT_MAX):

@@ -1,8 +1,8 @@
-"""Upkeep: the bounded maintenance that a holder does after its ack.
+"""Maintenance: the bounded maintenance that a holder does after its ack.
 
 Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
-unlinking of blocks whose grave is old enough, a snapshot of the metadata, the reserves for a full disk. Each piece is
-bounded, and one that fails is said and tried again at the next turn: an append that was acked stays acked.
+unlinking of blocks whose delete is old enough, a snapshot of the metadata, the reserves for a full disk. Each piece is
+bounded, and one that fails is said and tried again at the next session: an append that was acked stays acked.
 """
 
 import logging
@@ -13,13 +13,13 @@ from itertools import chain
 import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
-from storage_core.metadata.commands import Bury, ForgetTransactions
+from storage_core.metadata.commands import ForgetTransactions, Unlinked
 from storage_core.metadata.state import Streams
 from storage_core.os_errors import FULL
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
+from storage_core.store.maintenance.compaction import Merging
 from storage_core.store.replicas.mending import Mending
-from storage_core.store.upkeep.compaction import Merging
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placements import Placement, PlacementJournal
 from storage_core.store.volume.reserve import Reserve
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 UNLINKED_PER_TURN_MAX = 256
 TRANSACTIONS_KEPT_MAX = 16_384  # remembered outcomes beyond which the old ones go
 TRANSACTION_KEEP_NS = 24 * 3_600 * 1_000_000_000
-_NO_BLOCK = bytes(16)  # a grave without a block: the stream's directory
+_NO_BLOCK = bytes(16)  # a delete without a block: the stream's directory
 
 
-class Upkeep:
+class Maintenance:
     """Bounded maintenance of the volumes. One for a store; used under its locks."""
 
     def __init__(self, env: Environment) -> None:
@@ -42,60 +42,60 @@ class Upkeep:
         self._mending = Mending(env)
         self._merging = Merging(env)
 
-    def after(self, turn: Turn, everything: bool = False) -> None:
-        """Do what is due; `everything`: without the bounds of one turn. Failures are logged and left for later."""
+    def after(self, session: Session, everything: bool = False) -> None:
+        """Do what is due; `everything`: without the bounds of one session. Failures are logged and left for later."""
         for piece in (self._mend, self._merge, self._write_journal, self._unlink, self._forget_transactions):
-            self._try(turn, piece.__name__.strip("_"), partial(piece, turn, everything))
-        self._try(turn, "snapshot", partial(self._snapshot, turn))
-        self._try(turn, "reserve", partial(self._fill_reserves, turn))
+            self._try(session, piece.__name__.strip("_"), partial(piece, session, everything))
+        self._try(session, "snapshot", partial(self._snapshot, session))
+        self._try(session, "reserve", partial(self._fill_reserves, session))
 
-    def _try(self, turn: Turn, name: str, piece: Callable[[], None]) -> None:
+    def _try(self, session: Session, name: str, piece: Callable[[], None]) -> None:
         """Do one piece. Whatever it fails with, a mistake of ours too, comes after an ack, which still holds."""
         try:
             piece()
         except (OSError, StorageError) as error:
-            logger.warning("%s: upkeep (%s): %s", turn.label, name, error)
+            logger.warning("%s: maintenance (%s): %s", session.label, name, error)
         except Exception:
-            logger.exception("%s: upkeep (%s)", turn.label, name)
+            logger.exception("%s: maintenance (%s)", session.label, name)
 
-    def _snapshot(self, turn: Turn) -> None:
-        if turn.snapshot_if_due():
-            self._begin_journals(turn)
+    def _snapshot(self, session: Session) -> None:
+        if session.snapshot_if_due():
+            self._begin_journals(session)
 
-    def mend(self, turn: Turn) -> bool:
+    def mend(self, session: Session) -> bool:
         """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
 
-        Raises what a turn raises.
+        Raises what a session raises.
         """
-        return self._mending.mend(turn, everything=True)
+        return self._mending.mend(session, everything=True)
 
-    def _mend(self, turn: Turn, everything: bool) -> None:
-        self._mending.mend(turn, everything)
+    def _mend(self, session: Session, everything: bool) -> None:
+        self._mending.mend(session, everything)
 
-    def _merge(self, turn: Turn, everything: bool) -> None:
-        self._merging.merge(turn)
+    def _merge(self, session: Session, everything: bool) -> None:
+        self._merging.merge(session)
 
-    def _write_journal(self, turn: Turn, everything: bool) -> None:
-        for one in turn.writable:
+    def _write_journal(self, session: Session, everything: bool) -> None:
+        for one in session.writable:
             try:
-                self._write_one(turn, one)
+                self._write_one(session, one)
             except OSError as error:
-                self._failed(turn, one, error)
+                self._failed(session, one, error)
 
-    def _write_one(self, turn: Turn, volume: Volume) -> None:
-        journal, streams = PlacementJournal(self._env.files, volume.path), turn.state.streams
+    def _write_one(self, session: Session, volume: Volume) -> None:
+        journal, streams = PlacementJournal(self._env.files, volume.path), session.state.streams
         journaled, found = self._journaled.get(volume), dict[bytes, set[bytes]]()
         if journaled is None:
             # What others wrote after the snapshot may be torn anywhere: this process goes by what it finds, once.
             beginning = journal.beginning()
-            if beginning is None or beginning.index < turn.view.snapshot_index:
-                self._begin(turn, volume)
+            if beginning is None or beginning.index < session.view.snapshot_index:
+                self._begin(session, volume)
                 return
             try:
-                journaled, found = turn.view.snapshot_streams, _blocks(journal, beginning.end)
+                journaled, found = session.view.snapshot_streams, _blocks(journal, beginning.end)
             except CorruptionError as error:
                 logger.warning("%s; it is written anew", error)
-                self._begin(turn, volume)
+                self._begin(session, volume)
                 return
         placements = []
         for before, stream in streams.changes_since(journaled):
@@ -107,77 +107,77 @@ class Upkeep:
             if stream.incarnation in found:
                 rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
             if len(rows):
-                placements.append(Placement(turn.view.index, stream.incarnation, stream.name, rows))
+                placements.append(Placement(session.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements)
         self._journaled[volume] = streams
 
-    def _begin(self, turn: Turn, volume: Volume) -> None:
+    def _begin(self, session: Session, volume: Volume) -> None:
         """Write the journal of a volume anew: what it said of blocks that wait to be unlinked, and the live ones."""
-        index, streams = turn.view.index, turn.state.streams
+        index, streams = session.view.index, session.state.streams
         journal = PlacementJournal(self._env.files, volume.path)
         live = (
             Placement(index, one.incarnation, one.name, one.blocks.rows)
             for one in streams.values()
             if volume.volume_id in one.placement
         )
-        journal.write(index, chain(_buried(journal, turn.state.graves), live))
+        journal.write(index, chain(_buried(journal, session.state.deletes), live))
         self._journaled[volume] = streams
 
-    def _begin_journals(self, turn: Turn) -> None:
-        for one in turn.writable:
+    def _begin_journals(self, session: Session) -> None:
+        for one in session.writable:
             try:
-                self._begin(turn, one)
+                self._begin(session, one)
             except OSError as error:
-                self._failed(turn, one, error)
+                self._failed(session, one, error)
 
-    def _fill_reserves(self, turn: Turn) -> None:
-        for one in turn.writable:
+    def _fill_reserves(self, session: Session) -> None:
+        for one in session.writable:
             try:
                 Reserve(self._env.files, one.path).fill()
             except OSError as error:
-                self._failed(turn, one, error)
+                self._failed(session, one, error)
 
-    def _failed(self, turn: Turn, volume: Volume, error: OSError) -> None:
+    def _failed(self, session: Session, volume: Volume, error: OSError) -> None:
         """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so.
 
         One that is merely full goes on: what is unlinked next makes room.
         """
-        logger.warning("%s: upkeep: %s", volume.path, error)
-        if len(turn.volumes) > 1 and error.errno not in FULL:
-            turn.failed(volume.volume_id, error)
+        logger.warning("%s: maintenance: %s", volume.path, error)
+        if len(session.volumes) > 1 and error.errno not in FULL:
+            session.failed(volume.volume_id, error)
 
-    def _unlink(self, turn: Turn, everything: bool) -> None:
-        """Unlink what has been in its grave for long enough. A volume that is away finds it when it is repaired."""
-        graves = turn.state.graves
-        due = graves[graves["dropped_ns"] <= self._env.now_ns() - turn.state.settings.graveyard_keep]
+    def _unlink(self, session: Session, everything: bool) -> None:
+        """Unlink what has been in its delete for long enough. A volume that is away finds it when it is repaired."""
+        deletes = session.state.deletes
+        due = deletes[deletes["dropped_ns"] <= self._env.now_ns() - session.state.settings.deleted_file_retention]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):
             return
         gone, touched = [], set()
-        for grave in due:
-            incarnation, block_id = bytes(grave["incarnation"]), bytes(grave["block_id"])
+        for delete in due:
+            incarnation, block_id = bytes(delete["incarnation"]), bytes(delete["block_id"])
             try:
-                for one in turn.writable:
+                for one in session.writable:
                     touched.add((one.path, _unlink_one(one.blocks, incarnation, block_id)))
-            except OSError as error:  # it stays in the graveyard; those behind it shall not wait for it
-                logger.warning("%s: upkeep (unlink): %s", turn.label, error)
+            except OSError as error:  # it stays in the pending_deletes; those behind it shall not wait for it
+                logger.warning("%s: maintenance (unlink): %s", session.label, error)
             else:
                 gone.append(incarnation + block_id)
-        stores = {one.path: one.blocks for one in turn.writable}
+        stores = {one.path: one.blocks for one in session.writable}
         for path, directory in touched:
             _sync(stores[path], directory)
         if gone:
-            turn.propose(Bury(tuple(gone)))
+            session.propose(Unlinked(tuple(gone)))
 
-    def _forget_transactions(self, turn: Turn, everything: bool) -> None:
-        known = turn.state.transactions.rows
+    def _forget_transactions(self, session: Session, everything: bool) -> None:
+        known = session.state.transactions.rows
         if len(known) <= TRANSACTIONS_KEPT_MAX:
             return
         made_ns = np.frombuffer(np.ascontiguousarray(known["id"]).tobytes(), ">u8").reshape(-1, 2)[:, 0]
         before_ns = min(int(np.sort(made_ns)[len(made_ns) // 2]), self._env.now_ns() - TRANSACTION_KEEP_NS)
-        if before_ns > turn.state.transaction_floor_ns:
-            turn.propose(ForgetTransactions(before_ns))
+        if before_ns > session.state.transaction_floor_ns:
+            session.propose(ForgetTransactions(before_ns))
 
 
 def _unlink_one(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bytes | None:
@@ -197,7 +197,7 @@ def _unlink_one(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> byte
 
 
 def _sync(blocks: BlockStore, incarnation: bytes | None) -> None:
-    """Make removals durable before their graves are forgotten: what a power loss brought back nobody would know."""
+    """Make removals durable before their deletes are forgotten: what a power loss brought back nobody would know."""
     try:
         if incarnation is None:
             blocks.sync_removals()
@@ -215,11 +215,11 @@ def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
     return blocks
 
 
-def _buried(journal: PlacementJournal, graves: np.ndarray) -> Iterator[Placement]:
-    """Yield what a journal says of blocks in their graves, each once: the metadata has forgotten where they were."""
+def _buried(journal: PlacementJournal, deletes: np.ndarray) -> Iterator[Placement]:
+    """Yield what a journal says of blocks in their deletes, each once: the metadata has forgotten where they were."""
     records = []
     try:
-        for one in journal.read() if len(graves) else ():
+        for one in journal.read() if len(deletes) else ():
             records.append(one)
     except CorruptionError as error:
         logger.warning("%s; what it says of removed blocks before that is kept", error)
@@ -227,7 +227,7 @@ def _buried(journal: PlacementJournal, graves: np.ndarray) -> Iterator[Placement
         return
     rows = np.concatenate([one.rows for one in records])
     keys, at = np.unique(_keys(rows["block_id"]), return_index=True)
-    at = np.sort(at[np.isin(keys, _keys(graves["block_id"]))])
+    at = np.sort(at[np.isin(keys, _keys(deletes["block_id"]))])
     if not len(at):
         return
     record_of, starts = np.unique(np.repeat(np.arange(len(records)), [len(one.rows) for one in records])[at], True)

@@ -1,16 +1,17 @@
 """Directories of deleted streams on volumes that were away when their files were unlinked.
 
 The metadata forgets a deleted stream once its files are gone from the volumes that are there. One that comes back later
-has them still. A directory that belongs to no stream, is in no grave, and holds only blocks that were written for it in
-transactions known to be decided, is such a one: they were committed to a stream that a committed entry deleted, or were
-given up. If one block of it cannot be told, the whole directory stays: after an adoption it may be what was left alone.
+has them still. A directory that belongs to no stream, is in no delete, and holds only blocks that were written for it
+in transactions known to be decided, is such a one: they were committed to a stream that a committed entry deleted, or
+were given up. If one block of it cannot be told, the whole directory stays: after an adoption it may be what was left
+alone.
 """
 
 import logging
 
 from storage_core.block.format import HEADER_SIZE, decode_header
 from storage_core.errors import StorageError
-from storage_core.store.ensemble.turn import Turn
+from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.writing.mirrored_file import says_broken
@@ -18,37 +19,37 @@ from storage_core.store.writing.mirrored_file import says_broken
 logger = logging.getLogger(__name__)
 
 
-def sweep(turn: Turn, env: Environment) -> int:
+def sweep(session: Session, env: Environment) -> int:
     """Remove the directories of deleted streams; return how many. Under the store's lock."""
-    state = turn.state
+    state = session.state
     known = {incarnation for one in state.streams.values() for incarnation in one.incarnations}
-    known.update(bytes(one) for one in state.graves["incarnation"])
+    known.update(bytes(one) for one in state.deletes["incarnation"])
     swept = 0
-    for volume in turn.writable:
+    for volume in session.writable:
         try:
             for incarnation in volume.blocks.incarnations():
                 if incarnation not in known:
-                    swept += _sweep(turn, volume.blocks, incarnation)
+                    swept += _sweep(session, volume.blocks, incarnation)
             if swept:
                 volume.blocks.sync_removals()
         except OSError as error:
             logger.warning("%s: directories of deleted streams: %s", volume.path, error)
             if says_broken(error):
-                turn.failed(volume.volume_id, error)
+                session.failed(volume.volume_id, error)
     return swept
 
 
-def _sweep(turn: Turn, blocks: BlockStore, incarnation: bytes) -> bool:
+def _sweep(session: Session, blocks: BlockStore, incarnation: bytes) -> bool:
     block_ids = blocks.ids(incarnation)
     if not block_ids:  # nothing in it says whose it is
         return False
-    if blocks.strangers(incarnation) or not all(_is_decided(turn, blocks, incarnation, one) for one in block_ids):
+    if blocks.strangers(incarnation) or not all(_is_decided(session, blocks, incarnation, one) for one in block_ids):
         return False
     blocks.remove(incarnation)
     return True
 
 
-def _is_decided(turn: Turn, blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bool:
+def _is_decided(session: Session, blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bool:
     """Return whether the block was written for this incarnation, and what became of its transaction is known."""
     try:
         file = blocks.open(incarnation, block_id)
@@ -58,5 +59,5 @@ def _is_decided(turn: Turn, blocks: BlockStore, incarnation: bytes, block_id: by
             file.close()
     except StorageError:
         return False
-    is_of_here = (written.store_id, written.incarnation) == (turn.state.store_id, incarnation)
-    return is_of_here and turn.state.outcome(written.transaction_id) != 0
+    is_of_here = (written.store_id, written.incarnation) == (session.state.store_id, incarnation)
+    return is_of_here and session.state.outcome(written.transaction_id) != 0

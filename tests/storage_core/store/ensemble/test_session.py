@@ -13,7 +13,7 @@ from storage_core.raft.log_format import PAGE_SIZE, slot_offset
 from storage_core.store.environment import Environment
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
-from storage_core.store.volume.evidence import Evidence
+from storage_core.store.volume.log_contents import LogContents
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def contents(store: Store) -> list[bytes]:
     return found
 
 
-def evidence(store: Store) -> Evidence:
+def log_contents(store: Store) -> LogContents:
     return store.volumes()[0].log.read()
 
 
 def add_uncommitted(store: Store) -> Entry:
     """Write an entry as a holder does that is killed before it writes the commit record."""
-    log, seen = store.volumes()[0].log, evidence(store)
+    log, seen = store.volumes()[0].log, log_contents(store)
     index, term, chain = seen.tip
     entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
     log.append(seen.position, [entry])
@@ -53,7 +53,7 @@ def add_uncommitted(store: Store) -> Entry:
 
 def damage_slot(store: Store, generation: int) -> None:
     log = store.volumes()[0].log
-    with log.segment_path(evidence(store).position.segment).open("r+b") as file:
+    with log.segment_path(log_contents(store).position.segment).open("r+b") as file:
         file.seek(slot_offset(generation) + 30)
         byte = file.read(1)
         file.seek(-1, 1)
@@ -69,7 +69,7 @@ def files_of(volume: Path) -> dict[str, bytes]:
 
 def test_a_process_that_writes_alone_keeps_its_term(volume: Path) -> None:
     store = make_store(volume, 5)
-    assert {entry.term for entry in evidence(store).entries[1:]} == {2}, "creation had term 1"
+    assert {entry.term for entry in log_contents(store).entries[1:]} == {2}, "creation had term 1"
 
 
 def test_a_term_is_given_up_when_others_led_and_were_only_read(volume: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_term_is_given_up_when_others_led_and_were_only_read(volume: Path) -> 
     assert contents(one) == [b"0", b"1"]
     publish(one, b"2")
 
-    entries = evidence(one).entries
+    entries = log_contents(one).entries
     terms = [entry.term for entry in entries]
     assert terms == sorted(terms)
     assert len({entry.history for entry in entries[-3:]}) == 3, "each leader session has a history of its own"
@@ -89,12 +89,12 @@ def test_a_term_is_given_up_when_others_led_and_were_only_read(volume: Path) -> 
 def test_no_two_candidates_are_voted_for_in_one_term(volume: Path) -> None:
     """A vote without entries, as a full disk leaves it, is remembered by those who begin to read behind it."""
     store = make_store(volume)
-    before, log = evidence(store), store.volumes()[0].log
+    before, log = log_contents(store), store.volumes()[0].log
     log.append(before.position, [Vote(before.term + 1, b"killed candidate")])
 
     publish(Store.open(volume), b"1")
 
-    terms = [vote.term for vote in evidence(store).votes]
+    terms = [vote.term for vote in log_contents(store).votes]
     assert len(set(terms)) == len(terms)
 
 
@@ -153,7 +153,7 @@ def test_a_view_is_not_replaced_by_one_that_was_undecided_long_ago(volume: Path)
 def test_read_only_does_not_fall_back_on_an_older_commit_record(volume: Path) -> None:
     """With its newest commit record damaged a store must not look as it did one append before."""
     store = make_store(volume, 3)
-    generation = evidence(store).commit.generation  # type: ignore[union-attr]
+    generation = log_contents(store).commit.generation  # type: ignore[union-attr]
     damage_slot(store, generation)
     with pytest.raises(CorruptionError, match="torn or damaged"):
         Store.open(volume, read_only=True, env=Environment(sleep=lambda _: None))
@@ -164,7 +164,7 @@ def test_read_only_does_not_fall_back_on_an_older_commit_record(volume: Path) ->
 
 def test_damage_to_the_older_commit_record_costs_nothing(volume: Path) -> None:
     store = make_store(volume, 3)
-    damage_slot(store, evidence(store).commit.generation - 1)  # type: ignore[union-attr]
+    damage_slot(store, log_contents(store).commit.generation - 1)  # type: ignore[union-attr]
     assert contents(Store.open(volume, read_only=True)) == [b"0", b"1", b"2"]
     assert contents(Store.open(volume)) == [b"0", b"1", b"2"]
 

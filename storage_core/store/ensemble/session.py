@@ -1,10 +1,10 @@
 """Turns: the time for which one process holds a store, and what it may do with it.
 
-A turn holds the locks of a majority of the volumes at least. It reads what others left on every volume that can be
+A session holds the locks of a majority of the volumes at least. It reads what others left on every volume that can be
 read, decides what counts (decision.py), makes that durable, and proposes commands; each is on the disks of a majority
 before `propose` returns. One process hosts all voters: no messages, one state machine, a log a volume.
 
-What a turn finds, and what it does (docs/locks-and-stability.md has the table with every row):
+What a session finds, and what it does (docs/locks-and-stability.md has the table with every row):
 
 - nobody led since this process did: its term and state still hold; one round of fsyncs a command;
 - others led, all they wrote is committed on every volume: their entries are applied, a vote opens a new term;
@@ -35,7 +35,6 @@ from storage_core.errors import (
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     Acknowledge,
-    Bury,
     ChangeVolumes,
     Command,
     DeleteConsumer,
@@ -46,6 +45,7 @@ from storage_core.metadata.commands import (
     RecordEvents,
     Remove,
     TakeOver,
+    Unlinked,
     Voter,
     encode_envelope,
 )
@@ -62,9 +62,9 @@ from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, applied, moved_on, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import lock_domain, probe, reserve
-from storage_core.store.volume.evidence import Position
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
+from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
 
@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
 # What may use the reserves of full volumes: there is less to keep after it, so it comes to an end. Not what makes no
 # room and may come again and again, until none is left for a removal: AdvanceConsumers, a writer's Abort.
-FREEING = (Remove, DeleteStream, DeleteConsumer, Bury)
+FREEING = (Remove, DeleteStream, DeleteConsumer, Unlinked)
 ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements may use no more of what removals need
 
 
@@ -135,11 +135,11 @@ class Record:
 
 
 class Relock(Exception):
-    """The log speaks of volumes that this turn has not locked: begin again with all of them."""
+    """The log speaks of volumes that this session has not locked: begin again with all of them."""
 
 
-class Turn:
-    """One holder's time with the store. Made by `Metadata.turn`."""
+class Session:
+    """One holder's time with the store. Made by `Metadata.session`."""
 
     def __init__(self, memory: Memory, volumes: Sequence[Volume], held: Held) -> None:
         self._memory, self._env, self._held = memory, memory.env, held
@@ -147,7 +147,7 @@ class Turn:
         self._logs = {volume.volume_id: volume.log for volume in volumes}
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
-        self._wrote = False  # a command in this turn
+        self._wrote = False  # a command in this session
         self._grouping = False
         self._now: Record
         self._written: Record  # before the first of the entries that are staged
@@ -169,12 +169,12 @@ class Turn:
 
     @property
     def writable(self) -> tuple[Volume, ...]:
-        """The volumes that may be written in this turn: locked, of the recorded instance, without a failed I/O."""
+        """The volumes that may be written in this session: locked, of the recorded instance, without a failed I/O."""
         return tuple(one for one in self.volumes if one.volume_id in self._now.members)
 
     @property
     def failing(self) -> frozenset[bytes]:
-        """The volumes that failed in this turn, or are known to have failed, and are about to be retired."""
+        """The volumes that failed in this session, or are known to have failed, and are about to be retired."""
         return frozenset(self._now.retiring)
 
     @property
@@ -187,7 +187,7 @@ class Turn:
         )
 
     def standing(self, volume_id: bytes) -> Standing:
-        """Return what this turn found the volume's metadata to be, brought up to date by what it wrote since."""
+        """Return what this session found the volume's metadata to be, brought up to date by what it wrote since."""
         if volume_id in self._now.members and self.view.durable.get(volume_id) == self.view.index:
             return Standing(VolumeState.CURRENT, "", self.view.index)
         one, voter = self._findings.get(volume_id), self.state.voter(volume_id)
@@ -224,10 +224,10 @@ class Turn:
     def _voting_ids(self) -> list[bytes]:
         return _voters_of(self.state)
 
-    # --- the beginning: all evidence, what counts
+    # --- the beginning: all contents, what counts
 
     def begin(self, take_over: bool, frees: bool = False) -> None:
-        """Read all evidence and make what counts durable and committed; `frees`: from the reserves if need be."""
+        """Read all contents and make what counts durable and committed; `frees`: from the reserves if need be."""
         known = self._memory.known.view
         if known is None or not self._catch_up(known):
             self._memory.forget()
@@ -328,7 +328,7 @@ class Turn:
             state = self._memory.state_of(decision.lead)
         self._check_known(decision.lead)
         index, term, chain = decision.lead.tip
-        evidences = {one.volume_id: one.evidence for one in found if one.evidence is not None}
+        contents = {one.volume_id: one.contents for one in found if one.contents is not None}
         members = [volume_id for volume_id, one in decision.findings.items() if one.written]
         snapshot = decision.lead.snapshot
         durable = dict(decision.durable)
@@ -339,7 +339,7 @@ class Turn:
             term=term,
             chain=chain,
             commit=decision.commit,
-            positions={one: evidences[one].position for one in members if decision.findings[one].in_step},
+            positions={one: contents[one].position for one in members if decision.findings[one].in_step},
             term_seen=max(decision.term_seen, self._memory.known.term_seen),
             snapshot_index=snapshot.index if snapshot is not None else 0,
             durable=durable,
@@ -546,7 +546,7 @@ class Turn:
         moved = [self._write_commit_record(one, commit) for one in positions]
         if not all(moved):
             self._memory.forget()
-        if not any(moved):  # the command is done; without its record the next turn settles it again
+        if not any(moved):  # the command is done; without its record the next session settles it again
             self._see(commit=before.commit)
         self._memory.led(self.view)
 
@@ -618,7 +618,7 @@ class Turn:
         return with_room
 
     def _leave_out(self, volume_id: bytes, error: OSError | StorageError, forgiven: bool = False) -> None:
-        """Write no more to a volume in this turn; after a failed I/O not before it was verified again."""
+        """Write no more to a volume in this session; after a failed I/O not before it was verified again."""
         logger.warning("%s: %s", self._name(volume_id), error)
         self._now = self._now.without(volume_id)
         if _is_failure(error) and not forgiven:
@@ -628,9 +628,9 @@ class Turn:
             self._now = replace(self._now, retiring={**self._now.retiring, volume_id: reason})
 
     def failed(self, volume_id: bytes, error: OSError) -> None:
-        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the turn's end.
+        """Hear that an I/O of the caller failed on a volume: it is written no more, and retired at the session's end.
 
-        Also one that takes no part in this turn: what was written to it before the failure proves nothing.
+        Also one that takes no part in this session: what was written to it before the failure proves nothing.
         """
         voter = self.state.voter(volume_id)
         if voter is None or voter.retired:

@@ -21,12 +21,12 @@ from storage_core.errors import ReadOnlyError, StalePlanError, StorageError, Sto
 from storage_core.metadata.state import StreamState
 from storage_core.store import contents
 from storage_core.store.environment import REAL
+from storage_core.store.maintenance import merging
+from storage_core.store.maintenance.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
-from storage_core.store.upkeep import merging
-from storage_core.store.upkeep.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.volume import locks
 from storage_core.store.volume.placement import block_directory, block_path
 
@@ -143,7 +143,7 @@ def test_readers_of_older_plans_go_on_with_the_old_blocks() -> None:
 
 def test_old_blocks_are_unlinked_when_they_have_been_kept_for_long_enough() -> None:
     machine = Machine(1, volume_count=3)
-    store = filled(machine, 5, graveyard_keep="1h")
+    store = filled(machine, 5, deleted_file_retention="1h")
     store.compact()
     assert [len(names) for names in files_of(machine, store)] == [6, 6, 6]
     machine.clock.now += 3_601 * SECOND_NS
@@ -392,7 +392,7 @@ def test_a_merge_that_cannot_be_committed_leaves_nothing() -> None:
     machine = Machine(1, volume_count=3)
     store = filled(machine, 5)
     staged = staged_merge(store)
-    with machine.open().turn(), pytest.raises(StoreBusyError), in_another_process():
+    with machine.open().session(), pytest.raises(StoreBusyError), in_another_process():
         machine.open().compaction(COMPACTING).commit(staged)
     assert [len(names) for names in files_of(machine, store)] == [5, 5, 5]
     with pytest.raises(ReadOnlyError, match="reading only"):
@@ -449,7 +449,7 @@ def meet(machine: Machine, call: int, fault: str, act: Callable[[Store], object]
 @pytest.mark.parametrize("fault", ["kill", "power", "EIO", "ENOSPC"])
 def test_nothing_is_lost_whatever_call_of_a_merge_goes_wrong(volume_count: int, fault: str) -> None:
     lived = Machine(1, volume_count)
-    store = filled(lived, 4, snapshot_every=2, graveyard_keep="0s")
+    store = filled(lived, 4, snapshot_every=2, deleted_file_retention="0s")
     store.stream(NAME).remove([2])
     expected = seen_in_store(store, with_times=True)
     for call in range(calls_of(lived, compact_and_maintain)):
@@ -467,7 +467,7 @@ def test_nothing_is_lost_whatever_call_of_a_merge_goes_wrong(volume_count: int, 
 
 
 @pytest.mark.parametrize("fault", ["power", "EIO"])
-def test_an_append_whose_upkeep_merges_is_there_whole_or_not_at_all(fault: str) -> None:
+def test_an_append_whose_maintenance_merges_is_there_whole_or_not_at_all(fault: str) -> None:
     def append(store: Store) -> None:
         store.stream(NAME).append(to_table(rows(30, 2)))
 

@@ -98,13 +98,13 @@ def maintain(
     take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
-    """Do all upkeep that is due: mend reported damage, fetch missing blocks, unlink old ones, take snapshots."""
+    """Do all maintenance that is due: mend reported damage, fetch missing blocks, unlink old ones, take snapshots."""
     every_ns = parse_duration_option(every, "--every")
     if watch and every_ns <= 0:
         raise WrongUsage(f"--every {every}: the pause has to be longer than that")
     with open_store(store, take_over=take_over) as opened:
         opened.maintain()
-        say("upkeep is done")
+        say("maintenance is done")
         told = _tell_volumes(opened, {})
         while watch:
             time.sleep(every_ns / 1_000_000_000)
@@ -112,19 +112,19 @@ def maintain(
 
 
 def _maintain_again(store: "Store", told: dict[str, str]) -> dict[str, str]:
-    """Do upkeep once more; what cannot be done now is said, and tried again the next time."""
+    """Do maintenance once more; what cannot be done now is said, and tried again the next time."""
     from storage_core.errors import StorageError
 
     try:
         store.maintain()
         return _tell_volumes(store, told)
     except StorageError as error:
-        say(f"upkeep: {error}")
+        say(f"maintenance: {error}")
         return told
 
 
 def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
-    """Say which volumes upkeep could not bring back, and return them; `told`: those that were said before."""
+    """Say which volumes maintenance could not bring back, and return them; `told`: those that were said before."""
     volumes = [one for one in store.cluster_info()["volumes"] if one["reason"]]
     found = {one["name"]: f"{one['state']}: {one['reason']}" for one in volumes}
     for one in volumes:

@@ -1,4 +1,4 @@
-"""Evidence: what the metadata files of one volume say, put together without judgement."""
+"""LogContents: what the metadata files of one volume say, put together without judgement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Tail:
 
 
 @dataclass(slots=True)
-class Evidence:
+class LogContents:
     """Everything that one volume's files say, without judgement."""
 
     snapshot: SnapshotHeader | None = None
@@ -125,26 +125,26 @@ class Collected:
         self.pending = self.last_bad = where
 
 
-def link(collected: Collected, evidence: Evidence) -> None:
+def link(collected: Collected, contents: LogContents) -> None:
     """Put the entries after the snapshot on one chain, and say where it breaks."""
-    index, _, chain = evidence.tip
-    entries = evidence.everything = collected.entries
+    index, _, chain = contents.tip
+    entries = contents.everything = collected.entries
     if index in entries and entries[index].chain != chain:
         # Or a holder was killed while it put a snapshot in the place of entries that were never committed.
-        evidence.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
+        contents.bad = Bad(index, f"snapshot at index {index} is not of this log: the hash chains differ", True)
         return
     if entries and min(entries) > index + 1:
         where = f"the log begins at index {min(entries)} and the newest whole snapshot ends at {index}"
-        evidence.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
+        contents.bad = Bad(index + 1, f"{where}: entries are missing", followed=True)
         return
     while (index + 1) in entries and entries[index + 1].follows(chain):
         index += 1
-        evidence.entries.append(entries[index])
+        contents.entries.append(entries[index])
         chain = entries[index].chain
     followed = any(later > index for later in entries)
     if followed or collected.pending is not None:
         where = collected.pending or collected.last_bad or f"entry {index + 1}"
-        evidence.bad = Bad(index + 1, where, followed)
+        contents.bad = Bad(index + 1, where, followed)
 
 
 def is_damaged_slot(page: bytes) -> bool:
