@@ -172,6 +172,28 @@ class RequirementError(StorageError):
     code = "JSTREAM_REQUIREMENT"
 
 
+class LimitExceededError(StorageError):
+    """More than a limit of the stream allows. Nothing was stored; make room, raise the limit, or send less at once."""
+
+    code = "JSTREAM_LIMIT_EXCEEDED"
+    stream: str | None = None
+    limit: str | None = None  # key of the configuration
+    value: int | None = None  # of the limit
+    present: int | None = None  # what the stream has of it
+    given: int | None = None  # what came in addition
+
+    def __init__(self, stream: str, limit: str, value: int, present: int, given: int) -> None:
+        super().__init__(stream, limit, value, present, given)
+        self.stream, self.limit, self.value, self.present, self.given = stream, limit, value, present, given
+
+    def sentence(self) -> str:
+        unit = {"max_msgs": "messages", "max_bytes": "bytes", "max_consumers": "consumers"}.get(self.limit or "", "")
+        return (
+            f"stream {self.stream!r}: {self.limit} is {self.value} {unit}; it has {self.present}, and "
+            f"{self.given} more came. Nothing was stored"
+        )
+
+
 class InvalidMessageError(StorageError):
     """A message that the stream does not take: subject, size, type or column."""
 

@@ -9,7 +9,6 @@ import typer
 from spark_stream.cli.compact import compact
 from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.options import (
-    AsksNothingOption,
     DefaultsOption,
     ForceOption,
     GroupStoreOption,
@@ -32,7 +31,12 @@ from spark_stream.cli.stream_options import (
     DenyDeleteOption,
     DenyPurgeOption,
     DescriptionOption,
+    DiscardOption,
     DupeWindowOption,
+    MaxAgeOption,
+    MaxBytesOption,
+    MaxConsumersOption,
+    MaxMessagesOption,
     MessageSizeOption,
     MetadataOption,
     ReplicasOption,
@@ -60,6 +64,11 @@ def add(
     description: DescriptionOption = None,
     compression: CompressionOption = None,
     max_msg_size: MessageSizeOption = None,
+    max_msgs: MaxMessagesOption = None,
+    max_bytes: MaxBytesOption = None,
+    max_age: MaxAgeOption = None,
+    max_consumers: MaxConsumersOption = None,
+    discard: DiscardOption = None,
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
@@ -89,6 +98,11 @@ def edit(
     description: DescriptionOption = None,
     compression: CompressionOption = None,
     max_msg_size: MessageSizeOption = None,
+    max_msgs: MaxMessagesOption = None,
+    max_bytes: MaxBytesOption = None,
+    max_age: MaxAgeOption = None,
+    max_consumers: MaxConsumersOption = None,
+    discard: DiscardOption = None,
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
@@ -97,23 +111,32 @@ def edit(
     metadata: MetadataOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
-    force: AsksNothingOption = False,
+    force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Change a stream's configuration: the keys that are given, and no others."""
+    """Change a stream's configuration: the keys that are given, and no others.
+
+    Asks first if a limit that is lower now removes messages.
+    """
     wanted = {key: value for key, value in configuration(context.params).items() if key != "name"}
     if not wanted:
         raise WrongUsage("nothing to change: pass an option that names a new value")
     with open_store(store, take_over=take_over and not dry_run) as opened:
         before = opened.stream(name).config.to_json()
         changes = {key: value for key, value in wanted.items() if key not in before or before[key] != value}
+        removed = _over_limits(opened, {**changes, "name": name}) if changes else None
+        if removed and not dry_run:
+            require_consent_possible(f"stream edit, which removes {removed},", force)
+            ask_consent(f"Remove {removed} from stream {name}?", force)
         if changes and not dry_run:
             opened.edit_stream({**changes, "name": name})
         info = opened.stream(name).info()
     for key, value in changes.items():
         say(f"{key}: {dumps(before.get(key))} -> {dumps(value)}")
+    if removed:
+        say(f"{'would remove' if dry_run else 'removed'} {removed}")
     if not changes:
         say("nothing changes")
     if not dry_run:
@@ -217,6 +240,15 @@ def remove(
     say(f"stream {name} was deleted with {messages}")
 
 
+def _over_limits(store: "Store", config: dict[str, Any]) -> str:
+    """Return what a configuration would remove, for people; empty if nothing."""
+    excess = store.excess(config)
+    if excess is None:
+        return ""
+    messages = counted(excess.message_count, "message")
+    return f"{messages} ({show_size(excess.data_size)}) below sequence {excess.low_watermark}"
+
+
 def _summaries(store: "Store") -> list[dict[str, Any]]:
     """Return all streams without their replicas, from metadata alone: thousands of them take a moment."""
     from storage_core.store.describe import by_name, stream_summary
@@ -302,6 +334,11 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("description", config["description"] or None),
         ("compression", config["compression"]),
         ("max message size", "no limit" if config["max_msg_size"] < 0 else show_size(config["max_msg_size"])),
+        ("max messages", "no limit" if config["max_msgs"] < 0 else config["max_msgs"]),
+        ("max bytes", "no limit" if config["max_bytes"] < 0 else show_size(config["max_bytes"])),
+        ("max age", format_duration(config["max_age"]) if config["max_age"] else "no limit"),
+        ("max consumers", "no limit" if config["max_consumers"] < 0 else config["max_consumers"]),
+        ("discard", config["discard"]),
         ("dupe window", format_duration(config["duplicate_window"])),
         ("deny delete", config["deny_delete"]),
         ("deny purge", config["deny_purge"]),

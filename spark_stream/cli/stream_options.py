@@ -23,6 +23,21 @@ CompressionOption = Annotated[
 MessageSizeOption = Annotated[
     str | None, typer.Option("--max-msg-size", metavar="SIZE", help="Largest message: 64KB, 1MB; -1 for no limit.")
 ]
+MaxMessagesOption = Annotated[
+    int | None, typer.Option("--max-msgs", metavar="N", help="Messages that the stream holds at most; -1 for no limit.")
+]
+MaxBytesOption = Annotated[
+    str | None, typer.Option("--max-bytes", metavar="SIZE", help="Bytes that it holds at most: 10GB; -1 for no limit.")
+]
+MaxAgeOption = Annotated[
+    str | None, typer.Option("--max-age", metavar="DURATION", help="Age at which messages go: 1h, 7d; 0 for no limit.")
+]
+MaxConsumersOption = Annotated[
+    int | None, typer.Option("--max-consumers", metavar="N", help="Durable consumers at most; -1 for no limit.")
+]
+DiscardOption = Annotated[
+    str | None, typer.Option("--discard", metavar="old|new", help="Full: remove the oldest, or refuse new messages.")
+]
 DupeWindowOption = Annotated[
     str | None, typer.Option("--dupe-window", metavar="DURATION", help="How long message ids are kept: 2m, 1h30m.")
 ]
@@ -53,6 +68,11 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "description": ("description", str),
     "compression": ("compression", str),
     "max_msg_size": ("max_msg_size", lambda text: parse_size(text, "--max-msg-size")),
+    "max_msgs": ("max_msgs", int),
+    "max_bytes": ("max_bytes", lambda text: parse_size(text, "--max-bytes")),
+    "max_age": ("max_age", lambda text: 0 if text == "-1" else parse_duration_option(text, "--max-age")),
+    "max_consumers": ("max_consumers", int),
+    "discard": ("discard", str),
     "dupe_window": ("duplicate_window", lambda text: parse_duration_option(text, "--dupe-window")),
     "deny_delete": ("deny_delete", bool),
     "deny_purge": ("deny_purge", bool),

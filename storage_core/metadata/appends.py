@@ -7,10 +7,11 @@ import numpy as np
 from storage_core import errors
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
+from storage_core.metadata.config import NEW
 from storage_core.metadata.manifest import BLOCK_DTYPE, equals_any
 from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.removals import drop_below
-from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse
+from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse, refuse_with
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.skipped import taken_away
 from storage_core.metadata.state import (
@@ -49,7 +50,9 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             state = with_events(state, events, time_ns)
             state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
             state = _without_msg_ids(state, stream)
+        present = stream
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
+        _check_limits(present, stream)
         state = replace(state, pending_deletes=add_pending_deletes(state.pending_deletes, stream, dead, time_ns))
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
@@ -62,6 +65,20 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
         writer = _with_batch(state.writers.get(command.writer), command, stored, SEQUENCE_MAX)
         state = replace(state, writers={**state.writers, command.writer: writer})
     return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
+
+
+def _check_limits(before: StreamState, after: StreamState) -> None:
+    """Refuse what a stream that keeps its old messages has no room for; others make room in a command of its own."""
+    config = after.config
+    if config.discard != NEW:
+        return
+    for limit, present, now in (
+        ("max_msgs", before.message_count, after.message_count),
+        ("max_bytes", before.data_size, after.data_size),
+    ):
+        value = getattr(config, limit)
+        if 0 <= value < now and now > present:
+            refuse_with(errors.LimitExceededError(after.name, limit, value, present, now - present))
 
 
 def _without_msg_ids(state: StoreState, stream: StreamState) -> StoreState:

@@ -1,7 +1,7 @@
 """Configuration of streams and of a store: the keys, their defaults, and what is refused.
 
 Names and meanings are those of JetStream where it has them. A key whose meaning this version does not carry out is
-refused by name unless it asks for what happens anyway (`max_age=0` keeps messages for ever, and so do we).
+refused by name unless it asks for what happens anyway (`max_msgs_per_subject=-1` keeps all of them, and so do we).
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
-from storage_core.quantities import parse_duration_ns
+from storage_core.quantities import format_duration, parse_duration_ns
 from storage_core.subjects import is_filter
 from storage_core.suggestions import did_you_mean
 
@@ -25,16 +25,14 @@ METADATA_SIZE_MAX = 128 * 1024
 SUBJECT_COUNT_MAX = 1024
 MINUTE_NS = 60_000_000_000
 PRIVATE, GROUP = "private", "group"  # who may use a store's files: their owner, or a group as well
+OLD, NEW = "old", "new"  # which messages a full stream does without
+LIMIT_MAX = 2**62
+MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "retention": ("limits",),
-    "discard": ("old",),
-    "max_msgs": (-1, 0),
-    "max_bytes": (-1, 0),
-    "max_age": (0,),
     "max_msgs_per_subject": (-1, 0),
-    "max_consumers": (-1, 0),
     "allow_rollup_hdrs": (False,),
     "allow_msg_ttl": (False,),
     "block_max_age": (0,),
@@ -48,7 +46,8 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "allow_msg_counter": (False,),
     "allow_msg_schedules": (False,),
 }
-_COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes")
+_LIMITS = ("max_msgs", "max_bytes", "max_consumers")  # of a whole stream; -1 and 0 both are no limit, as in JetStream
+_COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 _FLAGS = ("deny_delete", "deny_purge", "sealed")
 
 
@@ -59,6 +58,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     subjects: tuple[str, ...]
     num_replicas: int = 1
     max_msg_size: int = -1
+    max_msgs: int = -1
+    max_bytes: int = -1  # of subjects, headers and data
+    max_age: int = 0  # by the time of the message; 0 is no limit
+    max_consumers: int = -1
+    discard: str = OLD
     duplicate_window: int = 2 * MINUTE_NS
     compression: str = "zstd"
     deny_delete: bool = False
@@ -88,8 +92,14 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         for key in _FLAGS:
             if key in values and not isinstance(values[key], bool):
                 raise ValueError(f"{key}: {values[key]!r} is not true or false")
-        if "duplicate_window" in values:
-            values["duplicate_window"] = parse_duration_ns(values["duplicate_window"], "duplicate_window")
+        for key in _LIMITS:
+            if values.get(key) == 0:
+                values[key] = -1
+        for key in ("max_age", "duplicate_window"):
+            if key in values:
+                values[key] = parse_duration_ns(values[key], key)
+        if values.get("max_age") and "duplicate_window" not in values:
+            values["duplicate_window"] = min(values["max_age"], 2 * MINUTE_NS)
         config = cls(**values)
         _check_values(config)
         return config
@@ -156,11 +166,33 @@ def _check_values(config: StreamConfig) -> None:
         raise ValueError(f"compression: {config.compression!r} is not one of {', '.join(COMPRESSIONS)}")
     if config.max_msg_size != -1 and not 1 <= config.max_msg_size <= MESSAGE_SIZE_MAX:
         raise ValueError(f"max_msg_size: {config.max_msg_size} is not -1 (no limit) or 1 to {MESSAGE_SIZE_MAX} bytes")
+    _check_limits(config)
     if not 1 <= config.block_max_msgs <= ROW_COUNT_MAX:
         raise ValueError(f"block_max_msgs: {config.block_max_msgs} is not 1 to {ROW_COUNT_MAX}")
     if not 1 <= config.block_max_bytes <= BLOCK_MAX_BYTES_LIMIT:
         raise ValueError(f"block_max_bytes: {config.block_max_bytes} is not 1 to {BLOCK_MAX_BYTES_LIMIT}")
     check_labels(config.description, config.metadata)
+
+
+def _check_limits(config: StreamConfig) -> None:
+    for key in _LIMITS:
+        value = getattr(config, key)
+        if value != -1 and not 1 <= value <= LIMIT_MAX:
+            raise ValueError(f"{key}: {value} is not -1 (no limit) or 1 to {LIMIT_MAX}")
+    if config.max_age and config.max_age < MAX_AGE_MIN_NS:
+        raise ValueError(f"max_age: {format_duration(config.max_age)} is not 0 (no limit) or 100ms and more")
+    if config.discard not in (OLD, NEW):
+        raise ValueError(f"discard: {config.discard!r} is unknown; valid values are {OLD} and {NEW}")
+    if -1 < config.max_bytes < config.max_msg_size:
+        raise ValueError(
+            f"max_msg_size: {config.max_msg_size} bytes are more than max_bytes, {config.max_bytes}, which the stream "
+            "would never hold"
+        )
+    if config.max_age and config.duplicate_window > config.max_age:
+        raise ValueError(
+            f"duplicate_window: {format_duration(config.duplicate_window)} is longer than max_age, "
+            f"{format_duration(config.max_age)}: messages would be gone before it is over"
+        )
 
 
 def check_labels(description: object, metadata: object) -> None:

@@ -8,7 +8,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from storage_core.errors import AlreadyExistsError, FencedError, NotFoundError, RequirementError
+from storage_core.errors import (
+    AlreadyExistsError,
+    FencedError,
+    LimitExceededError,
+    NotFoundError,
+    RequirementError,
+)
 from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,
@@ -122,6 +128,9 @@ def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
     if there is not None:
         how = "exists" if there.name == name else f"differs from consumer {there.name!r} only in case"
         raise AlreadyExistsError(f"consumer {name!r} of stream {stream.name!r} {how}")
+    limit = stream.config.max_consumers
+    if 0 <= limit <= len(stream.consumers):
+        raise LimitExceededError(stream.name, "max_consumers", limit, len(stream.consumers), 1)
     _check_place(stream, name, command.next_sequence)
     made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, told=stream.lost)
     made = replace(made, query_start=command.query_start or made.query_start)

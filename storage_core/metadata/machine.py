@@ -73,7 +73,7 @@ def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCo
     try:
         stream, events, count = apply_to(stream, time_ns, command)
     except errors.StorageError as error:
-        return state, Refused(type(error), str(error))
+        return state, Refused.of(error)
     return store_changes.with_events(state.with_stream(stream), events, time_ns), ConsumerDone(count)
 
 

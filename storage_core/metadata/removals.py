@@ -15,18 +15,25 @@ from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SequenceSet
 
+# What a stream's configuration denies it by, and what consumers that miss the messages are told.
+_REASONS = {
+    "delete": ("deny_delete", "removed"),
+    "purge": ("deny_purge", "purged"),
+    "limits": ("", "removed by a limit"),
+}
+
 
 def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    denied = "deny_delete" if command.reason == "delete" else "deny_purge"
-    if stream.config.sealed or getattr(stream.config, denied):
+    denied, why = _REASONS.get(command.reason, _REASONS["purge"])
+    if stream.config.sealed or (denied and getattr(stream.config, denied)):
         why = "is sealed" if stream.config.sealed else f"has {denied} set"
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
     chosen = SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     gone = chosen.difference(stream.removed)
     low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
     gone = gone.union(SequenceSet.from_ranges([(stream.low_watermark, low_watermark)]).difference(stream.removed))
-    stream, events = taken_away(stream, gone, time_ns, "removed" if command.reason == "delete" else "purged")
+    stream, events = taken_away(stream, gone, time_ns, why)
     stream = replace(stream, removed=stream.removed.union(gone))
     state, stream = drop_below(state, stream, low_watermark, time_ns, len(gone), command.data_size)
     return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))

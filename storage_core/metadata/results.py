@@ -21,9 +21,14 @@ class Refused:
 
     error: type[errors.StorageError]
     reason: str
+    arguments: tuple[object, ...] = ()  # what the error is made of; empty: its reason
+
+    @classmethod
+    def of(cls, error: errors.StorageError) -> "Refused":
+        return cls(type(error), error.sentence(), error.args)
 
     def raise_(self) -> NoReturn:
-        raise self.error(self.reason)
+        raise self.error(*self.arguments or (self.reason,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,13 @@ Result = Refused | Outcome
 
 
 class Refusal(Exception):
-    """Leaves a handler early; never leaves this module."""
+    """Leaves a handler early with what Refused takes; never leaves the state machine."""
 
 
 def refuse(error: type[errors.StorageError], reason: str) -> NoReturn:
     raise Refusal(error, reason)
+
+
+def refuse_with(error: errors.StorageError) -> NoReturn:
+    """Refuse with an error that makes its text of fields."""
+    raise Refusal(type(error), error.sentence(), error.args)

@@ -113,6 +113,7 @@ def maintain(store: "Store") -> None:
     while more:
         with store.metadata.session(timeout_s) as session:
             more = store.maintenance.mend(session)
+    store.enforce_limits()
     compaction(store, MAINTAINING).run(None)
     repairing.sweep()
     with store.metadata.session(timeout_s) as session:

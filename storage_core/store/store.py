@@ -36,6 +36,7 @@ from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import appends
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
+from storage_core.store.writing.limits import Excess, Limits, may_go
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Store:
 
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
-        self._window = MsgIdWindow()
+        self._window, self._limits = MsgIdWindow(), Limits(env)
         self._commits = CommitGroups(self.session)
         self.read_only = read_only
 
@@ -223,7 +224,8 @@ class Store:
     def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
         """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
 
-        With another num_replicas its blocks are copied to, or not counted any more on, other volumes first.
+        With another num_replicas its blocks are copied to, or not counted any more on, other volumes first. What is
+        over a limit that is lower now is removed in the same step; `excess` says before what that is.
         """
         if not isinstance(config, (StreamConfig, Mapping)):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
@@ -240,8 +242,27 @@ class Store:
         with self.session() as session:
             stream = self.stream_state(name, session.state)
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-            session.propose(EditStream(stream.incarnation, merged))
+            with session.group():
+                session.propose(EditStream(stream.incarnation, merged))
+                appends.enforce(session, stream.incarnation, self._limits)
         return Stream(self, stream.incarnation, name)
+
+    def excess(self, config: StreamConfig | Mapping[str, Any]) -> Excess | None:
+        """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
+        given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
+        state = self.state()
+        stream = self.stream_state(str(given.get("name")), state)
+        merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
+        return Limits(self._env).excess(state, replace(stream, config=merged), self.volumes())
+
+    def enforce_limits(self) -> int:
+        """Remove from every stream what is over its limits, also of those that nobody writes; return how many."""
+        count = 0
+        for stream in self.state().streams.values():
+            if may_go(stream):
+                with self.session(frees=True) as session:
+                    count += appends.enforce(session, stream.incarnation, self._limits)
+        return count
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
@@ -279,7 +300,9 @@ class Store:
         OutcomeUnknownError if the disks failed in between.
         """
         return self._commits.run(
-            lambda session: appends.commit(session, transaction, staged, writer, overwrite, self._window, self._env)
+            lambda session: appends.commit(
+                session, transaction, staged, writer, overwrite, self._window, self._limits, self._env
+            )
         )
 
     def abort(self, transaction: Transaction) -> bool:

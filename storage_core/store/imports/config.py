@@ -109,6 +109,12 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
     for key, value in foreign.config.items():
         if key in _OURS or value in _NOTHING:
             continue
+        if key == "max_age":
+            notes.append(
+                f"max_age={_shown(value)} is not carried over, or older messages would go at once: stream edit "
+                "--max-age sets it, and says before what that removes"
+            )
+            continue
         _take_over(values, key, value, StreamConfig, notes)
     labels = {"jstream.layout": foreign.layout, "jstream.account": foreign.account, "jstream.name": foreign.stream}
     values["metadata"] = {**_labels(foreign.config), **{key: readable(value) for key, value in labels.items() if value}}

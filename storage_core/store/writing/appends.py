@@ -26,6 +26,7 @@ from storage_core.errors import DiskFullError, RequirementError, StorageError
 from storage_core.files import Files
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
+from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
@@ -40,6 +41,7 @@ from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
+from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
 from storage_core.store.writing.orphans import transaction_of
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteFailure, WriteTarget
@@ -109,7 +111,7 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
             stream=name,
             incarnation=stream.incarnation,
             subjects=stream.config.subjects,
-            max_msg_size=stream.config.max_msg_size,
+            max_msg_size=_message_size_max(stream.config),
             compression=stream.config.compression,
             block_max_msgs=stream.config.block_max_msgs,
             block_max_bytes=stream.config.block_max_bytes,
@@ -122,6 +124,11 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
     return Transaction(made, state.store_id, targets)
 
 
+def _message_size_max(config: StreamConfig) -> int:
+    """Return the bytes of the largest message that the stream can hold; -1 if it has no limit of its own."""
+    return min((one for one in (config.max_msg_size, config.max_bytes) if one >= 0), default=-1)
+
+
 def commit(
     session: Session,
     transaction: Transaction,
@@ -129,6 +136,7 @@ def commit(
     writer: WriterBatch | None,
     overwrite: Sequence[str],
     window: MsgIdWindow,
+    limits: Limits,
     env: Environment,
 ) -> CommitResult:
     """Name the staged blocks; see Store.commit."""
@@ -156,12 +164,16 @@ def commit(
         session.propose(_append(transaction, nothing, writer, content))
     else:
         retire(session, failures)
+        for name in chosen:  # what is too old makes room, where there is none for anything new
+            enforce(session, transaction.targets[name].incarnation, limits)
         parts = [
             _part(session, transaction.targets[name], blocks, name in overwrite, window, env)
             for name, blocks in chosen.items()
         ]
         result = session.propose(_append(transaction, parts, writer, content))
     assert isinstance(result, machine.AppendDone)
+    for name in chosen:
+        enforce(session, transaction.targets[name].incarnation, limits)
     if result.already:
         assert writer is not None
         _tell_again(session, writer, content, result)
@@ -170,6 +182,27 @@ def commit(
         _tell(session, failures)
     appended = {name: Appended(one.first, one.end, one.duplicate_count) for name, one in result.appended.items()}
     return CommitResult(appended, result.already)
+
+
+def enforce(session: Session, incarnation: bytes, limits: Limits) -> int:
+    """Remove what the stream has over its limits; return how many messages that were.
+
+    Where the block at the edge cannot be read now, that is left to whoever writes next: the limits are there for room,
+    and what is stored stays stored.
+    """
+    stream = session.state.by_incarnation(incarnation)
+    if stream is None:
+        return 0
+    try:
+        command = limits.command(session.state, stream, session.volumes)
+    except (StorageError, OSError) as error:
+        logger.warning("stream %r: what is over its limits stays for now: %s", stream.name, error)
+        return 0
+    if command is None:
+        return 0
+    result = session.propose(command)
+    assert isinstance(result, machine.RemoveDone)
+    return result.message_count
 
 
 def _append(

@@ -55,6 +55,7 @@ def test_the_config_of_one_stream_makes_another_and_options_win_over_it(jstream,
         ("{", "not JSON"),
         ("[]", "not an object"),
         ('{"max_age": 5}', "max_age"),
+        ('{"max_msgs_per_subject": 5}', "max_msgs_per_subject"),
         ('{"subject": ["a"]}', "did you mean 'subjects'?"),
     ],
 )
@@ -74,6 +75,12 @@ def test_a_config_that_is_none_is_wrong_usage(jstream, tmp_path, content: str, s
         (["A", "--compression", "gzip"], "compression"),
         (["A", "--dupe-window", "120"], "--dupe-window"),
         (["A", "--max-msg-size", "huge"], "--max-msg-size"),
+        (["A", "--max-msgs", "-7"], "max_msgs: -7"),
+        (["A", "--max-bytes", "10 apples"], "--max-bytes"),
+        (["A", "--max-age", "3600"], "--max-age"),
+        (["A", "--max-bytes", "1KB", "--max-msg-size", "2KB"], "max_msg_size: 2048 bytes are more than max_bytes"),
+        (["A", "--max-consumers", "-2"], "max_consumers"),
+        (["A", "--discard", "all"], "discard"),
         (["A", "--metadata", "novalue"], "--metadata"),
         (["A", "--replicas", "3"], "num_replicas"),
     ],
@@ -96,6 +103,44 @@ def test_an_edit_changes_what_is_given_and_nothing_else(jstream, orders) -> None
     assert outcome.code == 0
     assert outcome.err == "max_msg_size: -1 -> 1024\ndeny_purge: false -> true\n"
     assert config_of(jstream, "ORDERS") == {**before, "max_msg_size": 1024, "deny_purge": True}
+
+
+def test_limits_are_set_as_the_nats_command_has_them(jstream) -> None:
+    words = ("--max-msgs", 5, "--max-bytes", "10GB", "--max-age", "1d", "--max-consumers", 3, "--discard", "new")
+    jstream.done("stream", "add", "FULL", *words)
+    wanted = {
+        "max_msgs": 5, "max_bytes": 10 << 30, "max_age": 86_400_000_000_000, "max_consumers": 3, "discard": "new",
+    }  # fmt: skip
+    config = config_of(jstream, "FULL")
+    assert {key: config[key] for key in wanted} == wanted
+    jstream.done("stream", "edit", "FULL", "--max-msgs", -1, "--max-bytes", -1, "--max-age", 0, "--max-consumers", -1)
+    config = config_of(jstream, "FULL")
+    assert [config[key] for key in wanted] == [-1, -1, 0, -1, "new"]
+
+
+def test_an_edit_that_removes_messages_says_so_before_and_asks(jstream, orders) -> None:
+    count, last = orders.stream("ORDERS").state().message_count, orders.stream("ORDERS").last_sequence
+    dry = jstream("stream", "edit", "ORDERS", "--max-msgs", 1, "--dry-run")
+    assert dry.code == 0
+    assert f"would remove {count - 1} messages (" in dry.err
+    assert f"below sequence {last}" in dry.err
+    refused = jstream("stream", "edit", "ORDERS", "--max-msgs", 1)
+    assert (refused.code, orders.stream("ORDERS").state().message_count) == (2, count)
+    assert "nothing was done; pass --force" in refused.err
+    done = jstream("stream", "edit", "ORDERS", "--max-msgs", 1, "--force")
+    assert f"removed {count - 1} messages (" in done.err
+    assert (done.code, orders.stream("ORDERS").state().message_count) == (0, 1)
+
+
+def test_a_full_stream_refuses_with_limit_value_and_what_came(jstream) -> None:
+    jstream.done("stream", "add", "FULL", "--max-msgs", 1, "--discard", "new")
+    jstream.done("pub", "FULL", "a")
+    refused = jstream("pub", "FULL", "b")
+    assert (refused.code, refused.out) == (1, "")
+    said = (
+        "[JSTREAM_LIMIT_EXCEEDED] stream 'FULL': max_msgs is 1 messages; it has 1, and 1 more came. Nothing was stored"
+    )
+    assert said in refused.err
 
 
 def test_an_edit_that_the_store_refuses_says_so_and_nothing_else(jstream, orders) -> None:

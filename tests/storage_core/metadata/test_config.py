@@ -18,6 +18,11 @@ def test_defaults() -> None:
         "subjects": ["ORDERS"],
         "num_replicas": 1,
         "max_msg_size": -1,
+        "max_msgs": -1,
+        "max_bytes": -1,
+        "max_age": 0,
+        "max_consumers": -1,
+        "discard": "old",
         "duplicate_window": 120_000_000_000,
         "compression": "zstd",
         "deny_delete": False,
@@ -37,6 +42,11 @@ def test_defaults() -> None:
             "subjects": st.lists(st.sampled_from(["a", "a.*", "b.>", "c.d.e"]), min_size=1, unique=True),
             "num_replicas": st.sampled_from([1, 3, 5]),
             "max_msg_size": st.one_of(st.just(-1), st.integers(1, 1 << 20)),
+            "max_msgs": st.one_of(st.just(-1), st.integers(1, 1 << 62)),
+            "max_bytes": st.one_of(st.just(-1), st.integers(1 << 20, 1 << 62)),
+            "max_age": st.one_of(st.just(0), st.integers(10**15, 1 << 62)),
+            "max_consumers": st.one_of(st.just(-1), st.integers(1, 100)),
+            "discard": st.sampled_from(["old", "new"]),
             "duplicate_window": st.integers(0, 10**15),
             "compression": st.sampled_from(["none", "lz4", "zstd"]),
             "deny_delete": st.booleans(),
@@ -72,6 +82,16 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("num_replicas", True, "num_replicas: True is not a whole number"),
         ("compression", "snappy", "compression: 'snappy' is not one of none, lz4, zstd"),
         ("max_msg_size", 0, "max_msg_size: 0 is not -1 (no limit) or 1 to"),
+        ("max_msgs", -2, "max_msgs: -2 is not -1 (no limit) or 1 to"),
+        ("max_msgs", 1 << 63, "max_msgs: 9223372036854775808 is not -1"),
+        ("max_msgs", "many", "max_msgs: 'many' is not a whole number"),
+        ("max_bytes", -5, "max_bytes: -5 is not -1 (no limit) or 1 to"),
+        ("max_bytes", 1.5, "max_bytes: 1.5 is not a whole number"),
+        ("max_consumers", -2, "max_consumers: -2 is not -1"),
+        ("max_age", "1h30", "max_age: '1h30' is not a duration"),
+        ("max_age", -1, "max_age: -1 is not a duration"),
+        ("max_age", "99ms", "max_age: 99ms is not 0 (no limit) or 100ms and more"),
+        ("discard", "oldest", "discard: 'oldest' is unknown; valid values are old and new"),
         ("duplicate_window", "soon", "duplicate_window"),
         ("sealed", "yes", "sealed: 'yes' is not true or false"),
         ("description", "x" * 4097, "description: 4097 bytes are too many, the most is 4096"),
@@ -93,10 +113,6 @@ def test_what_is_refused(key: str, value: Any, said: str) -> None:
     ("key", "harmless", "asked"),
     [
         ("retention", "limits", "workqueue"),
-        ("discard", "old", "new"),
-        ("max_msgs", -1, 100),
-        ("max_bytes", -1, 1 << 30),
-        ("max_age", 0, 60_000_000_000),
         ("max_msgs_per_subject", -1, 1),
         ("allow_rollup_hdrs", False, True),
         ("allow_msg_ttl", False, True),
@@ -112,6 +128,26 @@ def test_keys_that_do_nothing_yet_are_refused_by_name_unless_they_change_nothing
     assert StreamConfig.from_mapping({**NAME, key: harmless}) == StreamConfig.from_mapping(NAME)
     with pytest.raises(ValueError, match=f"^{key}: {asked!r} is not supported by this version of jstream"):
         StreamConfig.from_mapping({**NAME, key: asked})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"max_bytes": 100, "max_msg_size": 101}, "max_msg_size: 101 bytes are more than max_bytes, 100"),
+        ({"max_age": "1m", "duplicate_window": "2m"}, "duplicate_window: 2m is longer than max_age, 1m"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        StreamConfig.from_mapping({**NAME, **keys})
+    assert str(raised.value).startswith(said)
+
+
+def test_no_limit_has_two_spellings_and_the_duplicate_window_follows_a_short_max_age() -> None:
+    none = StreamConfig.from_mapping({**NAME, "max_msgs": 0, "max_bytes": 0, "max_consumers": 0, "max_age": 0})
+    assert none == StreamConfig.from_mapping(NAME)
+    assert StreamConfig.from_mapping({**NAME, "max_age": "1m"}).duplicate_window == 60_000_000_000
+    assert StreamConfig.from_mapping({**NAME, "max_age": "1h"}).duplicate_window == 120_000_000_000
 
 
 @pytest.mark.parametrize("text", ["7", "-1"])

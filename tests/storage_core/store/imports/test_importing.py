@@ -228,8 +228,8 @@ def test_the_configuration_is_taken_over_as_far_as_it_works_and_the_rest_is_told
     assert config["metadata"]["jstream.name"] == "KV_config"
     assert config["metadata"]["_nats.req.level"] == "0"
     notes = report["streams"][0]["notes"]
-    assert "discard=new is not carried over" in notes
-    assert not any(note.startswith(("max_msgs=", "retention", "deny_delete")) for note in notes)
+    assert config["discard"] == "new"
+    assert not any(note.startswith(("discard", "max_msgs=", "retention", "deny_delete")) for note in notes)
 
 
 # --- the contract of STAN's recovery

@@ -34,6 +34,7 @@ from storage_core.store.reading.reading import ReadDamage
 from storage_core.store.store import Store
 from storage_core.store.writing import appends
 from storage_core.store.writing.duplicates import MsgIdWindow
+from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import decisive
 from storage_core.store.writing.staging import StagedBlock, Stager
 
@@ -248,7 +249,7 @@ def block_files(store: Store) -> list[list[str]]:
 def commit_alone(store: Store, transaction: Any, staged: list[StagedBlock]) -> None:
     """Commit without the maintenance behind it, which would mend at once what the commit found missing."""
     with store.metadata.session(60.0) as session:
-        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), REAL)
+        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), Limits(REAL), REAL)
 
 
 HARM: dict[str, Callable[[Path], object]] = {
