@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from storage_core.block.damage import Defect
 from storage_core.errors import CorruptionError, TruncatedRecordError, UnsupportedVersionError
+from storage_core.file_kinds import BLOCK
 
 MAGIC = b"JSBLOCK\x00"
 VERSION = 1
@@ -38,7 +39,7 @@ ID_SIZE = 16
 DIGEST_SIZE = 16
 
 # Limits. Each bounds what a damaged or forged length can make a reader do; docs/formats/block.md says why these.
-BLOCK_SIZE_MAX = (1 << 32) - 1
+BLOCK_SIZE_MAX = BLOCK.size_max
 PAYLOAD_SIZE_MAX = 128 << 20
 FRAME_SIZE_TARGET = 4 << 20
 FRAME_ROW_COUNT_MAX = 65_536

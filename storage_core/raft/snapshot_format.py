@@ -18,12 +18,14 @@ from crc32c import crc32c
 
 from storage_core.bounded import decode as decode_struct
 from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.file_kinds import SNAPSHOT
 from storage_core.raft.entry import CHAIN_SIZE, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE
 
 FORMAT_VERSION = 1
 MAGIC = b"JSTRMSNP"
-PAYLOAD_SIZE_MAX = 4 * 1024 * 1024 * 1024  # bytes; ten million blocks are about one GiB
+PAYLOAD_SIZE_MAX = SNAPSHOT.size_max - PAGE_SIZE  # bytes
+STATE_SIZE_MAX = PAYLOAD_SIZE_MAX - (1 << 20)  # bytes; room for what else is in a snapshot
 TRAIL_COUNT_MAX = 4096  # a log that ends no further below than this is told from one of another copy of the store
 _HEADER = Struct("<8sHHI16s16s16sQQ16s8sQ16s")
 _CRC = Struct("<I")

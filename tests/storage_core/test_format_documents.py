@@ -208,4 +208,4 @@ def test_versions_and_limits_are_those_of_the_code() -> None:
     assert placements.FORMAT_VERSION == state.STATE_VERSION == 1
     assert f"{placements.RECORD_SIZE_MAX:,}" in document("placements.md")
     assert log_format.PAYLOAD_SIZE_MAX == 64 << 20
-    assert snapshot_format.PAYLOAD_SIZE_MAX == 4 << 30
+    assert snapshot_format.PAYLOAD_SIZE_MAX == 1 << 30

@@ -13,13 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.file_kinds import NATS_BLOCK, NATS_KEY, FileKind
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.cursor import Cursor
-from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, open_key_file
+from storage_core.foreign.nats.encryption import open_key_file
 from storage_core.foreign.nats.record import HASH_SIZE
 from storage_core.foreign.nats.s2 import decompress_stream
 
-BLOCK_SIZE_MAX = 128 << 20  # bytes; blocks are at most 8 MiB or one record, those of old servers 64 MiB
+BLOCK_SIZE_MAX = NATS_BLOCK.size_max
 COMPRESSED_MAGIC = b"cmp"
 BLOCK_SUFFIX, KEY_SUFFIX = ".blk", ".key"
 _ALGORITHM_NONE, _ALGORITHM_S2 = 0, 1
@@ -42,17 +43,14 @@ class BlockContent:
     damage: list[tuple[int, str]] = field(default_factory=list)  # (offset_bytes in the file, reason)
 
 
-def read_file(path: str | Path, size_max: int, files: Files = OS_FILES) -> bytes:
+def read_file(path: str | Path, kind: FileKind, files: Files = OS_FILES) -> bytes:
     """Return a small file of a foreign store, opened for reading only; links are followed.
 
-    Raises OSError, CorruptionError for one of more than `size_max` bytes, of which nothing is read.
+    Raises OSError, CorruptionError for one that is larger than its kind can be, of which nothing is read.
     """
     file = files.open(Path(os.path.realpath(path)))
     try:
-        size = file.size()
-        if size > size_max:
-            raise CorruptionError(f"{path} has {size} bytes; files of its kind are not read above {size_max}")
-        return file.read_at(0, size)
+        return kind.read(file)
     finally:
         file.close()
 
@@ -103,7 +101,7 @@ def last_bytes(block: BlockFile, files: Files = OS_FILES) -> bytes:
 
 def _decrypt(content: pa.Buffer, key_path: Path, key: bytes, files: Files) -> pa.Buffer:
     try:
-        wrapped = read_file(key_path, KEY_FILE_SIZE_MAX, files)
+        wrapped = read_file(key_path, NATS_KEY, files)
     except FileNotFoundError:
         return content  # written before the server had a key
     return pa.py_buffer(open_key_file(key, wrapped, str(key_path)).decrypt_block(memoryview(content)))

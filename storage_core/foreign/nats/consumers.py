@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from storage_core.errors import CorruptionError, StorageError
+from storage_core.file_kinds import NATS_CONSUMER_STATE, NATS_KEY, NATS_META, NATS_SUM
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.nats.block import read_file
 from storage_core.foreign.nats.cursor import Cursor
 from storage_core.foreign.nats.directory import StreamDirectory
-from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, Seed, open_key_file
+from storage_core.foreign.nats.encryption import Seed, open_key_file
 from storage_core.foreign.nats.index import SEQUENCE_END
 from storage_core.foreign.nats.meta import (
     META_FILE,
     META_KEY_FILE,
-    META_SIZE_MAX,
     META_SUM_FILE,
     checksum_text,
     decode_config,
@@ -38,7 +38,6 @@ from storage_core.foreign.slices import ForeignDamage, note_damage
 from storage_core.os_errors import raise_if_of_process
 
 CONSUMERS_DIRECTORY, STATE_FILE = "obs", "o.dat"
-STATE_SIZE_MAX = 256 << 20  # bytes
 STATE_MAGIC = 22
 _MASK = (1 << 64) - 1
 OnDamage = Callable[[ForeignDamage], None]
@@ -200,13 +199,13 @@ def _seed(stream: StreamDirectory, place: Path, names: list[str], files: Files) 
     if stream.server_key is None:
         raise CorruptionError(f"{path}: the consumer is encrypted, its stream is not; option encryptionKey reads it")
     key = stream.server_key.derive(f"{stream.name}.{place.name}")
-    return open_key_file(key, read_file(path, KEY_FILE_SIZE_MAX, files), str(path))
+    return open_key_file(key, read_file(path, NATS_KEY, files), str(path))
 
 
 def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: Files) -> dict[str, Any]:
     path = place / META_FILE
-    content = read_file(path, META_SIZE_MAX, files)
-    stored = read_file(place / META_SUM_FILE, 64, files).strip().decode("ascii", "backslashreplace")
+    content = read_file(path, NATS_META, files)
+    stored = read_file(place / META_SUM_FILE, NATS_SUM, files).strip().decode("ascii", "backslashreplace")
     actual = checksum_text(content, f"{stream.name}/{place.name}")
     if stored != actual:
         raise CorruptionError(f"{path}: checksum is {stored}, the content has {actual}")
@@ -216,7 +215,7 @@ def _config(stream: StreamDirectory, place: Path, seed: Seed | None, files: File
 def _state(path: str, seed: Seed | None, names: list[str], files: Files) -> ConsumerState:
     if STATE_FILE not in names:
         return ConsumerState()
-    content = read_file(path, STATE_SIZE_MAX, files)
+    content = read_file(path, NATS_CONSUMER_STATE, files)
     return decode_state(content if seed is None or not content else seed.open_box(content, path), path)
 
 

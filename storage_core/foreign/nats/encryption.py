@@ -27,7 +27,6 @@ from storage_core.errors import CorruptionError, RequirementError
 
 SEED_SIZE, TAG_SIZE = 32, 16  # bytes
 CHACHA_NONCE_SIZE, AES_NONCE_SIZE = 24, 16  # bytes
-KEY_FILE_SIZE_MAX = 4096  # bytes, of which 64 or 72 are expected
 _KEY_FILE_SIZES = {size + SEED_SIZE + TAG_SIZE: size for size in (CHACHA_NONCE_SIZE, AES_NONCE_SIZE)}
 _EIGHT, _FOUR = Struct("<8I"), Struct("<4I")
 _MASK = 0xFFFFFFFF

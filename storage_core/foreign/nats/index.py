@@ -24,8 +24,6 @@ from storage_core.foreign.nats.record import ERASED_BIT, HASH_SIZE, identity_key
 from storage_core.sequences import SequenceSet
 
 INDEX_MAGIC, INDEX_VERSION_MAX = 11, 4
-INDEX_SIZE_MAX = 4 << 20  # bytes; of one message the hash takes a second a MiB. 100,000 subjects fit
-OLD_INDEX_SIZE_MAX = 16 << 20  # bytes; a block of 64 MiB holds two million records, and a removed one takes a few bytes
 INDEX_SIZE_MIN = 32  # bytes; the server takes nothing smaller
 SET_MAGIC = 22
 BLOCK_IDX_MAGIC = 22

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
+from storage_core.file_kinds import NATS_INDEX, NATS_KEY, NATS_META, NATS_SUM, FileKind
 from storage_core.files import Files
 from storage_core.foreign.nats.block import BlockFile, read_block, read_file
-from storage_core.foreign.nats.encryption import KEY_FILE_SIZE_MAX, Seed, derive_key, open_key_file
-from storage_core.foreign.nats.index import INDEX_SIZE_MAX, highwayhash_of, index_checksum_holds
+from storage_core.foreign.nats.encryption import Seed, derive_key, open_key_file
+from storage_core.foreign.nats.index import highwayhash_of, index_checksum_holds
 from storage_core.foreign.nats.record import block_key
 from storage_core.foreign.nats.scan import scan_block
 from storage_core.os_errors import raise_if_of_process
 
 META_FILE, META_SUM_FILE, META_KEY_FILE = "meta.inf", "meta.sum", "meta.key"
 INDEX_FILE = "index.db"
-META_SIZE_MAX = 1 << 20  # bytes; one hash over all of it takes a second
 PROOF_BLOCK_COUNT = 8  # blocks that are asked whether a name is theirs
 PROOF_SIZE = 256 << 10  # bytes of each
 DEFAULT_ACCOUNT = "$G"
@@ -67,7 +67,7 @@ def load_meta(
         )
     seed, claimed = None, ""
     try:
-        content = _read(place, META_FILE, META_SIZE_MAX, names, files)
+        content = _read(place, META_FILE, NATS_META, names, files)
         plain = content
         if META_KEY_FILE in names and key is not None:
             seed = _open_key(place, names, key, files)
@@ -101,23 +101,23 @@ def checksum_text(content: bytes, identity: str) -> str:
     return highwayhash_of(content, identity).to_bytes(8, "little").hex()
 
 
-def _read(place: Path, file: str, size_max: int, names: Sequence[str], files: Files) -> bytes:
+def _read(place: Path, file: str, kind: FileKind, names: Sequence[str], files: Files) -> bytes:
     if file not in names:
         raise CorruptionError(f"{place} has no {file}")
     try:
-        return read_file(place / file, size_max, files)
+        return read_file(place / file, kind, files)
     except (OSError, StorageError) as error:
         raise_if_of_process(error)
         raise CorruptionError(f"{place / file} cannot be read: {error}") from error
 
 
 def _open_key(place: Path, names: Sequence[str], key: ServerKey, files: Files) -> Seed:
-    content = _read(place, META_KEY_FILE, KEY_FILE_SIZE_MAX, names, files)
+    content = _read(place, META_KEY_FILE, NATS_KEY, names, files)
     return open_key_file(key.derive(place.name), content, str(place / META_KEY_FILE))
 
 
 def _check_sum(place: Path, names: Sequence[str], content: bytes, identity: str, files: Files) -> None:
-    stored = _read(place, META_SUM_FILE, 64, names, files).strip().decode("ascii", "backslashreplace")
+    stored = _read(place, META_SUM_FILE, NATS_SUM, names, files).strip().decode("ascii", "backslashreplace")
     actual = checksum_text(content, identity)
     if stored != actual:
         raise CorruptionError(
@@ -138,7 +138,7 @@ def _is_proven(name: str, blocks: Sequence[BlockFile], is_open: bool, files: Fil
 
 def _holds_index(path: Path, name: str, files: Files) -> bool:
     try:
-        return index_checksum_holds(read_file(path, INDEX_SIZE_MAX, files), name)
+        return index_checksum_holds(read_file(path, NATS_INDEX, files), name)
     except (OSError, StorageError) as error:
         raise_if_of_process(error)
         return False

@@ -18,13 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
+from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.nats.block import BlockFile, last_bytes, read_block, read_file
 from storage_core.foreign.nats.columns import raw_headers, subjects_of
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
-    INDEX_SIZE_MAX,
-    OLD_INDEX_SIZE_MAX,
     SEQUENCE_END,
     OldBlockIndex,
     StreamIndex,
@@ -134,7 +133,7 @@ def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> Stre
     """Return the index of the stream; None if there is none, or none that can be believed, which goes to `notes`."""
     path = Path(stream.messages_path) / INDEX_FILE
     try:
-        return decode_index(read_file(path, INDEX_SIZE_MAX, files), stream.name, str(path), stream.seed)
+        return decode_index(read_file(path, NATS_INDEX, files), stream.name, str(path), stream.seed)
     except FileNotFoundError:
         return None  # it is a cache: the blocks tell as well
     except (OSError, CorruptionError, UnsupportedVersionError) as error:
@@ -216,7 +215,7 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
 def _load_old_index(block: BlockFile, notes: list[str], files: Files) -> OldBlockIndex | None:
     path = Path(block.path).with_suffix(OLD_INDEX_SUFFIX)
     try:
-        return decode_old_block_index(read_file(path, OLD_INDEX_SIZE_MAX, files), str(path))
+        return decode_old_block_index(read_file(path, NATS_OLD_INDEX, files), str(path))
     except FileNotFoundError:
         return None
     except (OSError, CorruptionError) as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError
+from storage_core.file_kinds import STAN_SERVER
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import FILE_HEADER_SIZE, HEADER, HEADER_SIZE, VERSION, checksum_name
@@ -22,7 +23,6 @@ from storage_core.foreign.tree import GLANCE_COUNT_MAX, GLANCE_DEPTH_MAX, direct
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
 
 SERVER_FILE, CLIENTS_FILE, SUBSCRIPTIONS_FILE = "server.dat", "clients.dat", "subs.dat"
-SERVER_SIZE_MAX = 64 << 10  # bytes
 _SLICE = re.compile(r"msgs\.([0-9]{1,18})\.(dat|idx)", re.ASCII)
 
 
@@ -129,12 +129,12 @@ def read_cluster_id(root: str | Path, files: Files = OS_FILES) -> str:
         raise_if_of_process(error)
         raise NotAStoreError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        size, data = file.size(), file.read_at(0, SERVER_SIZE_MAX)
+        data = STAN_SERVER.read(file)
     finally:
         file.close()
     payload = data[FILE_HEADER_SIZE + HEADER_SIZE :]
-    if int.from_bytes(data[:FILE_HEADER_SIZE], "little") != VERSION or not payload or len(data) < size:
-        raise CorruptionError(f"{path}: {size} bytes, expected version {VERSION} and one record")
+    if int.from_bytes(data[:FILE_HEADER_SIZE], "little") != VERSION or not payload:
+        raise CorruptionError(f"{path}: {len(data)} bytes, expected version {VERSION} and one record")
     declared, crc = HEADER.unpack_from(data, FILE_HEADER_SIZE)
     if declared != len(payload) or checksum_name(memoryview(payload), crc) is None:
         raise CorruptionError(f"{path}: a record of {declared} bytes with checksum {crc:#010x} is not what it has")

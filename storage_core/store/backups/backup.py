@@ -29,6 +29,7 @@ from storage_core.errors import (
     StalePlanError,
     StorageError,
 )
+from storage_core.file_kinds import BACKUP_MARK
 from storage_core.files import write_durably
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
@@ -148,7 +149,7 @@ def _check_empty_or_unfinished(path: Path, store_id: bytes, env: Environment) ->
         if names:
             raise AlreadyExistsError(f"{path} is not empty and holds no backup: {', '.join(sorted(names)[:5])}")
         return
-    begun = layout.decode_unfinished(_read(path / layout.UNFINISHED, 4096, env))
+    begun = layout.decode_unfinished(_read(path / layout.UNFINISHED, BACKUP_MARK.size_max, env))
     if begun is None and names != {layout.UNFINISHED}:
         raise AlreadyExistsError(f"{path / layout.UNFINISHED} is damaged: remove {path}, or give another directory")
     if begun not in (None, store_id):

@@ -21,9 +21,9 @@ from crc32c import crc32c
 
 from storage_core.bounded import decode
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.file_kinds import BACKUP_MANIFEST
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, StreamState, decode_state
-from storage_core.raft import snapshot_format
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
 from storage_core.store.volume.identity import PAGE_SIZE, VolumeIdentity, decode_identity
 
@@ -35,10 +35,9 @@ HEADER = Struct("<8sIIQ16s")  # ... size and digest of the payload
 _CRC = Struct("<I")
 HEADER_SIZE = HEADER.size + _CRC.size
 DIGEST_SIZE = 16
-PAYLOAD_SIZE_MAX = snapshot_format.PAYLOAD_SIZE_MAX  # bytes: the state is what a snapshot holds
+PAYLOAD_SIZE_MAX = BACKUP_MANIFEST.size_max - HEADER_SIZE  # bytes
 NUMBER_DTYPE = np.dtype([("block_id", "V16"), ("number", "<u4")])
 NUMBER_MAX = 99_999_999
-VOLUME_COUNT_MAX = 16  # identities in a mark; a store has five volumes at most
 assert HEADER_SIZE == 44
 
 
@@ -201,9 +200,6 @@ def encode_restoring(identities: Sequence[VolumeIdentity]) -> bytes:
     pages = b"".join(one.encode() for one in identities)
     encoded = _RESTORING.pack(RESTORING_MAGIC, FORMAT_VERSION, len(identities)) + pages
     return encoded + _CRC.pack(crc32c(encoded))
-
-
-RESTORING_SIZE_MAX = _RESTORING.size + VOLUME_COUNT_MAX * PAGE_SIZE + _CRC.size
 
 
 def decode_restoring(encoded: bytes, path: Path) -> tuple[VolumeIdentity, ...] | None:

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
+from storage_core.file_kinds import RESTORE_MARK
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
@@ -208,7 +209,7 @@ def _look(path: Path, env: Environment) -> _There:
     if is_marked:
         file = env.files.open(path / identity.RESTORING)
         try:
-            marked = layout.decode_restoring(file.read_at(0, layout.RESTORING_SIZE_MAX + 1), path)
+            marked = layout.decode_restoring(RESTORE_MARK.read(file), path)
         finally:
             file.close()
     try:

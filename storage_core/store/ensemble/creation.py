@@ -16,7 +16,7 @@ from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_e
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
-from storage_core.raft.snapshot_format import PAYLOAD_SIZE_MAX, SnapshotBody
+from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble import unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
@@ -26,7 +26,6 @@ from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, Vol
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
-STATE_SIZE_MAX = PAYLOAD_SIZE_MAX - (1 << 20)  # bytes; room for what else is in a snapshot
 Content = Callable[[Sequence[Volume]], None]
 
 

@@ -32,6 +32,7 @@ from storage_core.errors import (
     StorageError,
     VolumeFailedError,
 )
+from storage_core.file_kinds import LOG_SEGMENT
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
     Acknowledge,
@@ -54,7 +55,7 @@ from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, rais
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, EntryId, Vote, make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.rules import committed_index, is_quorum, next_term
-from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store.ensemble import decision as rules
 from storage_core.store.ensemble.decision import Decision, Finding, decide, newest
 from storage_core.store.ensemble.known import Leadership, Memory
@@ -73,6 +74,8 @@ SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so t
 # What may use the reserves of full volumes: there is less to keep after it, so it comes to an end. Not what makes no
 # room and may come again and again, until none is left for a removal: AdvanceConsumers, a writer's Abort.
 FREEING = (Remove, DeleteStream, DeleteConsumer, Unlinked)
+LOG_SIZE_FREEING_MAX = LOG_SEGMENT.size_max - (16 << 20)  # bytes of a segment; room for what padding and seals take
+LOG_SIZE_MAX = LOG_SIZE_FREEING_MAX - PAYLOAD_SIZE_MAX  # room for what removes
 ACKNOWLEDGE_LEAVES = reserve.SIZE // 2  # bytes of a reserve: acknowledgements may use no more of what removals need
 
 
@@ -508,6 +511,13 @@ class Session:
                 f"{self.label}: a change of {len(payload)} bytes is too large for one entry of the metadata log, which "
                 f"has {PAYLOAD_SIZE_MAX} at most; nothing was stored: do it in several parts"
             )
+        log_size = max((one.offset_bytes for one in before.positions.values()), default=0)
+        log_size += len(payload) + sum(len(entry.payload) for entry in record.staged)
+        if log_size > (LOG_SIZE_FREEING_MAX if frees else LOG_SIZE_MAX):
+            raise RequirementError(
+                f"{self.label}: the metadata log would grow to {log_size} bytes without a snapshot in between; nothing "
+                "was stored: remove streams, merge small blocks, or commit less at once"
+            )
         entry = make_entry(before.chain, before.index + 1, leadership.term, leadership.history, payload)
         if not record.staged:
             self._written = record
@@ -747,8 +757,14 @@ class Session:
         if leadership is None or view.commit is None or view.index == view.snapshot_index:
             return False
         tip, vote = EntryId(view.index, view.term, view.chain), leadership.vote
-        state = msgspec.Raw(encode_state(view.state))
-        body = SnapshotBody(state, vote.term, vote.candidate, dict(view.durable), view.trail)
+        state = encode_state(view.state)
+        if len(state) > STATE_SIZE_MAX:
+            logger.error(
+                "%s: the metadata has %d bytes, a snapshot takes %d: merge small blocks or remove streams",
+                self.label, len(state), STATE_SIZE_MAX,
+            )  # fmt: skip
+            return False
+        body = SnapshotBody(msgspec.Raw(state), vote.term, vote.candidate, dict(view.durable), view.trail)
 
         def write(volume_id: bytes) -> Callable[[], Position]:
             log = self._logs[volume_id]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError
+from storage_core.file_kinds import CREATION_MARK
 from storage_core.files import write_durably
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, probe
 from storage_core.store.volume.identity import CREATING, PAGE_SIZE, STREAMS, VolumeIdentity, decode_identity
 from storage_core.store.volume.volumes import Volume
 
-VOLUME_COUNT_MAX = 5
 _FIRST_SEGMENT = f"{1:016x}.log"
 
 
@@ -81,7 +81,7 @@ def _look(path: Path, env: Environment) -> _There:
     if is_marked:
         file = env.files.open(path / CREATING)
         try:
-            pages = file.read_at(0, VOLUME_COUNT_MAX * PAGE_SIZE)
+            pages = file.read_at(0, CREATION_MARK.size_max)
         finally:
             file.close()
         try:

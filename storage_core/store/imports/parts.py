@@ -35,6 +35,7 @@ from storage_core.errors import (
     StorageError,
     UnsupportedVersionError,
 )
+from storage_core.file_kinds import IMPORT_RECORD
 from storage_core.files import OS_FILES, Files, write_durably
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.union import UnionSlice
@@ -53,7 +54,6 @@ logger = logging.getLogger(__name__)
 HEAD_FILE = f"import{PART_SUFFIX}"
 MAGIC = b"JSTRMIMP"
 FORMAT_VERSION = 1
-RECORD_SIZE_MAX = 256 << 20  # bytes; bounds what a damaged length can make us read
 COLUMNS = ("sequence", *FRAME_SCHEMA.names)
 _HEADER = Struct("<8sII16sI")  # magic, version, payload size, digest of the payload, CRC32C of the bytes before
 
@@ -149,7 +149,7 @@ def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
     try:
         file = files.open(path)
         try:
-            return decode_record(file.read_at(0, RECORD_SIZE_MAX), str(path))
+            return decode_record(IMPORT_RECORD.read(file), str(path))
         finally:
             file.close()
     except FileNotFoundError:

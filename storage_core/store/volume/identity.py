@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
+from storage_core.file_kinds import IDENTITY
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_of_process
 
@@ -25,7 +26,7 @@ CREATING = "jstream.creating"  # a store is being made here, or that was interru
 STREAMS = "streams"  # the directory of the blocks
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
-PAGE_SIZE = 4096
+PAGE_SIZE = IDENTITY.size_max  # bytes
 _FIELDS = Struct("<8sHHI16s16s16sQ")
 _CRC = Struct("<I")
 

@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from storage_core.bounded import decode, pack
 from storage_core.errors import CorruptionError
+from storage_core.file_kinds import VOLUME_INDEX
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
 from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
@@ -24,7 +25,6 @@ from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
 FILE_NAME = "index.db"
 MAGIC = b"JSTRMIDX"
 FORMAT_VERSION = 1
-SIZE_MAX = 256 << 20  # bytes; eight million blocks
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _DECODER = msgspec.msgpack.Decoder(dict[bytes, list[tuple[bytes, _Number, _Number]]])
 _CURSOR = b""  # in place of an incarnation: how far a scrub has come
@@ -95,14 +95,14 @@ class VolumeIndex:
     def save(self, incarnations: set[bytes]) -> None:
         """Write the index of these streams; a reader of a half-written one makes it anew."""
         cursor = {_CURSOR: [[*self.scrubbed_to, 0]]} if self.scrubbed_to is not None else {}
-        payload = pack(
-            cursor
-            | {
-                incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
-                for incarnation, one in sorted(self._streams.items())
-                if incarnation in incarnations
-            }
-        )
+        streams = {
+            incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
+            for incarnation, one in sorted(self._streams.items())
+            if incarnation in incarnations
+        }
+        payload = pack(cursor | streams)
+        if len(payload) > VOLUME_INDEX.size_max - _HEADER.size:  # nobody would read it
+            payload = pack(cursor)
         encoded = _HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(payload), len(payload)) + payload
         try:
             file = self._files.open(self.path, writable=True)
@@ -122,7 +122,7 @@ class VolumeIndex:
             return {}
         try:
             size = file.size()
-            if size > SIZE_MAX or file.read_at(0, len(MAGIC)) != MAGIC:
+            if size > VOLUME_INDEX.size_max or file.read_at(0, len(MAGIC)) != MAGIC:
                 return {}
             encoded = file.read_at(0, size)
         except OSError as error:

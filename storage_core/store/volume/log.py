@@ -22,6 +22,7 @@ from storage_core.errors import (
     TruncatedRecordError,
     UnsupportedVersionError,
 )
+from storage_core.file_kinds import LOG_SEGMENT
 from storage_core.files import File, Files, write_durably
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 SEGMENT_SIZE_MAX = 8 * 1024 * 1024  # bytes after which the next batch opens a new segment
 SEGMENT_NUMBER_MAX = (1 << 64) - 1
-SEGMENT_READ_MAX = 1 << 30  # bytes; a larger file is no segment of ours
 _NUMBER = re.compile(r"[0-9a-f]{16}")
 
 
@@ -255,10 +255,8 @@ class VolumeLog:
         """
         path = self.segment_path(number)
         with self._open(path) as file:
-            size = file.size()
-            if size > SEGMENT_READ_MAX:
-                raise CorruptionError(f"{path} has {size} bytes, no log segment is that large")
-            data = memoryview(file.read_at(0, size))
+            data = memoryview(LOG_SEGMENT.read(file))
+        size = len(data)
         if newest and durable and size < BATCHES_OFFSET + PAGE_SIZE:
             raise CorruptionError(f"{path} was cut to {size} bytes: it was begun with more. Nothing has been changed")
         clean = durable and size % PAGE_SIZE == 0
@@ -487,7 +485,7 @@ def _tail_of(file: File, position: Position) -> Tail | None:
     size = file.size()
     if size == position.offset_bytes:
         return Tail([], position, True)
-    if size < position.offset_bytes or size > SEGMENT_READ_MAX:
+    if size < position.offset_bytes or size > LOG_SEGMENT.size_max:
         return None
     data = file.read_at(position.offset_bytes, size - position.offset_bytes)
     tail = Tail([], position, size % PAGE_SIZE == 0)

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
+from storage_core.file_kinds import REPORT
 from storage_core.os_errors import raise_if_of_process
 from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import FILE_NAME as IDENTITY_NAME
@@ -147,7 +148,7 @@ def _read(env: Environment, path: Path) -> Report | None:
     try:
         file = env.files.open(path)
         try:
-            return decode_report(file.read_at(0, HEADER.size + PAYLOAD_SIZE_MAX + 1), str(path))
+            return decode_report(REPORT.read(file), str(path))
         finally:
             file.close()
     except (OSError, CorruptionError) as error:

@@ -116,7 +116,7 @@ LARGE: dict[str, tuple[Callable[[Path], object], int, str]] = {
         lambda place: (place / "index.db").write_bytes(index_of_many_subjects("S", 1_000_000)), 3, ""
     ),
     "an index of eight million subjects": (
-        lambda place: (place / "index.db").write_bytes(b"\x0b\x01" + bytes(32 << 20)), 3, "not read above"
+        lambda place: (place / "index.db").write_bytes(b"\x0b\x01" + bytes(32 << 20)), 3, "nothing of it is read"
     ),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.file_kinds import RESTORE_MARK
 from storage_core.metadata.commands import Voter
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
@@ -124,7 +125,7 @@ def test_marks_say_whose_they_are_until_a_bit_is_changed() -> None:
     identities = [VolumeIdentity(b"S" * 16, bytes([number]) * 16, b"I" * 16, MADE_NS) for number in range(3)]
     restoring = backup_format.encode_restoring(identities)
     assert backup_format.decode_restoring(restoring, PATH) == tuple(identities)
-    assert len(restoring) <= backup_format.RESTORING_SIZE_MAX
+    assert len(restoring) <= RESTORE_MARK.size_max
     for whole, decode in (
         (mark, backup_format.decode_unfinished),
         (restoring, lambda data: backup_format.decode_restoring(data, PATH)),

@@ -19,6 +19,7 @@ from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Envelope, Event, NoOp, RecordEvents, encode_envelope
 from storage_core.raft.entry import make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
+from storage_core.store.ensemble import session as session_module
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
@@ -179,6 +180,24 @@ def test_a_change_too_large_for_an_entry_is_refused_and_the_store_goes_on(tmp_pa
         session.propose(huge)
     assert store.stream("S").publish("S", b"1").sequence == 1
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+def test_without_snapshots_the_log_grows_to_its_bound_and_takes_removals_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, FaultyFiles(OS_FILES))
+    monkeypatch.setattr(session_module, "STATE_SIZE_MAX", 100)
+    monkeypatch.setattr(session_module, "LOG_SIZE_MAX", 256 << 10)
+    with store.metadata.session(5.0) as session:
+        assert not session.snapshot()
+    acked: list[int] = []
+    with pytest.raises(RequirementError, match="the metadata log would grow to"):
+        acked.extend(store.stream("S").publish("S", b"x").sequence for _ in range(100))
+    assert 0 < len(acked) < 100
+    store.stream("S").remove([1])
+    store.close()
+    again = Store.open([tmp_path / name for name in "abc"], read_only=True)
+    assert again.stream("S").read(columns=["sequence"]).read_all()["sequence"].to_pylist() == acked[1:]
 
 
 def test_a_learner_whose_promotion_failed_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

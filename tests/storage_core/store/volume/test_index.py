@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from storage_core.file_kinds import FileKind
 from storage_core.files import OS_FILES
+from storage_core.store.volume import index as index_module
 from storage_core.store.volume.index import _HEADER, FILE_NAME, FORMAT_VERSION, MAGIC, VolumeIndex
 
 STREAM = b"INCARNATION-----"
@@ -102,3 +104,16 @@ def test_an_index_of_something_else_is_made_anew_and_takes_no_memory(volume: Pat
 def test_of_an_index_that_is_larger_than_any_nothing_is_read(volume: Path) -> None:
     os.truncate(volume / FILE_NAME, 1 << 40)
     assert {time for _, time in VolumeIndex(OS_FILES, volume).stream(STREAM).blocks.values()} == {0}
+
+
+def test_of_more_blocks_than_fit_only_the_place_of_the_scrub_is_kept(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "VOLUME_INDEX", FileKind("volume's index", 100))
+    index = VolumeIndex(OS_FILES, volume)
+    index.scrubbed_to = (STREAM, 7)
+    index.verified(STREAM, IDS[2], 102, 9, is_whole=True)
+    index.save({STREAM})
+    assert (volume / FILE_NAME).stat().st_size <= 100
+    assert VolumeIndex(OS_FILES, volume).scrubbed_to == (STREAM, 7)
+    assert both(volume) == [(100, 0), (101, 0), (102, 0), (103, 0), (104, 0), (-1, 0)]
