@@ -293,7 +293,7 @@ def find_copies(
                 if content:
                     _check_content(reader, one)
                 runs = reader.footer.runs
-                holes = SequenceSet.from_ranges([(0, runs.span)]).difference(SequenceSet(runs.starts, runs.ends))
+                holes = SequenceSet.from_ranges([(0, int(row["span"]))]).difference(SequenceSet(runs.starts, runs.ends))
                 holders.append(at)
             except UnsupportedVersionError:
                 raise

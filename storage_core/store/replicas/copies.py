@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 REPAIR_SUFFIX = ".repair"
 FOOTER_SEARCH_SIZE = 256 << 10  # bytes at the end in which a footer is looked for by its digest alone
 # What a row of the manifest and the footer of its block both say, under the same names.
-_SUMMARISED = ("row_count", "span", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count")
+_SUMMARISED = ("row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count")
 STRUCTURE = -1  # instead of the position of a frame: header, footer or trailer, or the file as a whole
 
 
@@ -172,18 +172,28 @@ def look(
 def check_row(row: np.void, reader: BlockReader, stream: StreamState | None = None) -> None:
     """Raise CorruptionError unless a row of the manifest says the same as the footer of its block.
 
-    Of subjects, which `stream` has, it may name more: damaged frames whose messages are removed are left out when a
-    block is written anew.
+    Its span may be longer: a merged block has the span of its run, also where the last messages of that were removed
+    before. Of subjects, which `stream` has, it may name more: damaged frames whose messages are removed are left out
+    when a block is written anew.
     """
     summary = reader.summary()
     for name in _SUMMARISED:
         if int(row[name]) != getattr(summary, name):
             raise _not_the_row(reader, name, int(row[name]), getattr(summary, name))
+    if int(row["span"]) < summary.span or (stream is not None and not _is_gone(row, summary.span, stream)):
+        raise _not_the_row(reader, "span", int(row["span"]), summary.span)
     if stream is not None and row["subject_set"]:
         named = set(stream.subject_sets[int(row["subject_set"]) - 1])
         if summary.subjects is None or not named.issuperset(summary.subjects):
             there = "more than a manifest names" if summary.subjects is None else f"{len(summary.subjects)} subjects"
             raise _not_the_row(reader, "subjects", f"{len(named)} others", there)
+
+
+def _is_gone(row: np.void, span: int, stream: StreamState) -> bool:
+    """Return whether nothing is shown of what a row has behind the end of its block."""
+    first, end = int(row["first"]) + span, int(row["first"] + row["span"])
+    first = min(max(first, stream.low_watermark), end)
+    return stream.removed.count_in(first, end) == end - first
 
 
 def _not_the_row(reader: BlockReader, what: str, stated: object, found: object) -> CorruptionError:

@@ -500,3 +500,19 @@ def test_links_in_a_backup_are_not_followed(tmp_path: Path) -> None:
         (tmp_path / "elsewhere").rename(tmp_path / "saved" / name)
     with Store.restore(tmp_path / "saved", tmp_path / "new") as restored_again:
         assert restored_again.streams() == ["S"]
+
+
+def test_a_merged_block_whose_last_messages_were_removed_before_is_restored(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "volume") as store:
+        stream = store.add_stream({"name": "S"})
+        for first in (1, 4):
+            stream.append([{"subject": "S", "data": b"%d" % one} for one in range(first, first + 3)])
+        stream.remove([5, 6])
+        assert store.compact()["runs"] == 1
+        store.backup(tmp_path / "saved")
+        store.restore_streams(tmp_path / "saved", None, {"S": "copy"})
+        assert store.stream("copy").read(columns=["sequence"]).read_all()["sequence"].to_pylist() == [1, 2, 3, 4]
+    with Store.restore(tmp_path / "saved", tmp_path / "new") as restored:
+        assert restored.stream("S").read(columns=["data"]).read_all()["data"].to_pylist() == [b"1", b"2", b"3", b"4"]
+        assert restored.stream("S").publish("S", b"next").sequence == 7
+        assert restored.verify()["ok"]

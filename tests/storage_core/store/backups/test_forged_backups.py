@@ -172,6 +172,23 @@ def test_forged_sizes_of_compressed_buffers_are_refused_by_restore(tmp_path: Pat
 # --- states
 
 
+def test_a_span_beyond_the_block_is_refused_unless_what_it_adds_was_removed(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    state = open_backup(directory, REAL).state
+    (stream,) = state.streams.values()
+    rows = stream.blocks.rows.copy()
+    rows["span"] += 1
+    longer = replace(stream, blocks=Table.of(rows), next_sequence=102, removed=SequenceSet.from_ranges([(50, 51)]))
+    with_state(directory, state.with_stream(longer))
+    with pytest.raises(CorruptionError, match="span in the footer: expected 101, found 100"):
+        Store.restore(directory, tmp_path / "new")
+    removed = SequenceSet.from_ranges([(101, 102)])
+    with_state(directory, state.with_stream(replace(longer, removed=removed)))
+    with Store.restore(directory, tmp_path / "new") as store:
+        assert store.stream("notes").info()["state"]["messages"] == 100
+        assert store.verify()["ok"]
+
+
 def of_stream(**changes: Any) -> Callable[[StoreState], StoreState]:
     def change(state: StoreState) -> StoreState:
         (stream,) = state.streams.values()

@@ -418,6 +418,27 @@ def test_a_store_is_adopted_from_merged_blocks_or_from_those_they_were_made_of(
         assert store.verify()["ok"]
 
 
+def test_a_merged_block_whose_last_messages_were_removed_before_is_adopted(tmp_path: Path) -> None:
+    paths = [tmp_path / f"volume-{number}" for number in range(3)]
+    with Store.create(paths, deleted_file_retention="0s") as store:
+        stream = store.add_stream({"name": "S"})
+        for first in (1, 4):
+            stream.append([{"subject": "S", "data": b"%d" % one} for one in range(first, first + 3)])
+        stream.remove([5, 6])
+        assert store.compact()["runs"] == 1
+        store.maintain()
+    for path in paths:
+        lose_metadata(path)
+    plan = adopt.plan(paths)
+    assert not plan.unclaimed
+    adopt.execute(plan)
+    with Store.open(paths) as store:
+        assert contents(store) == [b"1", b"2", b"3", b"4"]
+        assert store.stream("S").info()["state"]["lost_ranges"] == []
+        assert store.stream("S").publish("S", b"next").sequence == 7
+        assert store.verify()["ok"]
+
+
 def exchanged_without_metadata(root: Path) -> list[Path]:
     """Return volumes of which one is of a copy that was written on, and of which the others lost their metadata.
 
