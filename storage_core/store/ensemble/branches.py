@@ -111,13 +111,14 @@ def _has_lost(one: Stand, teller: Stand) -> bool:
     if _ends_below(one, teller):
         return True
     index = teller.stated.get(one.volume_id, 0)
-    own, told = one.log.at(index), teller.log.at(index)
+    own = one.log.chain_at(index)  # also below its snapshot
     if own is None:
         return False
     committed = [path.chain_at(index) for mark, path in teller.marks if path is not None and index <= mark[0]]
-    return any(chain not in (own.chain, None) for chain in committed) or (
-        told is not None and own.chain != told.chain and own.term <= told.term
-    )
+    if any(chain not in (own, None) for chain in committed):
+        return True
+    entry, told = one.log.at(index), teller.log.at(index)
+    return entry is not None and told is not None and entry.chain != told.chain and entry.term <= told.term
 
 
 def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:

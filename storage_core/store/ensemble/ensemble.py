@@ -193,17 +193,21 @@ class Metadata:
             # Too few volumes to be sure: what they record in going on from what is known is better than that.
             self._undecided = (self._advance(known, at, commit) or known) if known is not None else None
             if known is None and len(self._volumes) > 1:  # it may be all that is left
-                self._undecided = self._read_up_to(commit, False, clean, seen)
+                self._undecided, _ = self._read_up_to(commit, False, clean, seen)
             return None
         # What one volume alone records may be that of a copy of the store.
         view = self._advance(known, at, commit) if known is not None and agreed else None
+        is_held = view is not None
         if view is None:
-            view = self._read_up_to(commit, known is None, clean, seen)
+            view, is_held = self._read_up_to(commit, known is None, clean, seen)
             if known is not None and not _goes_on_from(view, known):
                 self._undecided = known
                 return None
         if view.state.voters != self._voters and self._complete(view.state.voters):
             return self._follow_commit_record()
+        if not is_held:
+            self._undecided = view
+            return None
         self.memory.keep(view)
         return view
 
@@ -287,10 +291,14 @@ class Metadata:
             term_seen=term_seen, trail=trail,
         )  # fmt: skip
 
-    def _read_up_to(self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None) -> View:
-        """Return the state at a commit record, from all contents; raises CorruptionError if nothing leads there.
+    def _read_up_to(
+        self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None
+    ) -> tuple[View, bool]:
+        """Return the state at a commit record, from all contents, and whether a majority holds its entry.
 
-        `seen`: what was read a moment ago, if it was.
+        A majority holds it before anybody writes such a record, so the logs, read after it, show that; but one log was
+        read before what another one has, and a volume of another copy of the store is known only by what both say.
+        `seen`: what was read a moment ago, if it was. Raises CorruptionError if nothing leads there.
         """
         found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self._volumes]
         if seen is None and len(found) > 1:
@@ -341,7 +349,9 @@ class Metadata:
                 )
             self._undecided = view
             raise _Doubt
-        return view
+        voting = [one.volume_id for one in view.state.voters if not one.learner]
+        logs = {volume_id: pool.lead_to(pool.tip_of(one)) for volume_id, one in contents.items()}
+        return view, is_quorum(voting, [volume_id for volume_id, log in logs.items() if log.agrees(index, chain)])
 
     def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
         """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.

@@ -4,14 +4,19 @@ The copy is a restored backup or a snapshot that was written on by itself. Its l
 longer than ours, higher in term and far above our snapshots.
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.faults import Call, FaultyFiles
 
-from storage_core.errors import NoQuorumError, StorageError
+from storage_core.errors import NoQuorumError, StorageError, StoreBusyError
+from storage_core.files import OS_FILES
 from storage_core.raft import snapshot_format
+from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.store import Store
 
 COMMON = [b"common %d" % number for number in range(3)]
@@ -48,8 +53,12 @@ class Copied:
 
 def contents(paths: Sequence[Path], read_only: bool = False) -> list[bytes]:
     with Store.open(paths, read_only=read_only) as store:
-        data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
-        return data
+        return shown(store)
+
+
+def shown(store: Store) -> list[bytes]:
+    data: list[bytes] = store.stream("S").read(columns=["data"]).read_all().column("data").to_pylist()
+    return data
 
 
 def states(paths: Sequence[Path]) -> list[str]:
@@ -227,3 +236,44 @@ def test_one_volume_that_is_ahead_of_the_others_still_leads(tmp_path: Path, plac
     shutil.rmtree(older)
     shutil.copytree(copied.copies[copied.paths.index(older)], older)
     assert contents(copied.paths, read_only=True) == contents(copied.paths) == expected
+
+
+@pytest.mark.parametrize("snapshot_every", [2, 128])
+def test_a_reader_takes_no_copy_for_ours_while_ours_is_written_between_any_two_of_its_calls(
+    tmp_path: Path, snapshot_every: int
+) -> None:
+    """It reads one log before a message is acked and another one afterwards: no volume stands where the copy began."""
+    (tmp_path / "made").mkdir()
+    copied = Copied(tmp_path / "made", snapshot_every=snapshot_every)
+    write(copied.copies, "copied", 2)
+    number, is_over = 0, False
+    while not is_over:
+        root = tmp_path / str(number)
+        shutil.copytree(tmp_path / "made", root)
+        copied.paths = [root / "ours" / path.name for path in copied.paths]
+        copied.copies = [root / "copy" / path.name for path in copied.copies]
+        files = FaultyFiles(OS_FILES, counted=("open", "list"), is_armed=False)
+        env = replace(REAL, files=files, parallel=one_after_another)
+        with Store.open(copied.paths, lock_timeout_s=0) as writer, Store.open(copied.paths, env=env) as reader:
+            copied.exchange(1)
+            acked: list[bytes] = []
+
+            def acking(call: Call, at: int = number, writer: Store = writer, acked: list[bytes] = acked) -> int:
+                with contextlib.suppress(StoreBusyError):  # the reader looks under the locks
+                    for one in range(6 if call.number == at else 0):
+                        writer.stream("S").publish("s.a", b"acked %d" % one)
+                        acked.append(b"acked %d" % one)
+                return 0
+
+            files.judge, files.is_armed = acking, True
+            seen = shown(reader)
+            files.is_armed = False
+            assert seen == (COMMON + acked)[: len(seen)], (number, files.calls[number])
+            is_over = number >= len(files.calls)
+            writer.stream("S").publish("s.a", b"last")
+            reader.stream("S").publish("s.a", b"of the reader")
+            assert shown(reader) == [*COMMON, *acked, b"last", b"of the reader"], number
+        shutil.rmtree(root)
+        number += 1
+    print(f"{number} calls, every {snapshot_every} entries a snapshot")
+    assert number > 20
