@@ -185,6 +185,8 @@ class Metadata:
             seen = self._learn_voters()
         at, commit, clean, agreed = self._best_commit_record()
         if known is not None and commit == known.commit and clean:
+            if known.state.voters != self._voters:  # changed in a session of this process
+                self._complete(known.state.voters)
             return known
         if commit is None or (known is not None and commit.index < known.index):
             self._undecided = known

@@ -151,6 +151,23 @@ def test_a_volume_is_replaced_also_when_it_is_lost(tmp_path: Path, number: int, 
     check([*left, tmp_path / "new"], 3, 3)
 
 
+def test_who_changed_the_volumes_looks_at_those_that_are_left(tmp_path: Path) -> None:
+    paths = make(tmp_path, 3)
+    with Store.open(paths) as store:
+        shutil.rmtree(paths[2])
+        store.replace_volume(store.volumes()[2].name, str(tmp_path / "new"))
+        assert [str(one) for one in store.paths] == [str(one) for one in [*paths[:2], tmp_path / "new"]]
+        assert store.verify()["ok"]
+        more = [tmp_path / "new-a", tmp_path / "new-b"]
+        store.add_volumes([str(one) for one in more])
+        store.remove_volumes([one.name for one in store.volumes()[3:]])
+        for path in more:
+            shutil.rmtree(path)
+        assert len(store.paths) == 3
+        assert store.verify()["ok"]
+    check([*paths[:2], tmp_path / "new"], 3, 3)
+
+
 def test_the_only_volume_is_replaced(tmp_path: Path) -> None:
     paths = make(tmp_path, 1)
     with Store.open(paths) as store:
