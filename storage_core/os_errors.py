@@ -4,6 +4,8 @@
     CLOSED          this process may not write there
     OF_PROCESS      this process: its limits, its memory, its rights, an old handle. It says nothing about what lies on
                     the disk: never damage, never a loss, no reason to retire a volume, nothing to be remembered
+    GONE            what was there is not: the volume went away, or a file was taken. What it means is for the one to
+                    tell who looks at the whole volume
     AWAY            what the file lies on cannot be reached: never damage and never a loss either
     everything else what the disk does not give back, or does not take
 
@@ -22,6 +24,7 @@ from storage_core.errors import ProcessError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EFBIG)
+GONE = (errno.ENOENT, errno.ENOTDIR)
 RIGHTS = (errno.EACCES, errno.EPERM)
 OF_PROCESS = (*LIMITS, *RIGHTS, errno.ESTALE)
 AWAY = (

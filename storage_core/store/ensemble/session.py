@@ -51,7 +51,7 @@ from storage_core.metadata.commands import (
     encode_envelope,
 )
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process, raise_if_limit
+from storage_core.os_errors import CLOSED, FULL, GONE, is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, Entry, EntryId, Vote, make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.rules import committed_index, is_quorum, next_term
@@ -238,8 +238,15 @@ class Session:
         moved = self._move(take_over)  # refused before anything is written
         if self._decision is not None and not self._decision.is_settled:
             self._settle(self._decision, frees)
+        self._now = replace(self._now, retiring={**self._unretired(), **self._now.retiring})
         if moved is not None:
             self.propose(moved, frees)
+
+    def _unretired(self) -> dict[bytes, str]:
+        """Return volumes that failed in this process before, which nobody could write down then."""
+        failed = self._memory.known.failed
+        keys = [(one.volume_id, one.instance_id) for one in self.state.voters if not one.retired]
+        return {key[0]: failed[key] for key in keys if key in failed}
 
     def _move(self, take_over: bool) -> TakeOver | None:
         """Return what moves the store here; None if it is written from here already.
@@ -830,12 +837,12 @@ def _moved_on(view: View, entries: Sequence[Entry]) -> View | None:
 
 
 def _is_failure(error: OSError | StorageError) -> bool:
-    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, nor what
-    is of this process.
+    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, that its
+    file is not there (it went away, or has lost it, which the next session sees), nor what is of this process.
     """
     if isinstance(error, SyncError):
         return True
-    return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED) and not is_of_process(error)
+    return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *GONE) and not is_of_process(error)
 
 
 def _voters_of(state: StoreState) -> list[bytes]:

@@ -15,7 +15,6 @@ import numpy as np
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
 from storage_core.metadata.state import Streams
-from storage_core.os_errors import FULL
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.maintenance.compaction import Merging
@@ -24,6 +23,7 @@ from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placements import Placement, PlacementJournal
 from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
 UNLINKED_PER_TURN_MAX = 256
@@ -138,12 +138,12 @@ class Maintenance:
                 self._failed(session, one, error)
 
     def _failed(self, session: Session, volume: Volume, error: OSError) -> None:
-        """Leave a volume alone that failed; the only one is not retired for want of somewhere to say so.
+        """Leave a volume alone whose disk failed; the only one is not retired for want of somewhere to say so.
 
-        One that is merely full goes on: what is unlinked next makes room.
+        One that is merely full goes on: what is unlinked next makes room. One that went away comes back.
         """
         logger.warning("%s: maintenance: %s", volume.path, error)
-        if len(session.volumes) > 1 and error.errno not in FULL:
+        if len(session.volumes) > 1 and says_broken(error):
             session.failed(volume.volume_id, error)
 
     def _unlink(self, session: Session, everything: bool) -> None:

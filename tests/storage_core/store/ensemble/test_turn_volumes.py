@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness.faults import Call, FaultyFiles, end_at
+from harness.faults import CHANGING, Call, FaultyFiles, end_at
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import RequirementError, StorageError
@@ -67,6 +67,45 @@ def test_an_error_that_is_no_volumes_fault_retires_nobody(tmp_path: Path, error:
     files.is_armed = False
     store.stream("S").publish("S", b"2")
     assert told(store) == []
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+
+
+@pytest.mark.parametrize("where", ["", "reserve", "placements.journal"])
+def test_a_volume_that_goes_away_while_it_is_written_is_retired_by_nobody(tmp_path: Path, where: str) -> None:
+    """It comes back, and whoever missed it goes on with it, also a process of which no repair knows."""
+    files = FaultyFiles(OS_FILES, counted=(*CHANGING, "open", "size"))
+    store = make_store(tmp_path, files)
+    (tmp_path / "c" / "reserve").unlink(missing_ok=True)
+    by_name = ("create", "open", "replace", "make_directory", "sync_directory", "list", "unlink")
+    files.judge = lambda call: errno.ENOENT if call.operation in by_name and f"/c/{where}" in str(call.path) else 0
+    store.stream("S").publish("S", b"1")
+    store.maintain()
+    assert any(f"/c/{where}" in str(call.path) for call in files.calls)
+    files.is_armed = False
+    with Store.open(tmp_path / "a") as other:
+        assert other.repair()["ok"]
+    assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
+    store.stream("S").publish("S", b"2")
+    assert store.verify()["ok"] and ("retired", "retired") not in told(store)
+
+
+def test_a_failed_volume_is_retired_as_soon_as_a_majority_can_write_it_down(tmp_path: Path) -> None:
+    files = FaultyFiles(OS_FILES)
+    store = make_store(tmp_path, files)
+    errors = {"/b/meta": errno.ENOSPC, "/c/meta": errno.EIO}
+    files.judge = lambda call: (
+        next((errors[one] for one in errors if one in str(call.path)), 0) * (call.operation == "write")
+    )
+    with pytest.raises(StorageError):
+        store.stream("S").publish("S", b"1")
+    files.is_armed = False
+    assert told(store) == []
+    store.stream("S").publish("S", b"2")
+    assert told(store) == [("retired", "retired")]
+    with Store.open(tmp_path / "a") as other:
+        assert [one["state"] for one in other.cluster_info()["volumes"]] == ["current", "current", "retired"]
+        assert other.repair()["ok"]
+    store.stream("S").publish("S", b"3")
     assert [one["state"] for one in store.cluster_info()["volumes"]] == ["current"] * 3
 
 
