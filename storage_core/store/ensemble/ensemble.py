@@ -302,7 +302,7 @@ class Metadata:
         read before what another one has, and a volume of another copy of the store is known only by what both say.
         `seen`: what was read a moment ago, if it was. Raises CorruptionError if nothing leads there.
         """
-        found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self._volumes]
+        found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self.volumes()]
         if seen is None and len(found) > 1:
             found, commit = self._ours(found, commit)
         contents = {one.volume_id: one.contents for one in found if one.contents is not None}

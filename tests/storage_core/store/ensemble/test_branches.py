@@ -238,6 +238,21 @@ def test_one_volume_that_is_ahead_of_the_others_still_leads(tmp_path: Path, plac
     assert contents(copied.paths, read_only=True) == contents(copied.paths) == expected
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_volume_that_was_away_when_a_process_last_read_has_its_say_again(tmp_path: Path, read_only: bool) -> None:
+    copied = Copied(tmp_path)
+    write(copied.copies, "copied", 4)
+    away = tmp_path / "away"
+    with Store.open(copied.paths, read_only=read_only) as reader:
+        copied.paths[2].rename(away)
+        assert shown(reader) == COMMON
+        away.rename(copied.paths[2])
+        copied.exchange(1)
+        assert shown(reader) == COMMON, "one volume of another copy against two of ours"
+        expected = COMMON + write(copied.paths, "acked", 1)
+        assert shown(reader) == expected
+
+
 @pytest.mark.parametrize("snapshot_every", [2, 128])
 def test_a_reader_takes_no_copy_for_ours_while_ours_is_written_between_any_two_of_its_calls(
     tmp_path: Path, snapshot_every: int
