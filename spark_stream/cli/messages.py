@@ -23,7 +23,7 @@ from spark_stream.cli.options import (
     open_store,
     require_consent_possible,
 )
-from spark_stream.cli.printer import Style, print_batch, print_message
+from spark_stream.cli.printer import Style, print_batch, print_message, show_time
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
@@ -181,6 +181,13 @@ def purge(
         int | None, typer.Option("--seq", metavar="N", min=1, help="Only messages below this sequence.")
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the last N messages.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="DURATION", help="Only messages older than this: 1h, 7d.")
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option("--before", metavar="TIME", help="Only messages of before this time: 2026-11-21T12:00Z."),
+    ] = None,
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
@@ -189,15 +196,28 @@ def purge(
     """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones."""
     if up_to is not None and keep is not None:
         raise WrongUsage("--seq and --keep cannot go together")
+    before_ns = _before_ns(older_than, before)
     require_consent_possible("stream purge", force)
     with open_store(store, take_over=take_over) as opened:
         stream = opened.stream(name)
-        ask_consent(f"Purge {_what_goes(subject, up_to, keep)} of stream {name}?", force)
-        count = stream.purge(subject=subject, keep=keep, up_to=up_to)
+        older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
+        ask_consent(f"Purge {_what_goes(subject, up_to, keep)}{older} of stream {name}?", force)
+        count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
         info = stream.info() if json else None
     say(f"removed {counted(count, 'message')} from stream {name}")
     if info is not None:
         print_json(info)
+
+
+def _before_ns(older_than: str | None, before: str | None) -> int | None:
+    """Return the time before which messages go; None for all."""
+    from storage_core.quantities import parse_duration_ns, parse_time_ns
+
+    if older_than is not None and before is not None:
+        raise WrongUsage("--older-than and --before cannot go together")
+    if older_than is not None:
+        return time.time_ns() - parse_duration_ns(older_than, "--older-than")
+    return parse_time_ns(before, "--before") if before is not None else None
 
 
 def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:

@@ -249,18 +249,25 @@ class Stream:
         """
         return self._remove(Removal(sequences=sequence_set(sequences)))
 
-    def purge(self, subject: str | None = None, keep: int | None = None, up_to: int | None = None) -> int:
+    def purge(
+        self,
+        subject: str | None = None,
+        keep: int | None = None,
+        up_to: int | None = None,
+        before_ns: int | None = None,
+    ) -> int:
         """Remove all messages, or those that the filter takes, below sequence `up_to`, but not the newest `keep`.
 
-        Return how many were removed. `keep` and `up_to` exclude each other, as they do in NATS.
+        `before_ns`: only messages whose time lies before it, in nanoseconds since 1970. Return how many were removed.
+        `keep` and `up_to` exclude each other, as they do in NATS.
         """
         if keep is not None and up_to is not None:
             raise ValueError("purge: give keep or up_to, not both")
-        for name, count in (("keep", keep), ("up_to", up_to)):
+        for name, count in (("keep", keep), ("up_to", up_to), ("before_ns", before_ns)):
             if count is not None and not _is_count(count):
                 raise ValueError(f"purge: {name} is {count!r}, not a whole number from 0 on")
         one = None if subject is None else _check_filter(subject)
-        return self._remove(Removal(subject=one, keep=keep, up_to=up_to))
+        return self._remove(Removal(subject=one, keep=keep, up_to=up_to, before_ns=before_ns))
 
     def _remove(self, request: Removal) -> int:
         store = self._store

@@ -119,7 +119,9 @@ class _Asked:
         before = 0
         for at in range(len(self._rows)):
             block_size = self._shown_size(at)
-            if before + block_size >= size:
+            if before + block_size == size:
+                return int(self._ends[at])
+            if before + block_size > size:
                 sequences, sizes_below = self._shown(at)
                 count = int(np.searchsorted(sizes_below, size - before, side="left"))
                 return int(sequences[max(count, 1) - 1]) + 1

@@ -6,6 +6,7 @@ changed in between, it is worked out again under the lock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.reading import ReadOptions, measured, read_slices
+from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.volume.volumes import Volume
 
 
@@ -26,6 +28,7 @@ class Removal:
     subject: str | None = None  # only messages that this filter takes
     keep: int | None = None  # but not the newest `keep` of them
     up_to: int | None = None  # only sequences below this one
+    before_ns: int | None = None  # only messages whose time lies before this one
 
     @property
     def reason(self) -> str:
@@ -50,17 +53,32 @@ def _chosen(
     if removal.sequences is not None:
         return removal.sequences, 0
     limit = min(removal.up_to, stream.next_sequence) if removal.up_to is not None else stream.next_sequence
-    if removal.subject is not None and removal.subject != ">":
-        request = ReadRequest((stream.name,), {stream.name: (None, limit)}, subject_filters=(removal.subject,))
+    filters = (removal.subject,) if removal.subject not in (None, ">") else ()
+    if filters or removal.before_ns is not None:
+        bounds: dict[str, Any] = {"subject_filters": filters, "time_end_ns": removal.before_ns}
+        request = ReadRequest((stream.name,), {stream.name: (None, limit)}, **bounds)
         slices, _ = plan_stream(state, stream, volumes, request)
-        options = ReadOptions(("sequence",), subject_filters=(removal.subject,))
-        parts = [batch.column("sequence").to_numpy() for batch in read_slices(slices, options, env=env)]
-        found = np.concatenate([np.empty(0, np.int64), *parts])
-        return SequenceSet.from_sequences(found[: max(0, len(found) - (removal.keep or 0))]), 0
+        options = ReadOptions(("sequence",), **bounds)
+        chosen, unread = _without_reading(stream, removal, slices, limit)
+        parts = [batch.column("sequence").to_numpy() for batch in read_slices(unread, options, env=env)]
+        chosen = chosen.union(SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts])))
+        return chosen.head(len(chosen) - removal.keep) if removal.keep else chosen, 0
     shown = stream.shown().clip(stream.low_watermark, limit)
     if removal.keep:
         limit = _start_of_last(shown, removal.keep, limit)
     return shown.clip(stream.low_watermark, limit), max(limit, stream.low_watermark)
+
+
+def _without_reading(
+    stream: StreamState, removal: Removal, slices: BlockSlices, limit: int
+) -> tuple[SequenceSet, Sequence[BlockSlice]]:
+    """Return what goes of blocks that are older as a whole, and the slices that have to be read for the rest."""
+    if removal.before_ns is None or removal.subject not in (None, ">"):
+        return SequenceSet.empty(), slices
+    rows = stream.blocks.rows
+    rows = rows[(rows["time_max_ns"] < removal.before_ns) & (rows["first"] < limit)]
+    whole = SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]).intersection(stream.shown())
+    return whole.clip(stream.low_watermark, limit), [one for one in slices if one.first not in whole]
 
 
 def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:

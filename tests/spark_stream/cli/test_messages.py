@@ -125,6 +125,12 @@ def test_a_stream_without_gaps_says_so_on_stderr(jstream, store) -> None:
         (["--subject", "orders.new"], [5]),
         (["--subject", "orders.new", "--keep", 1], [5, 6]),
         (["--subject", "orders.new", "--seq", 5], [5, 6]),
+        (["--before", "1971-01-01"], [1, 4, 5, 6]),
+        (["--before", "2100-01-01T12:00Z"], []),
+        (["--before", "2100-01-01", "--subject", "orders.new"], [5]),
+        (["--before", "2100-01-01", "--keep", 1], [6]),
+        (["--older-than", "10000d"], [1, 4, 5, 6]),
+        (["--older-than", "0"], []),
     ],
 )
 def test_a_purge_leaves_what_it_is_told_to(jstream, orders, words: list[object], left: list[int]) -> None:
@@ -145,6 +151,17 @@ def test_nothing_is_removed_without_consent(jstream, orders, words: list[object]
 
 def test_a_purge_refuses_two_limits(jstream, orders) -> None:
     assert jstream("stream", "purge", "ORDERS", "--seq", 3, "--keep", 1, "--force").code == 2
+    assert jstream("stream", "purge", "ORDERS", "--older-than", "1d", "--before", "2026-01-01", "--force").code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--older-than", "7"), ("--older-than", "-1d"), ("--before", "yesterday")]
+)
+def test_a_purge_by_what_is_no_time_is_wrong_usage(jstream, orders, option: str, value: str) -> None:
+    outcome = jstream("stream", "purge", "ORDERS", option, value, "--force")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert option in outcome.err
+    assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == [1, 4, 5, 6]
 
 
 def test_a_purge_that_the_stream_denies_fails(jstream, orders) -> None:

@@ -80,6 +80,7 @@ def test_headers_that_are_no_pairs_are_refused(orders: Stream, headers: Any) -> 
         (lambda stream: stream.purge(subject=[]), r"subject: \[\] is not a filter; one subject or filter is needed"),
         (lambda stream: stream.purge(keep="3"), "purge: keep is '3', not a whole number from 0 on"),
         (lambda stream: stream.purge(up_to=1.5), "purge: up_to is 1.5, not a whole number from 0 on"),
+        (lambda stream: stream.purge(before_ns="1h"), "purge: before_ns is '1h', not a whole number from 0 on"),
         (lambda stream: stream.purge(keep=True), "purge: keep is True, not a whole number from 0 on"),
         (lambda stream: stream.remove(None), "sequences: NoneType is not a sequence, a range or a list of sequences"),
         (lambda stream: stream.remove(True), "sequences: True is not a sequence; they are whole numbers from 1"),

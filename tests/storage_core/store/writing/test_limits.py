@@ -230,6 +230,30 @@ def test_consumers_are_limited() -> None:
     assert stream.consumers() == ["a", "b"]
 
 
+# --- by hand
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.sets(st.integers(1, 12)),
+    st.integers(0, 10),
+    st.one_of(st.none(), st.integers(0, 4)),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_purge_by_time_takes_older_messages_wherever_they_are(
+    times: list[int], removed: set[int], before: int, keep: int | None
+) -> None:
+    stream = made(Machine(18), block_max_msgs=3)
+    stream.append([{"subject": "s", "data": b"", "timestamp_ns": time * SECOND_NS} for time in times])
+    stream.remove(sorted(removed))
+    shown = sequences_of(stream)
+    older = [one for one in shown if times[one - 1] < before]
+    gone = older[: max(0, len(older) - (keep or 0))]
+    assert stream.purge(before_ns=before * SECOND_NS, keep=keep) == len(gone)
+    assert sequences_of(stream) == [one for one in shown if one not in gone]
+    assert stream.state().data_size == len(shown) - len(gone)
+
+
 # --- against a slow, obvious version
 
 
