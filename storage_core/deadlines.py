@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from storage_core.files import OS_FILES, File, Files, Lock, OsFile
 
@@ -124,15 +124,26 @@ class _Volume:
 
     def run(self, function: Callable[[], T], timeout_s: float) -> T:
         """Return what the function returns or raise what it raises, or OSError(ETIMEDOUT)."""
+        return self.begin(function, timeout_s)()
+
+    def begin(self, function: Callable[[], T], timeout_s: float) -> Callable[[], T]:
+        """Hand the function to a thread; what is returned waits for it as `run` does, and has to be called.
+
+        Raises OSError(ETIMEDOUT) if the volume takes no call now.
+        """
         current = threading.current_thread()
         if isinstance(current, _Worker) and current.volume is self:
-            return function()  # part of a longer call
+            return function  # part of a longer call
         call = _Call(function)
         worker = self._worker(timeout_s)
         if worker is None:
-            return function()
+            return function
         worker.call = call
         worker.wake.release()
+        return partial(self._outcome, call, timeout_s)
+
+    def _outcome(self, call: _Call, timeout_s: float) -> Any:
+        """Wait for a call that was handed over."""
         try:
             is_done = call.done.acquire(timeout=timeout_s)
         except BaseException:  # Ctrl-C: what is under way is waited for
@@ -143,8 +154,7 @@ class _Volume:
             raise self._timed_out(f"no answer for {timeout_s:g} s")
         if call.error is not None:
             raise call.error
-        result: T = call.result
-        return result
+        return call.result
 
     def _worker(self, timeout_s: float) -> _Worker | None:
         """Return a thread that has nothing to do; None if the process gets no more, as when it ends."""
@@ -303,10 +313,10 @@ class DeadlineFiles:
 class DeadlineFile:
     """An open file of `DeadlineFiles`."""
 
-    __slots__ = ("_inner", "_timeout_s", "_volume", "path")
+    __slots__ = ("_inner", "_timeout_s", "_volume", "opened_size", "path")
 
     def __init__(self, files: DeadlineFiles, path: Path, inner: File) -> None:
-        self.path, self._inner = path, inner
+        self.path, self._inner, self.opened_size = path, inner, inner.opened_size
         self._volume, self._timeout_s = files.volume(path), files.timeout_s
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
@@ -365,3 +375,28 @@ def together(files: Files, path: Path, call: Callable[[], T]) -> T:
     Handing a call to a thread takes longer than most calls do.
     """
     return files.run(path, call) if isinstance(files, DeadlineFiles) else call()
+
+
+class VolumeCall(Generic[T]):
+    """`together` as a value: work on one volume, which a round on several volumes hands straight to that one's thread.
+
+    `Environment.parallel` begins all of them before it waits for any.
+    """
+
+    __slots__ = ("_call", "_files", "_path")
+
+    def __init__(self, files: Files, path: Path, call: Callable[[], T]) -> None:
+        self._files, self._path, self._call = files, path, call
+
+    def __call__(self) -> T:
+        return together(self._files, self._path, self._call)
+
+    @property
+    def has_thread(self) -> bool:
+        """Return whether the volume has threads of its own, so that `begin` does not wait for the work."""
+        return isinstance(self._files, DeadlineFiles)
+
+    def begin(self) -> Callable[[], T]:
+        """Hand the work over; what is returned waits for it, and has to be called. Raises OSError(ETIMEDOUT)."""
+        assert isinstance(self._files, DeadlineFiles)
+        return self._files.volume(self._path).begin(self._call, self._files.timeout_s)

@@ -35,6 +35,7 @@ class File(Protocol):
     """One open file. Offsets are given with every call: there is no position to share."""
 
     path: Path
+    opened_size: int  # bytes that it had when it was opened
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
@@ -144,10 +145,10 @@ class Files(Protocol):
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("path", "_descriptor")
+    __slots__ = ("opened_size", "path", "_descriptor")
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self._descriptor = path, descriptor
+    def __init__(self, path: Path, descriptor: int, size: int = 0) -> None:
+        self.path, self._descriptor, self.opened_size = path, descriptor, size
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         parts, want = [], size
@@ -235,7 +236,7 @@ class OsLock:
 
     def __init__(self, path: Path) -> None:
         # Closed at once with its number forgotten, whatever interrupts the caller; and when nobody refers to it.
-        self._file = FileIO(_open(path, os.O_RDWR | os.O_CREAT), "r+")
+        self._file = FileIO(_open(path, os.O_RDWR | os.O_CREAT)[0], "r+")
 
     def try_acquire(self) -> bool:
         try:
@@ -259,10 +260,10 @@ class OsFiles:
     """The file system of this machine."""
 
     def create(self, path: Path) -> OsFile:
-        return OsFile(path, _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        return OsFile(path, *_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
     def open(self, path: Path, writable: bool = False) -> OsFile:
-        return OsFile(path, _open(path, os.O_RDWR if writable else os.O_RDONLY))
+        return OsFile(path, *_open(path, os.O_RDWR if writable else os.O_RDONLY))
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
@@ -333,7 +334,7 @@ class OsFiles:
     def drop_cache(self, path: Path) -> None:
         if not hasattr(os, "posix_fadvise"):
             return
-        descriptor = _open(path, os.O_RDONLY)
+        descriptor, _ = _open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -375,7 +376,8 @@ def _sync(descriptor: int, sync: Callable[[int], None] = _DATA_SYNC) -> None:
     sync(descriptor)
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int) -> tuple[int, int]:
+    """Return the descriptor of a regular file, and how many bytes it has."""
     # O_NONBLOCK: opening a FIFO must not hang; it has no effect on regular files, which is all that gets through.
     mode = GROUP_FILE if flags & os.O_CREAT and _is_shared(path.parent) else FILE_MODE
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
@@ -389,7 +391,7 @@ def _open(path: Path, flags: int) -> int:
         raise refused
     if mode == GROUP_FILE and status.st_mode & GROUP_FILE != GROUP_FILE and status.st_uid == os.geteuid():
         os.fchmod(descriptor, GROUP_FILE)  # the umask
-    return descriptor
+    return descriptor, status.st_size
 
 
 def _is_shared(directory: Path) -> bool:

@@ -183,6 +183,7 @@ class FaultyFiles:
 class FaultyFile:
     def __init__(self, files: FaultyFiles, inner: File) -> None:
         self.path, self._files, self._inner = inner.path, files, inner
+        self.opened_size = inner.opened_size
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         self._files.admit("read", self.path)

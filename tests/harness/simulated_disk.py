@@ -208,6 +208,7 @@ class SimulatedFile:
     def __init__(self, process: "SimulatedFiles", path: Path, inode: SimulatedInode, writable: bool) -> None:
         self.path, self._process, self._writable = path, process, writable
         self._inode: SimulatedInode | None = inode
+        self.opened_size = len(inode.content)
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         return bytes(self._open().content[offset_bytes : offset_bytes + size])

@@ -14,13 +14,15 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from storage_core.deadlines import DeadlineFile, together
+from storage_core.deadlines import DeadlineFile, VolumeCall
 from storage_core.files import PAGE_SIZE, File, OsFile
 from storage_core.os_errors import CLOSED, FULL, LIMITS, raise_if_limit
 from storage_core.store.environment import Environment
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ETIMEDOUT)
 GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
 STARTED_SIZE_MIN = 8 << 20  # bytes that the disk is told to begin with at a time
@@ -32,8 +34,14 @@ class MirroredFile:
     Raises OSError when too few volumes are left.
     """
 
-    def __init__(self, places: Sequence[tuple[bytes, Path]], needed: int, env: Environment) -> None:
+    opened_size = 0
+
+    def __init__(
+        self, places: Sequence[tuple[bytes, Path]], needed: int, env: Environment, named: bool = False
+    ) -> None:
+        """`named`: `sync` makes the names durable as well, beside the content; else that is left to the caller."""
         self.path = places[0][1]
+        self._named = named
         self.failures: dict[bytes, OSError] = {}  # by volume
         self._needed, self._env = needed, env
         self._paths = dict(places)
@@ -75,17 +83,26 @@ class MirroredFile:
         self._gathered.clear()
 
     def sync(self) -> None:
-        """Make the content durable on every volume that is left."""
+        """Make the content durable on every volume that is left, and its name if that was asked for.
+
+        Nobody is told of the file before both are, so neither waits for the other: they share the disk's round.
+        """
         start, gathered = self._start, bytes(self._gathered)
-
-        def sync(file: File) -> None:
-            if gathered:
-                file.write_at(start, gathered)
-            file.sync()
-
-        self._everywhere(sync)
+        if gathered or not self.is_made:
+            self._everywhere(lambda file: file.write_at(start, gathered))
         self._start += len(gathered)
         self._gathered.clear()
+        volume_ids = list(self._files)
+        calls = [self._on(one, self._files[one].sync) for one in volume_ids]
+        if self._named:
+            calls += [
+                self._on(one, partial(self._env.files.sync_directory, self._paths[one].parent)) for one in volume_ids
+            ]
+        outcomes = self._env.parallel(calls)
+        for at, of_name in enumerate(outcomes[len(volume_ids) :]):
+            if not isinstance(outcomes[at], BaseException):
+                outcomes[at] = of_name
+        self._settle(volume_ids, outcomes[: len(volume_ids)])
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         return self._any().read_at(offset_bytes, size)
@@ -108,26 +125,40 @@ class MirroredFile:
         for volume_id in list(self._files):
             self._abandon(volume_id)
 
-    def _make(self) -> None:
-        """Create the file on every volume, unless that was done."""
-        if self.is_made:
-            return
-        self.is_made = True
-        outcomes = self._env.parallel([partial(self._env.files.create, path) for path in self._paths.values()])
-        for volume_id, outcome in zip(self._paths, outcomes, strict=True):
-            if not isinstance(outcome, BaseException):
-                self._files[volume_id] = outcome
-        self._settle(list(self._paths), outcomes)
-
     def _any(self) -> File:
-        self._make()
+        if not self.is_made:
+            self._everywhere(lambda file: None)
         return next(iter(self._files.values()))
 
+    def _on(self, volume_id: bytes, call: Callable[[], T]) -> VolumeCall[T]:
+        return VolumeCall(self._env.files, self._paths[volume_id], call)
+
     def _everywhere(self, call: Callable[[File], None]) -> None:
-        self._make()
-        volume_ids, files = list(self._files), self._env.files
-        calls = [partial(together, files, self._paths[one], partial(call, self._files[one])) for one in volume_ids]
-        self._settle(volume_ids, self._env.parallel(calls))
+        """Do it with every file; the first call creates them."""
+        if self.is_made:
+            volume_ids = list(self._files)
+            outcomes = self._env.parallel([self._on(one, partial(call, self._files[one])) for one in volume_ids])
+        else:
+            self.is_made = True
+            volume_ids = list(self._paths)
+            outcomes = self._env.parallel(
+                [self._on(one, partial(self._create, self._paths[one], call)) for one in volume_ids]
+            )
+            for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
+                if not isinstance(outcome, BaseException):
+                    self._files[volume_id] = outcome
+        self._settle(volume_ids, outcomes)
+
+    def _create(self, path: Path, call: Callable[[File], None]) -> File:
+        """Return a new file with which `call` was done; if that fails, there is none."""
+        file = self._env.files.create(path)
+        try:
+            call(file)
+        except BaseException:
+            _close(file)
+            remove(path, self._env)
+            raise
+        return file
 
     def _settle(self, volume_ids: Sequence[bytes], outcomes: Sequence[object]) -> None:
         """Leave out the volumes that failed; raises OSError if the others are too few.

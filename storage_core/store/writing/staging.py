@@ -10,8 +10,7 @@ in what is sent back; the task succeeds as long as a majority of the placement h
 import logging
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.placement import BlockDirectory, block_path
 from storage_core.store.writing.content import message_hashes
 from storage_core.store.writing.messages import Acceptance, Messages, check_messages
-from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
+from storage_core.store.writing.mirrored_file import MirroredFile, remove
 from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
@@ -66,6 +65,7 @@ class Transaction:
     id: bytes  # creation time in ns (8, big-endian), then 8 random bytes
     store_id: bytes
     targets: dict[str, WriteTarget]
+    is_local: bool = False  # begun by what the process knew that makes the blocks: the commit asks whether that holds
     is_routed: bool = False  # rows name their streams; `targets` may be those alone that got some
 
 
@@ -162,7 +162,7 @@ class Stager:
         target, block_id = self._target, self._env.new_id()
         identity = BlockIdentity(self._transaction.store_id, target.incarnation, block_id, self._transaction.id)
         places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
-        self._file = MirroredFile(places, target.quorum, self._env)
+        self._file = MirroredFile(places, target.quorum, self._env, named=True)
         self._writer = BlockWriter(self._file, identity, self._codec)
         self._rows = self._bytes = 0
 
@@ -192,36 +192,7 @@ class Stager:
     def finish(self) -> list[StagedBlock]:
         """Make everything durable, names and all, and return the blocks in order."""
         self.seal()
-        if self._staged:
-            self._staged = self._with_durable_names(self._staged)
         return self._staged
-
-    def _with_durable_names(self, staged: list[StagedBlock]) -> list[StagedBlock]:
-        """Return the blocks with the holders whose directories are durable as well."""
-        used = {volume_id for block in staged for volume_id, _ in block.holders}
-        directories = [one for one in self._target.directories if one.volume_id in used]
-        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in directories]
-        failed: dict[bytes, OSError] = {}
-        for directory, outcome in zip(directories, self._env.parallel(calls), strict=True):
-            if isinstance(outcome, OSError):
-                outcome.filename = outcome.filename or directory.path
-                failed[directory.volume_id] = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        if not failed:
-            return staged
-        left = [
-            replace(
-                block,
-                holders=tuple(one for one in block.holders if one[0] not in failed),
-                failures=(*block.failures, *_failures(failed)),
-            )
-            for block in staged
-        ]
-        if min(len(block.holders) for block in left) < self._target.quorum:
-            error = decisive(list(failed.values()))
-            raise self._refused(error) from error
-        return left
 
     def discard(self) -> None:
         """Take back what was written: the task failed, and nobody was told of these blocks."""

@@ -212,12 +212,14 @@ def acks_before_blocks_are_fsynced() -> list[Replacement]:
         self._everywhere(lambda file: file.write_at(start, gathered))
         self._start += len(gathered)
         self._gathered.clear()
+        for path in self.paths:
+            self._env.files.sync_directory(path.parent)
 
     return [(MirroredFile, "sync", sync)]
 
 
 def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
-    return [(staging.Stager, "_with_durable_names", lambda self, staged: staged)]
+    return [(staging, "MirroredFile", lambda places, needed, env, named: MirroredFile(places, needed, env))]
 
 
 def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
