@@ -15,7 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import AlreadyExistsError, NotAStoreError, ReadOnlyError, StoreBusyError, StreamNotFoundError
+from storage_core.errors import (
+    AlreadyExistsError,
+    NoQuorumError,
+    NotAStoreError,
+    ReadOnlyError,
+    StoreBusyError,
+    StreamNotFoundError,
+)
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.state import StoreState, StreamState
@@ -24,7 +31,8 @@ from storage_core.store import describe
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.session import Session, move
+from storage_core.store.ensemble.moving import move
+from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
@@ -284,6 +292,23 @@ class Store:
             self.stream_state(name, state)
         transaction = appends.begin(state, self.volumes(), names, self._env)
         return replace(transaction, is_routed=streams is None)
+
+    def begin_locally(self, name: str, incarnation: bytes) -> Transaction | None:
+        """Return a transaction over one stream by what this process knows, without a look at the volumes.
+
+        For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
+        raises OutdatedTransaction. None if this process does not know enough.
+        """
+        view, volumes = self.metadata.memory.known.view, self.metadata.known_volumes
+        if self.read_only or view is None or any(one.identity is None for one in volumes):
+            return None
+        stream = view.state.by_incarnation(incarnation)
+        if stream is None or stream.name != name:
+            return None
+        try:
+            return replace(appends.begin(view.state, volumes, [name], self._env), is_local=True)
+        except NoQuorumError:
+            return None
 
     def commit(
         self,

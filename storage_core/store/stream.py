@@ -10,6 +10,7 @@ from storage_core import subjects as subject_rules
 from storage_core.errors import (
     DataLossError,
     DiskFullError,
+    InvalidMessageError,
     MessageNotFoundError,
     NoQuorumError,
     NotFoundError,
@@ -28,7 +29,7 @@ from storage_core.store.contents import Message
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
-from storage_core.store.writing.appends import Appended, WriterBatch
+from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
 
@@ -101,12 +102,25 @@ class Stream:
 
     def _append(self, table: incoming.Given, writer: WriterBatch | None = None) -> Appended | None:
         """Return what `append` got; None if there was nothing to store."""
+        # What this process knows is mostly so still, and the commit finds out; a table can then be stored once more.
+        is_lasting = isinstance(table, (pa.Table, pa.RecordBatch))
+        transaction = self._store.begin_locally(self.name, self.incarnation) if is_lasting else None
+        if transaction is not None:
+            try:
+                return self._append_in(transaction, table, writer)
+            except (OutdatedTransaction, InvalidMessageError, NotFoundError):
+                pass
         try:
             transaction = self._store.begin([self.name])
         except NotFoundError as error:
             raise self._stale() from error
         if transaction.targets[self.name].incarnation != self.incarnation:
             raise self._stale()
+        return self._append_in(transaction, table, writer)
+
+    def _append_in(
+        self, transaction: Transaction, table: incoming.Given, writer: WriterBatch | None
+    ) -> Appended | None:
         stager = Stager(
             transaction, transaction.targets[self.name], 0, env=self._store.environment, hashed=writer is not None
         )
@@ -119,7 +133,7 @@ class Stream:
             raise
         try:
             result = self._store.commit(transaction, staged, writer)
-        except (StoreBusyError, DiskFullError, NoQuorumError):
+        except (StoreBusyError, DiskFullError, NoQuorumError, OutdatedTransaction):
             # Nothing was stored, and asking would meet the same once more.
             stager.discard()
             raise

@@ -213,10 +213,11 @@ class Process:
 
     def before_write(self, volume: int, offset_bytes: int, data: bytes) -> None:
         """Wait with the first write of a round, and with commit records."""
-        if not hasattr(self._round, "stage"):
-            if PAGE_SIZE <= offset_bytes < BATCHES_OFFSET:
-                self.gates.pass_(volume, "record")
-        elif self._round.stage == "not begun" and any(data):  # zeros take a commit record away
+        if getattr(self._round, "stage", "not begun") != "not begun" or not any(data):  # zeros take a record away
+            return
+        if PAGE_SIZE <= offset_bytes < BATCHES_OFFSET:
+            self.gates.pass_(volume, "record")
+        elif hasattr(self._round, "stage"):
             is_entry = offset_bytes >= BATCHES_OFFSET and data[KIND_AT] == log_format.KIND_ENTRY
             self.writes_entry = is_entry
             self.gates.pass_(volume, "entry" if is_entry else "prepare")

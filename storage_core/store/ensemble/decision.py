@@ -48,16 +48,19 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was decided about one volume."""
+    """What a volume's metadata is like, and what was decided about it."""
 
-    state: VolumeState  # of its metadata
+    state: VolumeState
     reason: str  # for people; empty if it is current
-    votes: bool
-    written: bool  # entries are written to it: it votes, or catches up
+    votes: bool = False
+    written: bool = False  # entries are written to it: it votes, or catches up
     in_step: bool = False  # it ends where the log that leads ends, all of it durable: it needs no new segment
     keep: int = 0  # otherwise: its entries up to here stay, later ones are written anew
     drop_record: bool = False  # its commit record vouches for what is repaired: that goes first
     index: int = 0  # where its own log ends
+
+
+NOT_A_VOLUME = Finding(VolumeState.MISSING, "no volume of this store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +228,19 @@ def _best(tips: Iterable[EntryId], pool: Pool, held: Sequence[Node]) -> Lead:
 
 
 def _foreign(why: str, contents: LogContents) -> Finding:
-    return Finding(VolumeState.FOREIGN, why, votes=False, written=False, index=contents.tip.index)
+    return Finding(VolumeState.FOREIGN, why, index=contents.tip.index)
 
 
 def _excluded(one: Found, voter: Voter) -> Finding | None:
     """Return why a volume is no part of this session at all, None if it is."""
     if one.contents is None:
-        return Finding(one.state, one.reason, votes=False, written=False)
+        return Finding(one.state, one.reason)
     index = one.contents.tip.index
     if one.instance_id != voter.instance_id:
         reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
-        return Finding(VolumeState.FOREIGN, reason, votes=False, written=False, index=index)
+        return Finding(VolumeState.FOREIGN, reason, index=index)
     if voter.retired:
-        return Finding(VolumeState.RETIRED, voter.retired, votes=False, written=False, index=index)
+        return Finding(VolumeState.RETIRED, voter.retired, index=index)
     return None
 
 

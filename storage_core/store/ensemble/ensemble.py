@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +29,11 @@ from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_pro
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.rules import is_quorum, majority
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
-from storage_core.store.ensemble import decision as rules
-from storage_core.store.ensemble.decision import Contended, Found, examine, newest
+from storage_core.store.ensemble.decision import Contended, Finding, Found, examine, foreign_of, newest, split_text
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.logs import Lead, Pool
-from storage_core.store.ensemble.session import Relock, Session, Standing
+from storage_core.store.ensemble.session import LookAgain, Session
+from storage_core.store.ensemble.settling import Relock
 from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
@@ -85,6 +85,11 @@ class Metadata:
     def label(self) -> str:
         """The store, for messages."""
         return volumes.label(self._volumes)
+
+    @property
+    def known_volumes(self) -> tuple[Volume, ...]:
+        """Every volume as it was when this process last looked."""
+        return self._volumes
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
@@ -381,13 +386,13 @@ class Metadata:
             return found, commit
         voters = self.memory.state_of(lead).voters or self._voters
         decision = examine(found, voters)
-        foreign = rules.foreign_of(found, decision)
+        foreign = foreign_of(found, decision)
         if foreign:  # or the others were read before it, and are being written
             found = [one if one.volume_id in foreign else self._found_again(one) for one in found]
             decision = examine(found, voters)
         if decision.split:
-            raise NoQuorumError(rules.split_text(decision))
-        foreign = rules.foreign_of(found, decision)
+            raise NoQuorumError(split_text(decision))
+        foreign = foreign_of(found, decision)
         self.memory.set_aside(foreign)
         if not foreign:
             return found, commit
@@ -432,19 +437,18 @@ class Metadata:
             committed = commit.index if commit is not None else committed
         return tip <= committed
 
-    def standings(self, lock_timeout_s: float) -> dict[bytes, Standing]:
+    def standings(self, lock_timeout_s: float) -> dict[bytes, Finding]:
         """Return what the metadata of each volume is like, without a lock if that can be.
 
         Logs are read one after another: a volume that is being written meanwhile may seem to be behind, damaged, or to
         have been rolled back. So what is not current is looked at again, until its log has stood still, at last under
         the locks. One that keeps growing is written by a holder, who writes those alone that are in step.
         """
-        result: dict[bytes, Standing] = {}
+        result: dict[bytes, Finding] = {}
         moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
             before, view = result, self.view(lock_timeout_s)
-            findings = examine([self.memory.found(one) for one in self.volumes()], view.state.voters).findings
-            result = {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
+            result = dict(examine([self.memory.found(one) for one in self.volumes()], view.state.voters).findings)
             moving = {
                 volume_id
                 for volume_id, one in result.items()
@@ -459,15 +463,14 @@ class Metadata:
             except (StorageError, OSError) as error:
                 logger.info("%s: its volumes were looked at without a lock: %s", self.label, error)
         grown = [one for one in moving if one in before and 0 < before[one].index < result[one].index]
-        return {**result, **{one: Standing(VolumeState.CURRENT, "", result[one].index) for one in grown}}
+        return {**result, **{one: Finding(VolumeState.CURRENT, "", index=result[one].index) for one in grown}}
 
-    def _standings_under_locks(self, lock_timeout_s: float) -> dict[bytes, Standing]:
+    def _standings_under_locks(self, lock_timeout_s: float) -> dict[bytes, Finding]:
         """Return the same while nobody writes. Raises StoreBusyError, NoQuorumError, OSError."""
         at_hand = self.volumes()
         paths = self._lockable(at_hand)
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
-            findings = examine([self.memory.found(one) for one in at_hand], self._voters).findings
-        return {volume_id: Standing(one.state, one.reason, one.index) for volume_id, one in findings.items()}
+            return dict(examine([self.memory.found(one) for one in at_hand], self._voters).findings)
 
     def hold(self, one: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
@@ -493,19 +496,32 @@ class Metadata:
             with self._reading, translated(self.label):
                 self._learn_voters()
         deadline = time.monotonic() + lock_timeout_s
+        is_fresh = False
         with translated(self.label):
             while True:
-                at_hand = self.volumes()
-                lockable = self._lockable(at_hand)
-                learners = sum(one.learner for one in self._voters)
-                needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
-                left_s = max(0.0, deadline - time.monotonic())
-                with locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s)) as held:
-                    session = Session(self.memory, at_hand, held)
+                # As they were: the session looks at the logs, which say whose they are, and finds out if they changed.
+                is_fresh = (
+                    is_fresh or self.memory.known.view is None or any(one.identity is None for one in self._volumes)
+                )
+                at_hand = self.volumes() if is_fresh else self._volumes
+                with ExitStack() as stack:
+                    try:
+                        held = stack.enter_context(self._locks_of(at_hand, deadline, patience_s))
+                    except (NoQuorumError, OSError):
+                        if is_fresh:
+                            raise
+                        is_fresh = True
+                        continue
+                    session = Session(self.memory, at_hand, held, is_fresh)
+                    stack.callback(session.close)
                     try:
                         session.begin(take_over, frees)
+                    except LookAgain:
+                        is_fresh = True
+                        continue
                     except Relock as relock:
                         self._complete(relock.args[0])
+                        is_fresh = True
                         continue
                     except Contended:
                         if time.monotonic() >= deadline:
@@ -520,6 +536,16 @@ class Metadata:
                         session.end()
                         return
                 self.env.sleep(CONTENDED_PAUSE_S)
+
+    def _locks_of(
+        self, at_hand: Sequence[Volume], deadline: float, patience_s: float
+    ) -> AbstractContextManager[locks.Held]:
+        """Hold the locks of the volumes that are there, of a majority at least."""
+        lockable = self._lockable(at_hand)
+        learners = sum(one.learner for one in self._voters)
+        needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
+        left_s = max(0.0, deadline - time.monotonic())
+        return locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s))
 
 
 def _goes_on_from(view: View, known: View) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
 from storage_core.metadata.state import Streams
+from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.maintenance.compaction import Merging
@@ -39,6 +40,8 @@ class Maintenance:
         self._env = env
         # By volume: the streams as of which its journal has every block.
         self._journaled: dict[Volume, Streams] = {}
+        # By volume: under which leadership its reserve was seen to be whole. Others that use it lead from then on.
+        self._filled: dict[Volume, Leadership] = {}
         self._mending = Mending(env)
         self._merging = Merging(env)
 
@@ -108,7 +111,7 @@ class Maintenance:
                 rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(session.view.index, stream.incarnation, stream.name, rows))
-        journal.append(placements)
+        journal.append(placements, is_checked=volume in self._journaled)
         self._journaled[volume] = streams
 
     def _begin(self, session: Session, volume: Volume) -> None:
@@ -131,9 +134,14 @@ class Maintenance:
                 self._failed(session, one, error)
 
     def _fill_reserves(self, session: Session) -> None:
+        leadership = session.leadership
         for one in session.writable:
+            if leadership is not None and self._filled.get(one) == leadership and not session.drew_on_reserves:
+                continue
+            self._filled.pop(one, None)
             try:
-                Reserve(self._env.files, one.path).fill()
+                if Reserve(self._env.files, one.path).fill() and leadership is not None:
+                    self._filled[one] = leadership
             except OSError as error:
                 self._failed(session, one, error)
 

@@ -16,7 +16,7 @@ report. The last sequence alone proves nothing. Two copies have the same digest 
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ import numpy as np
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
-from storage_core.store.ensemble.session import Standing
+from storage_core.store.ensemble.decision import NOT_A_VOLUME, Finding
 from storage_core.store.ensemble.view import View
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
@@ -45,7 +45,6 @@ _WORST_FIRST = (
     VolumeState.BEHIND,
     VolumeState.CURRENT,
 )
-_UNKNOWN = Standing(VolumeState.MISSING, "no volume of this store", 0)
 _Copy = tuple[bytes, bytes]  # incarnation, block id
 
 
@@ -86,7 +85,7 @@ class Survey:
     def __init__(self, store: "Store") -> None:
         self._files = store.environment.files
         self.view: View = store.view()
-        self.standings: Mapping[bytes, Standing] = _decided(
+        self.standings: Mapping[bytes, Finding] = _decided(
             store.metadata.standings(store.lock_timeout_s), self.view.state
         )
         voters = {one.volume_id for one in self.view.state.voters}
@@ -95,9 +94,9 @@ class Survey:
         self._indexes = {one.volume_id: VolumeIndex(self._files, one.path) for one in self.volumes if _readable(one)}
         self._reported = self._reports(store)
 
-    def standing(self, volume_id: bytes) -> Standing:
+    def standing(self, volume_id: bytes) -> Finding:
         """Return what the metadata of a volume is like."""
-        return self.standings.get(volume_id, _UNKNOWN)
+        return self.standings.get(volume_id, NOT_A_VOLUME)
 
     def lag(self, volume_id: bytes) -> int:
         """Return how many entries a volume's log is behind the commit index."""
@@ -190,15 +189,15 @@ class Survey:
         return sizes, verified_ns
 
 
-def _decided(standings: Mapping[bytes, Standing], state: StoreState) -> Mapping[bytes, Standing]:
+def _decided(standings: Mapping[bytes, Finding], state: StoreState) -> Mapping[bytes, Finding]:
     """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
     voting = [one.volume_id for one in state.voters if not one.learner]
-    count = sum(standings.get(one, _UNKNOWN).state in (VolumeState.CURRENT, VolumeState.BEHIND) for one in voting)
+    count = sum(standings.get(one, NOT_A_VOLUME).state in (VolumeState.CURRENT, VolumeState.BEHIND) for one in voting)
     if count >= majority(len(voting)):
         return standings
     reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
     return {
-        volume_id: Standing(VolumeState.BEHIND, reason, one.index) if one.state == VolumeState.CURRENT else one
+        volume_id: replace(one, state=VolumeState.BEHIND, reason=reason) if one.state == VolumeState.CURRENT else one
         for volume_id, one in standings.items()
     }
 

@@ -9,8 +9,8 @@ is decided in ensemble/decision.py and session.py.
 
 import logging
 import re
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.log_contents import (
     Collected,
     LogContents,
+    Look,
     Position,
     Tail,
     best_commit_record,
@@ -57,6 +58,20 @@ class VolumeLog:
     def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
         self._files, self._identity = files, identity
         self.directory = volume / DIRECTORY
+        self._is_kept = False  # whether the segment that is written stays open
+        self._open_segment: tuple[int, File] | None = None
+
+    def keep_open(self) -> "VolumeLog":
+        """Let the segment that is written stay open until `close`: for a session, nobody else writes it meanwhile."""
+        self._is_kept = True
+        return self
+
+    def close(self) -> None:
+        """Close what was kept open, and keep nothing from here on."""
+        self._is_kept = False
+        kept, self._open_segment = self._open_segment, None
+        if kept is not None:
+            kept[1].close()
 
     # --- names
 
@@ -192,23 +207,27 @@ class VolumeLog:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
 
-    def look(self, position: Position) -> tuple[CommitRecord | None, bool, Tail | None]:
-        """Return what `read_commit_record` and `read_tail` do, for one listing and one opening of the segment."""
-        return together(self._files, self.directory, partial(self._look, position))
+    def look(self, position: Position) -> Look | None:
+        """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
-    def _look(self, position: Position) -> tuple[CommitRecord | None, bool, Tail | None]:
+        For a session, under the volume's lock. The header of the segment says whose it is, so the volume that was here
+        is here still if it names this instance. Raises CorruptionError if it is another one's.
+        """
         if self.segments()[-1:] != [position.segment]:
-            return (*self._read_commit_record(), None)
-        with self._open(self.segment_path(position.segment)) as file:
+            return None
+        with self._segment(position.segment) as file:
             head = file.read_at(0, BATCHES_OFFSET)
-            tail = _tail_of(file, position)
-        try:
-            commit, clean = self._commit_record_in(head, position.segment)
-        except (CorruptRecordError, TruncatedRecordError):
-            commit = None
-        if commit is None:  # that of an older segment counts
-            return (*self._read_commit_record(), tail)
-        return commit, clean, tail
+            tail = _tail_of(file, file.opened_size, position)
+        header = log_format.decode_segment_header(head[:PAGE_SIZE])
+        self._check_header(header, position.segment)
+        if header.instance_id != self._identity.instance_id:
+            raise CorruptionError(f"{self.segment_path(position.segment)} belongs to another instance of the volume")
+        commit, is_whole = best_commit_record(
+            [head[at : at + PAGE_SIZE] for at in range(PAGE_SIZE, BATCHES_OFFSET, PAGE_SIZE)]
+        )
+        if commit is None or not is_whole or tail is None or not tail.is_clean:
+            return None
+        return Look(commit, tail.records, tail.position)
 
     def _commit_record_in(self, head: bytes, number: int) -> tuple[CommitRecord | None, bool]:
         """Return the best commit record in the first pages of a segment, and whether every slot there is whole.
@@ -223,7 +242,7 @@ class VolumeLog:
         if self.segments()[-1:] != [position.segment]:
             return None
         with self._open(self.segment_path(position.segment)) as file:
-            return _tail_of(file, position)
+            return _tail_of(file, file.opened_size, position)
 
     def _read_snapshots(self, contents: LogContents) -> None:
         for index in reversed(self.snapshots()):
@@ -316,7 +335,7 @@ class VolumeLog:
 
     def _append(self, position: Position, records: Sequence[Record]) -> Position:
         batch = log_format.encode_batch(list(records), position.offset_bytes)
-        with self._open(self.segment_path(position.segment), writable=True) as file:
+        with self._segment(position.segment) as file:
             try:
                 file.write_at(position.offset_bytes, batch)
             except OSError:
@@ -368,7 +387,7 @@ class VolumeLog:
         together(self._files, self.directory, partial(self._write_commit_record, segment, record))
 
     def _write_commit_record(self, segment: int, record: CommitRecord) -> None:
-        with self._open(self.segment_path(segment), writable=True) as file:
+        with self._segment(segment) as file:
             file.write_at(log_format.slot_offset(record.generation), log_format.encode_commit_record(record))
 
     def remove_commit_records(self) -> None:
@@ -479,10 +498,26 @@ class VolumeLog:
     def _open(self, path: Path, writable: bool = False) -> "closing[File]":
         return closing(self._files.open(path, writable))
 
+    @contextmanager
+    def _segment(self, number: int) -> Iterator[File]:
+        """Open a segment for writing, unless it is open; it stays so where that was asked for."""
+        kept = self._open_segment
+        if kept is not None and kept[0] == number:
+            yield kept[1]
+            return
+        file = self._files.open(self.segment_path(number), writable=True)
+        if self._is_kept:
+            if kept is not None:
+                kept[1].close()
+            self._open_segment = (number, file)
+            yield file
+            return
+        with closing(file):
+            yield file
 
-def _tail_of(file: File, position: Position) -> Tail | None:
-    """Return the records after `position` in the open segment; None if it ends before."""
-    size = file.size()
+
+def _tail_of(file: File, size: int, position: Position) -> Tail | None:
+    """Return the records after `position` in a segment of `size` bytes; None if it ends before."""
     if size == position.offset_bytes:
         return Tail([], position, True)
     if size < position.offset_bytes or size > LOG_SEGMENT.size_max:

@@ -38,6 +38,15 @@ class Tail:
     is_clean: bool  # nothing torn, damaged or unfinished stands there
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What stands at the end of a log that is whole, and goes on from where it was known to end."""
+
+    commit: CommitRecord
+    records: Sequence[Record]  # after the position that was known
+    position: Position  # after the last of them
+
+
 @dataclass(slots=True)
 class LogContents:
     """Everything that one volume's files say, without judgement."""

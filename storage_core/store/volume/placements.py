@@ -106,17 +106,20 @@ class PlacementJournal:
         finally:
             file.close()
 
-    def append(self, placements: list[Placement]) -> None:
-        """Write records at the end; a missing journal is begun, with no blocks. Raises UnsupportedVersionError."""
+    def append(self, placements: list[Placement], is_checked: bool = False) -> None:
+        """Write records at the end; a missing journal is begun, with no blocks. Raises UnsupportedVersionError.
+
+        `is_checked`: this process has read or written the beginning of the journal before.
+        """
         if not placements:
             return
         content = b"".join(_encode(one) for one in placements)
-        together(self._files, self.path, partial(self._append, content))
+        together(self._files, self.path, partial(self._append, content, is_checked))
 
-    def _append(self, content: bytes) -> None:
-        file = self._open()
+    def _append(self, content: bytes, is_checked: bool) -> None:
+        file = self._open(is_checked)
         try:
-            file.write_at(-(-file.size() // 8) * 8, content)
+            file.write_at(-(-max(file.opened_size, _HEADER.size) // 8) * 8, content)
         finally:
             file.close()
 
@@ -164,11 +167,13 @@ class PlacementJournal:
                 "found none; the journal is not read on from there"
             )
 
-    def _open(self) -> File:
+    def _open(self, is_checked: bool) -> File:
         try:
             file = self._files.open(self.path, writable=True)
         except FileNotFoundError:
             file = self._files.create(self.path)
+        if is_checked and file.opened_size >= _HEADER.size:
+            return file
         try:
             header = file.read_at(0, _HEADER.size)
             _check_version(header, self.path)

@@ -43,8 +43,8 @@ class Reserve:
             logger.warning("%s could not be given up: %s", self.path, error)
             return False
 
-    def fill(self) -> None:
-        """Make it as large as it is to be, as far as there is room. Raises OSError."""
+    def fill(self) -> bool:
+        """Make it as large as it is to be, as far as there is room; return whether it is. Raises OSError."""
         try:
             size = self._files.file_size(self.path)
         except FileNotFoundError:
@@ -52,15 +52,16 @@ class Reserve:
             self._files.sync_directory(self.path.parent)
             size = 0
         if size >= SIZE:
-            return
+            return True
         file = self._files.open(self.path, writable=True)
         try:
-            _extend(file, size)
+            return _extend(file, size)
         finally:
             file.close()
 
 
-def _extend(file: File, size: int) -> None:
+def _extend(file: File, size: int) -> bool:
+    """Write what is missing, or less where there is no room; return whether all is there."""
     step = SIZE - size
     while step:
         try:
@@ -74,6 +75,7 @@ def _extend(file: File, size: int) -> None:
         else:
             size += step
             step = min(step, SIZE - size)
+    return size >= SIZE
 
 
 def _content(start: int, size: int) -> bytes:

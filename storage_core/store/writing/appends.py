@@ -21,7 +21,7 @@ import numpy as np
 
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
-from storage_core.deadlines import together
+from storage_core.deadlines import VolumeCall
 from storage_core.errors import DiskFullError, RequirementError, StorageError
 from storage_core.files import Files
 from storage_core.metadata import machine
@@ -38,6 +38,7 @@ from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
+from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
@@ -129,6 +130,24 @@ def _message_size_max(config: StreamConfig) -> int:
     return min((one for one in (config.max_msg_size, config.max_bytes) if one >= 0), default=-1)
 
 
+class OutdatedTransaction(Exception):
+    """A transaction was begun by what a process knew, and that is not so any more: nothing was stored, begin anew."""
+
+
+def _check_target(session: Session, target: WriteTarget) -> None:
+    """Raise OutdatedTransaction if the stream takes other messages by now, or keeps them elsewhere.
+
+    Which of its volumes have the blocks is asked of every transaction, so it is not asked here.
+    """
+    stream = session.state.by_incarnation(target.incarnation)
+    if stream is None or stream.name != target.stream:
+        raise OutdatedTransaction
+    takes = (stream.config.subjects, _message_size_max(stream.config), len(stream.placement))
+    used = {one.volume_id for one in target.directories}
+    if takes != (target.subjects, target.max_msg_size, target.replica_count) or not used <= set(stream.placement):
+        raise OutdatedTransaction
+
+
 def commit(
     session: Session,
     transaction: Transaction,
@@ -140,6 +159,9 @@ def commit(
     env: Environment,
 ) -> CommitResult:
     """Name the staged blocks; see Store.commit."""
+    if transaction.is_local:
+        for target in transaction.targets.values():
+            _check_target(session, target)
     _check_staged(transaction, staged)
     by_stream: dict[str, list[StagedBlock]] = {name: [] for name in transaction.targets}
     for block in sorted(staged, key=lambda one: (one.partition, one.position)):
@@ -167,7 +189,7 @@ def commit(
         for name in chosen:  # what is too old makes room, where there is none for anything new
             enforce(session, transaction.targets[name].incarnation, limits)
         parts = [
-            _part(session, transaction.targets[name], blocks, name in overwrite, window, env)
+            _part(session, transaction.targets[name], blocks, name in overwrite, window, env, transaction.is_local)
             for name, blocks in chosen.items()
         ]
         result = session.propose(_append(transaction, parts, writer, content))
@@ -285,6 +307,7 @@ def _part(
     overwrite: bool,
     window: MsgIdWindow,
     env: Environment,
+    is_own: bool,
 ) -> AppendedBlocks:
     """Return what the append adds to one stream, after a look at the files."""
     state, stream = session.state, session.state.by_incarnation(target.incarnation)
@@ -294,7 +317,8 @@ def _part(
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
     first = 0
-    for at, (block, held) in enumerate(zip(blocks, good_copies(session, stream, blocks, env), strict=True)):
+    copies = good_copies(session, stream, blocks, env, is_own)
+    for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
         rows[at] = (
             summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
@@ -350,10 +374,11 @@ def _whole_block(
 
 
 def good_copies(
-    session: Session, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment
+    session: Session, stream: StreamState, blocks: Sequence[StagedBlock], env: Environment, is_own: bool = False
 ) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
+    Of blocks that this process has just made durable (`is_own`) only their being there is looked at.
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
     failing = session.failing  # what a disk took before it failed proves nothing
@@ -364,7 +389,12 @@ def good_copies(
         and placement.is_recorded(session.state, one)
         and one.volume_id not in failing
     ]
-    looks = [partial(_look, session.state.store_id, one, blocks, env.files) for one in usable]
+    looks = [
+        VolumeCall(
+            env.files, one.path / STREAMS, partial(_look, session.state.store_id, one, blocks, env.files, is_own)
+        )
+        for one in usable
+    ]
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[Exception | str]] = [[] for _ in blocks]
     for volume, found in zip(usable, env.parallel(looks), strict=True):
@@ -391,7 +421,9 @@ def good_copies(
     return held
 
 
-def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files: Files) -> list[Exception | str]:
+def _look(
+    store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files: Files, is_own: bool
+) -> list[Exception | str]:
     """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
     assert volume.identity is not None
     instance = (volume.volume_id, volume.identity.instance_id)
@@ -405,7 +437,9 @@ def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files:
             store_id, block.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
         )
         try:
-            together(files, path, partial(_check, path, expected, files))
+            size = files.file_size(path) if is_own else None
+            if size != block.summary.file_size:
+                _check(path, expected, files)
         except (StorageError, OSError) as error:
             found.append(error)
         else:

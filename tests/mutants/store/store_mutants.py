@@ -21,7 +21,7 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision, ensemble, session
+from storage_core.store.ensemble import decision, ensemble, session, settling
 from storage_core.store.ensemble.branches import Branches
 from storage_core.store.ensemble.decision import Decision, Finding, Found
 from storage_core.store.ensemble.ensemble import Metadata
@@ -123,7 +123,7 @@ def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
         return plain([*found[:enough], *rest], voters)
 
     plain = decision.decide
-    return [(session, "decide", decide)]
+    return [(settling, "decide", decide)]
 
 
 def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
@@ -319,7 +319,7 @@ def takes_what_is_asked_for_again_as_done() -> list[Replacement]:
 
 def blames_the_disk_for_an_error_of_the_process() -> list[Replacement]:
     """A volume is retired since the process had no file descriptor left."""
-    return [(session, "_is_failure", lambda error: isinstance(error, OSError))]
+    return [(session, "is_failure", lambda error: isinstance(error, OSError))]
 
 
 class _Passing:

@@ -1,0 +1,154 @@
+"""Rounds: one piece of I/O on the logs of several volumes at once, each of which may fail on its own."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from storage_core.deadlines import VolumeCall
+from storage_core.errors import (
+    DiskFullError,
+    NoQuorumError,
+    OutcomeUnknownError,
+    StorageError,
+    VolumeFailedError,
+)
+from storage_core.os_errors import CLOSED, FULL, GONE, is_of_process, of_process
+from storage_core.raft.rules import majority
+from storage_core.store.environment import Environment
+from storage_core.store.volume import reserve
+from storage_core.store.volume.log import SyncError, VolumeLog
+from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.volumes import Volume
+
+T = TypeVar("T")
+Work = Callable[[VolumeLog], T]  # on one log
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a round may use of the reserves of full volumes."""
+
+    leaves: int = 0  # bytes of each that stay
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What became of writing the same to several logs."""
+
+    what: str  # entry, vote, segment, snapshot
+    positions: Mapping[bytes, Position]  # where the logs end on which it went well
+    errors: Mapping[bytes, OSError | StorageError]  # of the others
+
+
+class Logs:
+    """The logs of a session's volumes. The segments that are written stay open until it is closed."""
+
+    def __init__(self, env: Environment, volumes: Iterable[Volume]) -> None:
+        self._env = env
+        self._volumes: dict[bytes, Volume] = {}
+        self._logs: dict[bytes, VolumeLog] = {}
+        self.drew_on_reserves = False  # of full volumes, so they have to be filled again
+        for volume in volumes:
+            self.add(volume)
+
+    def add(self, volume: Volume) -> None:
+        self._volumes[volume.volume_id] = volume
+        self._logs[volume.volume_id] = volume.log.keep_open()
+
+    def __getitem__(self, volume_id: bytes) -> VolumeLog:
+        return self._logs[volume_id]
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+
+    def name(self, volume_id: bytes) -> str:
+        """Return where a volume is, for messages."""
+        volume = self._volumes.get(volume_id)
+        return str(volume.path) if volume is not None else volume_id.hex()
+
+    def on_each(self, works: Mapping[bytes, Work[T]], room: Room | None = None) -> dict[bytes, T | BaseException]:
+        """Do the work on all of these logs at once; return what it returned or raised, by volume.
+
+        `room`: a volume that is full gets some from its reserve.
+        """
+        calls = []
+        for volume_id, work in works.items():
+            log = self._logs[volume_id]
+            call = partial(work, log)
+            if room is not None:
+                call = partial(self._with_room, volume_id, call, room)
+            calls.append(VolumeCall(self._env.files, log.directory, call))
+        return dict(zip(works, self._env.parallel(calls), strict=True))
+
+    def _with_room(self, volume_id: bytes, call: Callable[[], T], room: Room) -> T:
+        """Do the call again while there is no room for it and the volume has a reserve to give up."""
+        spare = reserve.Reserve(self._env.files, self._volumes[volume_id].path)
+        while True:
+            try:
+                return call()
+            except SyncError:  # which is never tried again
+                raise
+            except OSError as error:
+                if error.errno not in FULL or not spare.give_up(room.leaves):
+                    raise
+                self.drew_on_reserves = True
+
+    def write(self, what: str, works: Mapping[bytes, Work[Position]], room: Room | None) -> Round:
+        """Write to all of these logs. Raises what is no error of a single volume."""
+        positions: dict[bytes, Position] = {}
+        errors: dict[bytes, OSError | StorageError] = {}
+        for volume_id, outcome in self.on_each(works, room).items():
+            if isinstance(outcome, Position):
+                positions[volume_id] = outcome
+            elif isinstance(outcome, OSError) or (isinstance(outcome, StorageError) and len(works) > 1):
+                errors[volume_id] = outcome
+            else:
+                raise outcome
+        return Round(what, positions, errors)
+
+    def failure(self, written: Round, voter_count: int, room: Room | None) -> StorageError | OSError:
+        """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
+        label = ", ".join(str(volume.path) for volume in self._volumes.values())
+        reasons = "; ".join(f"{self.name(volume_id)}: {error}" for volume_id, error in written.errors.items())
+        was_synced = any(isinstance(error, SyncError) for error in written.errors.values())
+        if written.what == "entry" and (written.positions or was_synced):
+            return OutcomeUnknownError(
+                f"{label}: writing a log entry failed ({reasons}); whether it was stored is not known"
+            )
+        failures = [error for error in written.errors.values() if isinstance(error, OSError)]
+        if any(error.errno in FULL for error in failures):
+            used_up = "; the reserve for removals is used up: make room by other means" if room is not None else ""
+            if room is not None and room.leaves:
+                used_up = "; what acknowledgements may use of the reserve is used up: remove messages first"
+            return DiskFullError(f"{label}: {reasons}; nothing was stored{used_up}")
+        return _why_failed(failures, label) or self._no_quorum(written, voter_count, label, reasons)
+
+    def _no_quorum(self, written: Round, voter_count: int, label: str, reasons: str) -> StorageError:
+        if voter_count == 1:
+            return VolumeFailedError(f"{label}: writing a log {written.what} failed with {reasons}; nothing was stored")
+        return NoQuorumError(
+            f"{label}: a log {written.what} reached {len(written.positions)} of {voter_count} volumes ({reasons}); "
+            "nothing was stored",
+            available=len(written.positions),
+            needed=majority(voter_count),
+        )
+
+
+def _why_failed(failures: Sequence[OSError], label: str) -> StorageError | OSError | None:
+    """Return the error of a volume that is closed to us, or of this process, if there is one."""
+    closed = next((error for error in failures if error.errno in CLOSED), None)
+    if closed is not None:
+        return closed
+    ours = next((error for error in failures if is_of_process(error)), None)
+    return of_process(ours, label) if ours is not None else None
+
+
+def is_failure(error: OSError | StorageError) -> bool:
+    """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, that its
+    file is not there (it went away, or has lost it, which the next session sees), nor what is of this process.
+    """
+    if isinstance(error, SyncError):
+        return True
+    return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *GONE) and not is_of_process(error)

@@ -1,0 +1,81 @@
+"""What a session takes over from volumes that were read anew: which log leads, the view of it, and how volumes get it.
+
+The decision itself is pure (decision.py). Nothing here writes but `rewrite`, which brings one volume up to that log.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from storage_core.metadata.commands import Voter
+from storage_core.raft.entry import Vote
+from storage_core.raft.snapshot_format import SnapshotBody
+from storage_core.store.ensemble.decision import Decision, Finding, Found, decide, newest
+from storage_core.store.ensemble.known import Memory
+from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.view import View, trail_of
+from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.log_contents import Position
+
+
+class Relock(Exception):
+    """The log speaks of volumes that this session has not locked: begin again with all of them."""
+
+
+def decide_by(found: Sequence[Found], memory: Memory) -> Decision:
+    """Return what to do with the volumes, by the voters that their logs name.
+
+    Raises what `decide` raises, and Relock with the voters if some are not among the volumes.
+    """
+    lead = newest(found)
+    voters = memory.state_of(lead).voters if lead is not None else ()
+    if not {voter.volume_id for voter in voters} <= {volume.volume_id for volume in found}:
+        raise Relock(voters)
+    # A log of which not even the first entry is whole names no voters: then it is one of what was found.
+    voters = voters or tuple(Voter(volume.volume_id, volume.instance_id, volume.name) for volume in found)
+    decision = decide(found, voters)
+    members = memory.state_of(decision.lead).voters
+    if members and _voting(members) != _voting(voters):
+        # The members by the log that leads count; those by the newest one had to agree to it as well.
+        return decide(found, members)
+    return decision
+
+
+def view_of(decision: Decision, found: Sequence[Found], memory: Memory) -> View:
+    """Return the view of the log that leads, with the ends of those logs that need nothing before they go on."""
+    lead = decision.lead
+    index, term, chain = lead.tip
+    contents = {volume.volume_id: volume.contents for volume in found if volume.contents is not None}
+    in_step = [volume_id for volume_id, finding in decision.findings.items() if finding.written and finding.in_step]
+    return View(
+        state=memory.state_of(lead),
+        index=index,
+        term=term,
+        chain=chain,
+        commit=decision.commit,
+        positions={volume_id: contents[volume_id].position for volume_id in in_step},
+        term_seen=max(decision.term_seen, memory.known.term_seen),
+        snapshot_index=lead.snapshot.index if lead.snapshot is not None else 0,
+        durable={**decision.durable, **dict.fromkeys(in_step, index)},
+        snapshot_streams=memory.snapshot_streams_of(lead),
+        trail=trail_of(lead),
+    )
+
+
+def snapshot_body(lead: Lead, vote: Vote, durable: Mapping[bytes, int]) -> SnapshotBody | None:
+    """Return the snapshot that the log begins with as a new leader writes it; None if there is none."""
+    body = lead.snapshot_body
+    return SnapshotBody(body.state, vote.term, vote.candidate, dict(durable), body.trail) if body is not None else None
+
+
+def rewrite(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+    """Bring one volume up to the log that leads, but for what is known to be durable and right there."""
+    lead, snapshot = decision.lead, None
+    base = lead.at(finding.keep)
+    if base is None:
+        assert lead.snapshot is not None and body is not None, (finding, lead.base)
+        base, snapshot = lead.base, (lead.snapshot.history, body)
+    entries = lead.entries[base.index - lead.base.index :]
+    return log.rewrite(base, [vote, *entries], decision.commit, snapshot, finding.drop_record)
+
+
+def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:
+    return {(voter.volume_id, voter.instance_id, bool(voter.retired)) for voter in voters if not voter.learner}
