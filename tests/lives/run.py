@@ -1,10 +1,12 @@
 """Random lives of real stores: python tests/lives/run.py --seed 1 --count 100, or --seconds 600.
 
-A life that fails prints its log and the command that repeats it, and the run ends with exit code 1.
+A life that fails prints its log and the command that repeats it, and the run ends with exit code 1. One that is ended
+early, by Ctrl-C or SIGTERM, says what its lives came to by then.
 """
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -70,6 +72,7 @@ def main() -> int:
     parser.add_argument("--go-on", action="store_true", help="after a life that failed")
     arguments = parser.parse_args()
     began, seed, failed = time.monotonic(), arguments.seed, []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Lives(arguments.without) as lives:
         while (
             time.monotonic() - began < arguments.seconds
@@ -85,6 +88,8 @@ def main() -> int:
                 print(error, "\n", flush=True)
                 if not arguments.go_on:
                     break
+            except KeyboardInterrupt:
+                break
             seed += 1
         print(f"seeds {arguments.seed} to {seed - 1}, {time.monotonic() - began:.0f} s: {lives.describe()}")
     print(f"failed: {failed}" if failed else "all held")
