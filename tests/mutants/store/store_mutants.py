@@ -277,9 +277,9 @@ def uses_the_numbers_of_removed_messages_again() -> list[Replacement]:
     def drop(state: Any, stream: StreamState, *arguments: Any) -> Any:
         state, stream = plain(state, stream, *arguments)
         rows = stream.blocks.rows
-        end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else stream.floor
-        removed = stream.removed.clip(stream.floor, end)
-        return state, replace(stream, next_sequence=max(end, stream.floor), removed=removed)
+        end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else stream.low_watermark
+        removed = stream.removed.clip(stream.low_watermark, end)
+        return state, replace(stream, next_sequence=max(end, stream.low_watermark), removed=removed)
 
     plain = removals.drop_below
     return [(removals, "drop_below", drop), (appends, "drop_below", drop)]
