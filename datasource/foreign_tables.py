@@ -78,14 +78,16 @@ class ForeignDamageReader(DataSourceReader):
             yield table_batch(partition, self.schema)
             return
         assert isinstance(partition, SlicePartition), partition
-        found: list[ForeignDamage] = []
+        is_seen = False
         for part in partition.slices:
+            found: list[ForeignDamage] = []
             for _ in read_foreign_slice(part, (), found.append):
                 pass
-        if found:  # of what this machine cannot see at all, nothing is known
-            with seen_from_here(self.settings):
-                open_store(self.settings)
-        yield pa.RecordBatch.from_pylist([one.row() for one in found], schema=self.schema)
+            if found and not is_seen:  # of what this machine cannot see at all, nothing is known
+                with seen_from_here(self.settings):
+                    open_store(self.settings)
+                is_seen = True
+            yield pa.RecordBatch.from_pylist([one.row() for one in found], schema=self.schema)
 
 
 def _log(damage: ForeignDamage) -> None:

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from storage_core.comparison import labels_of
 from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import Files
+from storage_core.foreign.budget import fold_damage
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
@@ -188,7 +189,7 @@ class CopiesStore(ABC, Generic[P, E]):
                 slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
             except StorageError:
                 continue  # none of them can be read, as was told
-        return found, slices
+        return fold_damage(found), slices
 
     def _union(self, copies: Sequence[P], first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
         self._readable(copies)

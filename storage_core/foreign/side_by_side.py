@@ -16,6 +16,7 @@ from storage_core.foreign.union import Examined, StreamCopy
 from storage_core.foreign.vote import NOBODY, conflicts
 from storage_core.sequences import SequenceSet
 
+LISTED_COUNT_MAX = 10_000  # conflicts of a stream that are listed, and places of damage that touch no message
 Progress = Callable[[int, int], None]  # hears (ranges done, ranges in all)
 
 
@@ -55,7 +56,7 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         copies=tuple(found),
         together=collected.together.build(),
         conflicts=tuple(joined(collected.conflicts)),
-        notes=(*_notes(store, stream, copies), *dict.fromkeys(collected.harmless)),
+        notes=(*_notes(store, stream, copies), *collected.notes()),
     )
 
 
@@ -69,6 +70,7 @@ class _Collected:
         self.together = RunsBuilder()
         self.conflicts: list[Conflict] = []
         self.harmless: list[str] = []  # damage that touches no message
+        self.unlisted = [0, 0]  # conflicts and harmless damage beyond what is listed
 
     def add(self, examined: Examined, first: int, end: int) -> None:
         outcome = examined.outcome
@@ -83,11 +85,22 @@ class _Collected:
             self.runs[at].add_set(lost.difference(damaged), State.MISSING)
             self.digests[at].update(ballot.shown.sequences.tobytes())
             self.digests[at].update(ballot.shown.digests.tobytes())
-        self.conflicts += conflicts(outcome, self._labels)
+        listed, more = conflicts(outcome, self._labels, max(0, LISTED_COUNT_MAX - len(self.conflicts)))
+        self.conflicts += listed
+        self.unlisted[0] += len(more)
         touched = SequenceSet.from_sequences(outcome.sequences).union(outcome.lost)
         for each in (each for looks in examined.looks for look in looks for each in look.damage):
             if each.first is None or not touched.clip(each.first, each.end or end):
-                self.harmless.append(f"damage that touches no message: {each.file}: {each.reason}")
+                if len(self.harmless) < LISTED_COUNT_MAX:
+                    self.harmless.append(f"damage that touches no message: {each.file}: {each.reason}")
+                else:
+                    self.unlisted[1] += each.places
+
+    def notes(self) -> list[str]:
+        """Return what is wrong and costs no message, and how much is not listed."""
+        kinds = ("differences between copies", "places of damage that touch no message")
+        more = [f"{count} more {kind}, not listed" for count, kind in zip(self.unlisted, kinds, strict=True) if count]
+        return [*dict.fromkeys(self.harmless), *more]
 
 
 def joined(found: Sequence[Conflict]) -> list[Conflict]:

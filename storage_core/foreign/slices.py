@@ -130,6 +130,7 @@ class ForeignDamage:
     gone: bool = False  # nothing is there, rather than something wrong
     elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
     disputed: bool = False  # copies have different content of them, and no majority tells which is right
+    places: int = 1  # of damage that it stands for; `reason` says so
 
     def row(self) -> dict[str, Any]:
         """Return it as a row in DAMAGE_SCHEMA."""

@@ -16,6 +16,7 @@ from storage_core.comparison import State
 from storage_core.errors import DataLossError, StorageError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_SIZE
+from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests, join
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, note_damage
 from storage_core.foreign.vote import Ballot, Vote, conflicts, vote
@@ -283,19 +284,31 @@ def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[
     for label, damage in zip(labels, heard, strict=True):
         for one in damage:
             yield _settled(one, outcome.lost, label, others_are_clean=clean > 0)
-    for conflict in conflicts(outcome, labels):
+    listed, more = conflicts(outcome, labels)
+    for conflict in listed:
         minority = _minority(conflict.versions, conflict.served)
         path = next(one.path for one in part.copies if one.label == minority)
         yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.settled)
+    if more:
+        first, end = more[0][0], more[-1][1]
+        reason = together(len(more), f"copies have different content of messages from {first} to {end - 1}")
+        unsettled = bool(outcome.unsettled[(outcome.sequences >= first) & (outcome.sequences < end)].any())
+        yield replace(_difference(part, part.path, first, end, reason, unsettled), places=len(more))
     for at, copy in enumerate(part.copies):
         missing = (outcome.states[:, at] == State.MISSING) & (outcome.versions[:, at] != -2)
         if copy.problem:
             missing |= outcome.states[:, at] == State.DAMAGED
         why = f"{copy.label} cannot be read ({copy.problem})" if copy.problem else f"{copy.label} does not have them"
-        for first, end in SequenceSet.from_sequences(outcome.sequences[missing]).ranges():
+        lacking = SequenceSet.from_sequences(outcome.sequences[missing])
+        ranges = [(first, end, 1) for first, end in lacking.ranges_head(PLACE_COUNT_MAX)]
+        if lacking.run_count > PLACE_COUNT_MAX:
+            first, end = int(lacking.starts[PLACE_COUNT_MAX]), int(lacking.ends[-1])
+            ranges.append((first, end, lacking.run_count - PLACE_COUNT_MAX))
+        for first, end, places in ranges:
             which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
-            lack = _difference(part, copy.path, first, end, f"{which}: {why}, other copies do", disputed=False)
-            yield replace(lack, gone=True)
+            reason = together(places, f"{which}: {why}, other copies do")
+            lack = _difference(part, copy.path, first, end, reason, disputed=False)
+            yield replace(lack, gone=True, places=places)
 
 
 def _settled(one: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:

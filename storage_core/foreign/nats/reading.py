@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
+from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests
 from storage_core.foreign.nats.block import BlockContent, read_block
 from storage_core.foreign.nats.columns import build_batch, subjects_of
@@ -171,16 +172,20 @@ def _damage(
     file = "compressed file" if content.compressed else "file"
     note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
     found = []
+    done: list[tuple[int, int]] = []  # what is put down to damage; both ends rise with the places in the block
     for one in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
-        lost = missing.clip(one.after + 1, one.before if one.before is not None else SEQUENCE_END)
-        missing = missing.difference(lost)
+        first, end = one.after + 1, one.before if one.before is not None else SEQUENCE_END
+        lost = missing.clip(max(first, done[-1][1]) if done else first, end)
+        if first < end:
+            done.append((first, end if not done else max(end, done[-1][1])))
         # Between neighbours in sequence there was no message, but maybe a tombstone: then an index has to know.
-        unclear = not part.known and one.after + 1 == one.before
+        unclear = not part.known and (one.after + 1 == one.before or one.places > 1)
         found.append(_foreign_damage(part, one, note, lost, unclear))
     if content.damage and not found:
         at, reason = content.damage[0]
         place = RecordDamage(at, at, reason, 0, None)
         found.append(_foreign_damage(part, place, "", SequenceSet.empty(), unclear=not part.known))
+    missing = missing.difference(SequenceSet.from_ranges(done)) if part.known else missing
     if part.known and missing:
         gone = RecordDamage(part.file_size, part.file_size, "the index lists them, the block has no record", 0, None)
         found.append(_foreign_damage(part, gone, note, missing))
@@ -188,9 +193,16 @@ def _damage(
 
 
 def _strange_damage(strange: Records) -> list[RecordDamage]:
-    places = zip(strange.starts.tolist(), strange.ends.tolist(), strange.sequences.tolist(), strict=True)
+    some = strange.take(slice(0, PLACE_COUNT_MAX))
+    places = zip(some.starts.tolist(), some.ends.tolist(), some.sequences.tolist(), strict=True)
     reason = "the subject is none of the stream's (its size is not covered by the checksum)"
-    return [RecordDamage(start, end, reason, sequence - 1, sequence + 1) for start, end, sequence in places]
+    found = [RecordDamage(start, end, reason, sequence - 1, sequence + 1) for start, end, sequence in places]
+    rest = strange.take(slice(PLACE_COUNT_MAX, len(strange)))
+    if len(rest):
+        after, before = int(rest.sequences.min()) - 1, int(rest.sequences.max()) + 1
+        told = together(len(rest), reason)
+        found.append(RecordDamage(int(rest.starts[0]), int(rest.ends[-1]), told, after, before, len(rest)))
+    return found
 
 
 def _whole_block(part: ForeignSlice, removed: SequenceSet, reason: str) -> ForeignDamage:
@@ -214,6 +226,7 @@ def _foreign_damage(
         lost_count=len(lost) if part.known else None,
         unclear=unclear,
         reason=damage.reason + note,
+        places=damage.places,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.foreign.arrays import runs_by_size
+from storage_core.foreign.budget import PLACE_COUNT_MAX, SearchBudget, together
 from storage_core.foreign.nats.highwayhash import Key
 from storage_core.foreign.nats.record import (
     HEAD_SIZE,
@@ -31,9 +32,7 @@ from storage_core.foreign.nats.record import (
 from storage_core.sequences import SequenceSet
 
 RECORD_COUNT_MAX = (64 << 20) // SIZE_MIN  # in a block: those of old servers have 64 MiB, of new ones 8 MiB
-SEARCH_SIZE_MAX = 32 << 20  # bytes hashed in search of lost records, for each block; one record can be that long
-SEARCH_FACTOR = 6  # and this much more a byte of the block: a whole block of smallest records must be findable
-CANDIDATE_COST = 128  # bytes added for each candidate
+SEARCH_SPARE_MAX = 32 << 20  # bytes hashed in search of lost records beside the multiple of the block's size
 BATCH_SIZE = 1 << 20  # bytes of candidates that are hashed together
 SEARCH_STEP = 1 << 20  # bytes whose every place is looked at in one go
 SEQUENCE_PLAUSIBLE = 1 << 48  # beyond this, and beyond twice the highest sequence seen, a number is noise
@@ -48,6 +47,7 @@ class RecordDamage:
     reason: str
     after: int  # highest sequence of a true message before the damage, 0 if there is none
     before: int | None  # sequence of the first true message after it, None if there is none
+    places: int = 1  # that it stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,45 @@ def _fill_gaps(block: pa.Buffer, view: np.ndarray, chained: Records, key: Key) -
     """Look for records in every stretch that the true ones on the chain leave, and name what is still none."""
     highest = int(np.max(chained.sequences, initial=0))
     search = _Search(block, view, key, max(SEQUENCE_PLAUSIBLE, 2 * highest))
-    found = [search.stretch(first, end) for first, end in _gaps(chained, len(view))]
+    gaps = _gaps(chained, len(view))
+    found = [search.stretch(first, end) for first, end in gaps[:PLACE_COUNT_MAX].tolist()]
+    if len(gaps) > PLACE_COUNT_MAX:
+        search.give_up_at(int(gaps[PLACE_COUNT_MAX, 0]))
     merged = _merge([chained, *found])
-    damage = [_describe(view, merged, first, end, search) for first, end in _gaps(merged, len(view))]
+    gaps, neighbours = _gaps(merged, len(view)), _Neighbours(merged)
+    damage = [_describe(view, neighbours, first, end, search) for first, end in gaps[:PLACE_COUNT_MAX].tolist()]
+    rest = gaps[PLACE_COUNT_MAX:]
+    if len(rest):
+        first, end = int(rest[0, 0]), int(rest[-1, 1])
+        reason = together(len(rest), _reason(view, *rest[0].tolist())) + search.said_of(end)
+        after, before = neighbours.after(first), neighbours.before(end)
+        damage.append(RecordDamage(first, end, reason, after, before, len(rest)))
     return BlockScan(merged, tuple(damage))
 
 
-def _gaps(records: Records, size: int) -> list[tuple[int, int]]:
+def _gaps(records: Records, size: int) -> np.ndarray:
+    """Return what lies between records in `[0, size)`, rows of (first, end)."""
     edges = np.concatenate(([0], np.stack((records.starts, records.ends), axis=1).ravel(), [size])).reshape(-1, 2)
-    return [(first, end) for first, end in edges[edges[:, 0] < edges[:, 1]].tolist()]
+    return np.asarray(edges[edges[:, 0] < edges[:, 1]])
+
+
+class _Neighbours:
+    """The messages in front of a place in a block and behind it."""
+
+    def __init__(self, records: Records) -> None:
+        plain = ~records.tombstones
+        self._starts, self._sequences = records.starts[plain], records.sequences[plain]
+        self._highest = np.maximum.accumulate(self._sequences)
+
+    def after(self, first: int) -> int:
+        """Return the highest sequence in front of the offset, 0 if there is none."""
+        at = int(np.searchsorted(self._starts, first))
+        return max(0, int(self._highest[at - 1])) if at else 0
+
+    def before(self, end: int) -> int | None:
+        """Return the sequence of the first message from the offset on, None if there is none."""
+        at = int(np.searchsorted(self._starts, end))
+        return int(self._sequences[at]) if at < len(self._sequences) else None
 
 
 def _merge(parts: list[Records]) -> Records:
@@ -137,8 +167,18 @@ class _Search:
 
     def __init__(self, block: pa.Buffer, view: np.ndarray, key: Key, sequence_max: int) -> None:
         self._block, self._view, self._key, self._sequence_max = block, view, key, sequence_max
-        self._budget = SEARCH_SIZE_MAX + SEARCH_FACTOR * len(view)
-        self.given_up_at = len(view)  # places from here on were not all tried
+        self._budget = SearchBudget(SEARCH_SPARE_MAX)
+        self._budget.grant(len(view))
+        self._given_up_at = len(view)  # places from here on were not all tried
+
+    def give_up_at(self, offset_bytes: int) -> None:
+        self._given_up_at = min(self._given_up_at, offset_bytes)
+
+    def said_of(self, end: int) -> str:
+        """Return what is to be said of damage up to `end`: whether the search came so far."""
+        if end <= self._given_up_at:
+            return ""
+        return "; the search for records in it was given up, too much there looks like one"
 
     def stretch(self, first: int, end: int) -> Records:
         """Return the true records inside `[first, end)`; of two that overlap, the one that begins first."""
@@ -148,9 +188,9 @@ class _Search:
             for run_first, run_end in runs_by_size(candidates.sizes, BATCH_SIZE):
                 batch = candidates.take(slice(run_first, run_end))
                 batch = batch.take(batch.starts >= done)  # a true record hides the places inside it
-                self._budget -= int(batch.sizes.sum()) + CANDIDATE_COST * len(batch)
-                if self._budget < 0:
-                    self.given_up_at = min(self.given_up_at, done)
+                longest = int(np.max(batch.sizes, initial=0))
+                if not self._budget.spend(int(batch.sizes.sum()), len(batch), longest):
+                    self.give_up_at(done)
                     return _merge(taken)
                 true = batch.take(verify_scattered(self._block, batch, self._key))
                 taken.append(true.take(_apart(true)))
@@ -188,15 +228,9 @@ def _apart(records: Records) -> np.ndarray:
     return chosen
 
 
-def _describe(view: np.ndarray, records: Records, first: int, end: int, search: _Search) -> RecordDamage:
-    at = int(np.searchsorted(records.starts, first))
-    plain = ~records.tombstones
-    before = records.sequences[:at][plain[:at]]
-    after = records.sequences[at:][plain[at:]]
-    reason = _reason(view, first, end)
-    if end > search.given_up_at:
-        reason += "; the search for records in it was given up, too much there looks like one"
-    return RecordDamage(first, end, reason, int(np.max(before, initial=0)), int(after[0]) if len(after) else None)
+def _describe(view: np.ndarray, neighbours: _Neighbours, first: int, end: int, search: _Search) -> RecordDamage:
+    reason = _reason(view, first, end) + search.said_of(end)
+    return RecordDamage(first, end, reason, neighbours.after(first), neighbours.before(end))
 
 
 def _reason(view: np.ndarray, first: int, end: int) -> str:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from storage_core.errors import DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
+from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.digests import Digests
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.foreign.stan.messages import (
@@ -29,7 +30,7 @@ from storage_core.foreign.stan.messages import (
 )
 from storage_core.foreign.stan.record import MESSAGES, Records
 from storage_core.foreign.stan.report import show
-from storage_core.foreign.stan.scan import Cause, Stretch, Window, join, scan_file
+from storage_core.foreign.stan.scan import Cause, Stretch, Window, fold, join, scan_file
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.subjects import match_mask
@@ -145,7 +146,7 @@ class _Account:
         shown = (sequences > 0) & (records.good | part.no_crc)
         hidden = _hidden(window, shown, strange, part)
         here = sorted([*window.stretches, *hidden], key=lambda one: one.offset_bytes)
-        stretches = join([*self._pending, *here])
+        stretches = fold(join([*self._pending, *here]))
         rows = np.flatnonzero(shown)
         self._tell_all(window, stretches, rows, sequences[rows])
         rows = rows[(sequences[rows] >= part.first) & (sequences[rows] < part.end)]
@@ -197,11 +198,15 @@ class _Account:
             groups.setdefault(place, []).append(one)
         self._pending = groups.pop(len(rows), [])
         suspects = deque(_served(window, rows, sequences, self._part))
-        for row in sorted(groups):
+        rows_told = sorted(groups)
+        for row in rows_told[:PLACE_COUNT_MAX]:
             while suspects and suspects[0][0].offset_bytes < heads[row]:
                 self._tell_served(*suspects.popleft())
             reason = f"the record has sequence {int(sequences[row])}, but none is in front of it"
             self._tell(groups[row], int(lows[row]), int(highs[row]), int(heads[row]), reason, inside=True)
+        if len(rows_told) > PLACE_COUNT_MAX:
+            rest = np.array(rows_told[PLACE_COUNT_MAX:])
+            self._tell_together([groups[row] for row in rest.tolist()], lows[rest], highs[rest], heads[rest])
         for served in suspects:
             self._tell_served(*served)
         if len(sequences):
@@ -226,6 +231,31 @@ class _Account:
         for one in stretches:
             if one not in blamed and (inside or one.cause is not Cause.PADDING):
                 self._report(one, None, None, None, served=False, allowed=True)
+
+    def _tell_together(
+        self, groups: Sequence[Sequence[Stretch]], lows: np.ndarray, highs: np.ndarray, heads: np.ndarray
+    ) -> None:
+        """Tell what lies in front of many served rows as one place: stretches, and what is missing there."""
+        stretches = [
+            replace(one, cause=Cause.BAD) if one.cause in (Cause.END, Cause.PADDING) else one
+            for group in groups
+            for one in group
+        ]
+        missing = np.flatnonzero(lows < highs)
+        blamed = sum(one.places for one in stretches if one.cause is not Cause.HARMLESS)
+        if len(missing) > blamed:
+            first, last = int(missing[0]), int(missing[-1])
+            reason = f"the record has sequence {int(highs[first])}, but none is in front of it"
+            start, end = int(heads[first]), int(heads[last])
+            stretches.append(Stretch(start, end, Cause.MISSING, reason, b"", places=len(missing) - blamed))
+        (one,) = fold(stretches, 0)
+        harmless = not len(missing) or one.cause is Cause.HARMLESS
+        allowed = harmless or all(self._allows(each.cause) for each in stretches if each.cause is not Cause.HARMLESS)
+        if harmless:
+            self._report(one, None, None, None, served=False, allowed=True)
+            return
+        low, high = int(lows[missing[0]]), int(highs[missing[-1]])
+        self._report(one, low, high, int((highs - lows)[missing].sum()), served=False, allowed=allowed)
 
     def _allows(self, cause: Cause) -> bool:
         if cause is Cause.BAD:
@@ -254,11 +284,12 @@ class _Account:
             end=None if end == SEQUENCE_END else end,
             lost_count=None if served else count,
             unclear=False,
-            reason=stretch.reason,
+            reason=together(stretch.places, stretch.reason),
             served=served,
             allowed=allowed,
             disputed=disputed,
             record=show(MESSAGES, stretch),
+            places=stretch.places,
         )
         if self._on_damage is not None:
             self._on_damage(damage)
@@ -275,10 +306,9 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
     follows = (hidden[1:] == hidden[:-1] + 1) & (records.heads[hidden[1:]] == records.ends[hidden[:-1]])
     kinds = records.good + 2 * strange + 4 * (strange & records.own)
     follows &= kinds[hidden[1:]] == kinds[hidden[:-1]]
-    cuts = np.flatnonzero(~follows) + 1
     found = []
-    for run in np.split(hidden, cuts):
-        first, end = int(run[0]), int(run[-1]) + 1
+    runs, rest = _runs(follows)
+    for first, end in [(int(hidden[first]), int(hidden[end - 1]) + 1) for first, end in runs]:
         one = window.suspect(first, end)
         if strange[first]:
             one = replace(one, cause=Cause.FOREIGN, reason=_strange_reason(window, first, end, part))
@@ -286,7 +316,20 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
             reason = "the sequence is not above that of the record in front"
             one = replace(one, cause=Cause.HARMLESS, reason=reason)
         found.append(one)
+    if rest:  # as what the worst of them is
+        left = hidden[rest[0][0] :]
+        cause = Cause.FOREIGN if strange[left].any() else Cause.HARMLESS if records.good[left].all() else Cause.BAD
+        one = window.suspect(int(left[0]), int(left[-1]) + 1)
+        reason = "records that have no place here, that fail their checksum, or that come twice"
+        found.append(replace(one, cause=cause, reason=reason, shown=b"", places=len(rest)))
     return found
+
+
+def _runs(follows: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the runs `[first, end)` of elements that follow each other: the first ones, and the others."""
+    starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
+    runs = list(zip(starts.tolist(), [*starts[1:].tolist(), len(follows) + 1], strict=True))
+    return runs[:PLACE_COUNT_MAX], runs[PLACE_COUNT_MAX:]
 
 
 def _strange_reason(window: Window, first: int, end: int, part: ForeignSlice) -> str:
@@ -310,12 +353,14 @@ def _served(
         return []
     follows = (rows[which[1:]] == rows[which[:-1]] + 1) & (sequences[which[1:]] == sequences[which[:-1]] + 1)
     follows &= records.heads[rows[which[1:]]] == records.ends[rows[which[:-1]]]
-    runs = np.split(which, np.flatnonzero(~follows) + 1)
-    return [
-        (
-            window.suspect(int(rows[run[0]]), int(rows[run[-1]]) + 1),
-            int(sequences[run[0]]),
-            int(sequences[run[-1]]) + 1,
-        )
-        for run in runs
-    ]
+    runs, rest = _runs(follows)
+    if rest:
+        runs.append((rest[0][0], rest[-1][1]))
+    found = []
+    for at, (first, end) in enumerate(runs):
+        low, high = int(which[first]), int(which[end - 1])
+        one = window.suspect(int(rows[low]), int(rows[high]) + 1)
+        if at == PLACE_COUNT_MAX:
+            one = replace(one, reason="records that fail their checksum, and true ones between", places=len(rest))
+        found.append((one, int(sequences[low]), int(sequences[high]) + 1))
+    return found

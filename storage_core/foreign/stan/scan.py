@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage_core.files import OS_FILES, File, Files, OsFile
+from storage_core.foreign.budget import PLACE_COUNT_MAX, SearchBudget
 from storage_core.foreign.stan.protobuf import PADDING, elements, read_uvarints
 from storage_core.foreign.stan.record import (
     FILE_HEADER_SIZE,
@@ -40,9 +41,7 @@ from storage_core.foreign.stan.record import (
 
 WINDOW_SIZE = 16 << 20  # bytes
 SEARCH_STEP = 1 << 20  # bytes whose every place is looked at in one go
-SEARCH_SIZE_MAX = 256 << 20  # bytes hashed in search of lost records, for each file
-SEARCH_FACTOR = 6  # and this much more a byte of the file
-CANDIDATE_COST = 128  # bytes added for each candidate
+SEARCH_SPARE_MAX = 256 << 20  # bytes hashed in search of lost records beside the multiple of the file's size
 SHOWN_SIZE = 8 + 64  # bytes of a bad record that are kept to be shown
 _SUBJECT_TAG = 0x12
 
@@ -65,9 +64,10 @@ class Stretch:
     offset_bytes: int
     end_bytes: int
     cause: Cause
-    reason: str
+    reason: str  # of one of them, if it stands for several places
     shown: bytes  # the first of them
     continued: bool = False  # of the stretch in front of it, which ended with its window
+    places: int = 1  # that it stands for
 
 
 def join(stretches: list[Stretch]) -> list[Stretch]:
@@ -81,6 +81,21 @@ def join(stretches: list[Stretch]) -> list[Stretch]:
         said = one if before.cause is Cause.PADDING else before
         joined.append(replace(said, offset_bytes=before.offset_bytes, end_bytes=one.end_bytes, continued=False))
     return joined
+
+
+_WORST = (Cause.HARMLESS, Cause.PADDING, Cause.END, Cause.MISSING, Cause.BAD, Cause.FOREIGN)
+
+
+def fold(stretches: list[Stretch], count_max: int = PLACE_COUNT_MAX) -> list[Stretch]:
+    """Return the first stretches as they are, and those after them as one, which is what the worst of them is."""
+    rest = stretches[count_max:]
+    if len(rest) < 2:
+        return stretches
+    worst = max(rest, key=lambda one: _WORST.index(one.cause))
+    first, end = min(one.offset_bytes for one in rest), max(one.end_bytes for one in rest)
+    places = sum(one.places for one in rest)
+    folded = replace(worst, offset_bytes=first, end_bytes=end, shown=b"", continued=rest[0].continued, places=places)
+    return [*stretches[:count_max], folded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +143,7 @@ class _Scan:
         self._polynomial = "IEEE"
         self._last_sequence = 0  # of the true messages so far
         self._cut_at = -1  # where the window before ended inside a stretch, offset_bytes in the file
-        self._budget, self._budgeted = SEARCH_SIZE_MAX, 0  # bytes that may be hashed, and up to where more was given
+        self._budget, self._budgeted = SearchBudget(SEARCH_SPARE_MAX), 0  # and up to where it was given
         self._record_size_max = kind.payload_size_max + HEADER_SIZE
 
     def windows(self) -> Iterator[Window]:
@@ -180,7 +195,7 @@ class _Scan:
     def _scan(self, buffer: pa.Buffer, view: np.ndarray, base: int, size: int) -> tuple[Window, int]:
         """Return the window, and how many bytes of it are done: the next one begins there."""
         last = base + size == self._end
-        self._budget += SEARCH_FACTOR * max(0, base + size - max(base, self._budgeted))
+        self._budget.grant(max(0, base + size - max(base, self._budgeted)))
         self._budgeted = max(self._budgeted, base + size)
         starts, ends, stop = walk(view.data, 0, size, self._kind)
         records, self._polynomial = check(view, starts, ends, self._kind, self._polynomial, self._subject)
@@ -225,7 +240,9 @@ class _Scan:
         known = merge([known, suspects.take(_apart(suspects, known))])
         known = merge([known, self._span(view, base, _gaps(known, limit), limit)])
         gaps = _gaps(known, limit)
-        told += [self._stretch(view, base, first, end) for first, end in gaps]
+        told += [self._stretch(view, base, first, end) for first, end in gaps[:PLACE_COUNT_MAX]]
+        if len(gaps) > PLACE_COUNT_MAX:
+            told.append(_rest(view, base, gaps[PLACE_COUNT_MAX:]))
         if limit:
             self._cut_at = base + limit if end_of_file is None and gaps and gaps[-1][1] == limit else -1
         return Window(base, buffer, known, tuple(sorted(told, key=lambda one: one.offset_bytes))), limit
@@ -245,13 +262,13 @@ class _Scan:
     def _search(self, view: np.ndarray, gaps: list[tuple[int, int]], chained: Records) -> Records:
         """Return the true records inside the gaps; of two that overlap, the one that begins first."""
         places: list[tuple[int, int]] = []
-        for first, end in gaps:
+        for first, end in gaps[:PLACE_COUNT_MAX]:
             done = first
             for step in range(first, end - HEADER_SIZE, SEARCH_STEP):
                 for start, stop in self._candidates(view, max(step, done), min(step + SEARCH_STEP, end), end):
-                    if start < done or self._budget < 0:
+                    if start < done or self._budget.is_spent:
                         continue
-                    self._budget -= stop - start + CANDIDATE_COST
+                    self._budget.spend(stop - start)
                     if _holds(view, start, stop):
                         places.append((start + HEADER_SIZE, stop))
                         done = stop
@@ -294,7 +311,7 @@ class _Scan:
 
     def _resize(self, view: np.ndarray, gaps: list[tuple[int, int]]) -> Records:
         """Return the gaps that are one record each, their checksum holds for all of it, whatever size they declare."""
-        places = [(first + HEADER_SIZE, end) for first, end in gaps if self._fits(first, end)]
+        places = [(first + HEADER_SIZE, end) for first, end in gaps[:PLACE_COUNT_MAX] if self._fits(first, end)]
         found = self._check(view, [(start, end) for start, end in places if _holds(view, start - HEADER_SIZE, end)])
         return found.take(found.good & found.readable)
 
@@ -317,7 +334,7 @@ class _Scan:
     def _stretch(self, view: np.ndarray, base: int, first: int, end: int) -> Stretch:
         shown = view[first : min(end, first + SHOWN_SIZE)].tobytes()
         cause, reason = self._reason(view, base, first, end)
-        if self._budget < 0:
+        if self._budget.is_spent:
             reason += "; the search for records was given up, too much there looks like one"
         return Stretch(base + first, base + end, cause, reason, shown, continued=base + first == self._cut_at)
 
@@ -349,6 +366,13 @@ def _checksum_reason(record: memoryview) -> str:
         return "the checksum holds, but the payload is no message that can be read"
     actual = " and ".join(f"{checksum(payload):#010x} ({name})" for name, checksum in POLYNOMIALS.items())
     return f"checksum mismatch: the record has {crc:#010x}, its {len(payload)} bytes give {actual}"
+
+
+def _rest(view: np.ndarray, base: int, gaps: list[tuple[int, int]]) -> Stretch:
+    """Return gaps together that are not told one by one; whether there are records in them was not looked at."""
+    first, end = gaps[0][0], gaps[-1][1]
+    reason = "bytes that are no record, and in which none was searched for"
+    return Stretch(base + first, base + end, Cause.BAD, reason, b"", places=len(gaps))
 
 
 def _holds(view: np.ndarray, start: int, end: int) -> bool:

@@ -14,16 +14,19 @@ import numpy as np
 
 from storage_core.errors import CorruptRecordError
 from storage_core.files import OS_FILES, Files
+from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.slices import ForeignDamage
 from storage_core.foreign.stan.protobuf import decode_one
 from storage_core.foreign.stan.record import CLIENTS, SUBSCRIPTIONS, Kind, Records
 from storage_core.foreign.stan.report import show
-from storage_core.foreign.stan.scan import Cause, Stretch, Window, scan_file
+from storage_core.foreign.stan.scan import Cause, Stretch, Window, fold, scan_file
 from storage_core.os_errors import raise_if_of_process
 
 _NEW, _REPLACED, _REMOVED, _ACKED, _SENT = 1, 2, 3, 4, 5
 _CLIENT_NEW, _CLIENT_REMOVED = 1, 2
+LIVE_COUNT_MAX = 100_000  # subscriptions of a channel, or clients; a server's limit is a thousand
+PENDING_COUNT_MAX = 1_000_000  # deliveries of a channel that wait for their acknowledgement
 OnDamage = Callable[[ForeignDamage], None]
 
 
@@ -94,25 +97,37 @@ def replay_subscriptions(
     without it, what `options` do not allow raises CorruptRecordError, which shows the record.
     """
     live: dict[int, _Live] = {}
+    pending_count, left_out = 0, 0
     for window, records in _replayed(path, stream, SUBSCRIPTIONS, options, on_damage, files):
         ids, numbers = records.fields[1].values.tolist(), records.fields[2].values.tolist()
         for row, (code, own, number) in enumerate(zip(records.types.tolist(), ids, numbers, strict=True)):
             one = live.get(own)
             if code in (_NEW, _REPLACED):
+                if one is None and len(live) >= LIVE_COUNT_MAX:
+                    left_out += 1
+                    continue
                 state = _subscription(_payload(window, records, row), stream)
                 if one is not None and code == _REPLACED:
                     one.state, one.last_sent = state, max(one.last_sent, state.last_sent)
                 else:
+                    pending_count -= len(one.pending) if one is not None else 0
                     live[own] = _Live(state, state.last_sent)
             elif one is None:
                 continue  # acknowledged after it was removed
             elif code == _REMOVED:
+                pending_count -= len(one.pending)
                 del live[own]
             elif code == _ACKED:
+                pending_count -= number in one.pending
                 one.pending.discard(number)
             else:
-                one.pending.add(number)
                 one.last_sent = max(one.last_sent, number)
+                if number not in one.pending and pending_count < PENDING_COUNT_MAX:
+                    one.pending.add(number)
+                    pending_count += 1
+                else:
+                    left_out += number not in one.pending
+    _tell_left_out(left_out, path, stream, SUBSCRIPTIONS, options, on_damage)
     return [
         replace(one.state, last_sent=one.last_sent, pending=tuple(sorted(one.pending)))
         for _, one in sorted(live.items())
@@ -127,13 +142,17 @@ def replay_clients(
 ) -> list[Client]:
     """Return the clients in a clients.dat by id; damage as in replay_subscriptions."""
     live: dict[str, Client] = {}
+    left_out = 0
     for window, records in _replayed(path, "", CLIENTS, options, on_damage, files):
         for row, code in enumerate(records.types.tolist()):
             client = _client(_payload(window, records, row))
-            if code == _CLIENT_NEW:
+            if code != _CLIENT_NEW:
+                live.pop(client.id, None)
+            elif client.id in live or len(live) < LIVE_COUNT_MAX:
                 live[client.id] = client
             else:
-                live.pop(client.id, None)
+                left_out += 1
+    _tell_left_out(left_out, path, "", CLIENTS, options, on_damage)
     return [one for _, one in sorted(live.items())]
 
 
@@ -179,14 +198,19 @@ def _replayed(
             stretches = [*zeros, *window.stretches] if len(records) else list(window.stretches)
             zeros = [] if len(records) else zeros
             end = window.offset_bytes + int(records.ends[-1]) if len(records) else window.offset_bytes
-            zeros += [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end]
+            zeros = fold(zeros + [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end])
             for one in stretches:
                 if one not in zeros:
                     goes_on = one.offset_bytes < end and one.cause in (Cause.END, Cause.PADDING)
                     told = replace(one, cause=Cause.BAD) if goes_on else one
                     _tell(_damage(path, stream, kind, told, options), on_damage)
-            for row in np.flatnonzero(~records.good).tolist():
+            bad = np.flatnonzero(~records.good)
+            for row in bad[:PLACE_COUNT_MAX].tolist():
                 one = window.suspect(row, row + 1)
+                _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)
+            if len(bad) > PLACE_COUNT_MAX:
+                rest = bad[PLACE_COUNT_MAX:]
+                one = replace(window.suspect(int(rest[0]), int(rest[-1]) + 1), places=len(rest))
                 _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)
             yield window, records.take(applied)
     except FileNotFoundError:
@@ -214,10 +238,20 @@ def _damage(
         end=None,
         lost_count=None,
         unclear=False,
-        reason=f"record of a {kind.name}{effect}: {stretch.reason}",
+        reason=together(stretch.places, f"record of a {kind.name}{effect}: {stretch.reason}"),
         allowed=harmless or (allowed and stretch.cause is not Cause.MISSING),
         record=show(kind, stretch),
+        places=stretch.places,
     )
+
+
+def _tell_left_out(
+    count: int, path: str, stream: str, kind: Kind, options: ReplayOptions, on_damage: OnDamage | None
+) -> None:
+    if count:
+        bounds = f"at most {LIVE_COUNT_MAX} of them and {PENDING_COUNT_MAX} pending messages are kept"
+        stretch = Stretch(0, 0, Cause.MISSING, f"{count} records are more than is kept: {bounds}", b"")
+        _tell(_damage(path, stream, kind, stretch, options), on_damage)
 
 
 def _tell(damage: ForeignDamage, on_damage: OnDamage | None) -> None:

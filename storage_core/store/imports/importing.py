@@ -36,6 +36,7 @@ from storage_core.errors import (
 )
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore
+from storage_core.foreign.budget import fold_damage, together
 from storage_core.foreign.plans import match_names
 from storage_core.foreign.slices import note_damage
 from storage_core.foreign.stan.guard import StoreUse, check_use
@@ -79,6 +80,7 @@ from storage_core.store.writing import appends
 
 logger = logging.getLogger(__name__)
 PART_SIZE = 64 << 20  # bytes of block files in one part, unless a single one is larger
+DAMAGE_COUNT_MAX = 10_000  # places of damage that an import lists one by one
 PART_FILE_COUNT_MAX = 256  # block files in one part
 STREAMS_AT_ONCE = 64  # streams of one entry
 TIME_LEFT_MIN_NS = 24 * 3_600 * 1_000_000_000  # a directory that is due sooner is not gone on with
@@ -137,6 +139,7 @@ class _Import:
         self._failed: list[dict[str, str]] = []
         self._reports: list[dict[str, Any]] = []
         self._damage: list[dict[str, Any]] = []
+        self._unlisted: dict[str, Any] = {}  # one row for what comes after DAMAGE_COUNT_MAX
         self._id = b""
 
     def run(self) -> dict[str, Any]:
@@ -211,7 +214,7 @@ class _Import:
             slices=slices,
             bounds=self._source.bounds(foreign),
             consumers=tuple(consumers),
-            damage=tuple(told),
+            damage=tuple(fold_damage(told)),
             notes=tuple(notes),
             source=_digest(decided),
         )
@@ -406,7 +409,7 @@ class _Import:
     ) -> None:
         beside = [damage_row(one) for one in planned.damage]
         found = [*beside, *(row for record in records for row in record.damage)]
-        self._damage += found
+        self._list(found)
         count, lost = stream.message_count, len(stream.lost)
         shown = stream.next_sequence - stream.low_watermark
         self._reports.append(
@@ -432,15 +435,27 @@ class _Import:
             }
         )
 
+    def _list(self, found: Sequence[dict[str, Any]]) -> None:
+        room = max(0, DAMAGE_COUNT_MAX - len(self._damage))
+        self._damage += found[:room]
+        for row in found[room:]:
+            before = self._unlisted or {**row, "left": False, "places": 0}
+            places = before["places"] + row["places"]
+            self._unlisted = {**before, "left": before["left"] or row["left"], "places": places}
+
     def _report(self) -> dict[str, Any]:
-        is_whole = not any(row["left"] for row in self._damage) and not any(one["lost"] for one in self._reports)
+        damage = list(self._damage)
+        if self._unlisted:
+            reason = together(self._unlisted["places"], self._unlisted["reason"])
+            damage.append({**self._unlisted, "reason": reason, "description": reason})
+        is_whole = not any(row["left"] for row in damage) and not any(one["lost"] for one in self._reports)
         return {
             "layout": self._source.layout,
             "import": self._id.hex(),
             "ok": is_whole and not self._failed,
             "streams": sorted(self._reports, key=lambda one: str(one["name"])),
             "failed": self._failed,
-            "damage": self._damage,
+            "damage": damage,
         }
 
 

@@ -38,6 +38,8 @@ from storage_core.errors import (
 from storage_core.file_kinds import IMPORT_RECORD
 from storage_core.files import OS_FILES, Files, write_durably
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
+from storage_core.foreign.budget import fold_damage
+from storage_core.foreign.slices import DAMAGE_SCHEMA
 from storage_core.foreign.union import UnionSlice
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.os_errors import raise_if_of_process
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 HEAD_FILE = f"import{PART_SUFFIX}"
 MAGIC = b"JSTRMIMP"
 FORMAT_VERSION = 1
+DAMAGE_KEYS = {*DAMAGE_SCHEMA.names, "places", "left"}
 COLUMNS = ("sequence", *FRAME_SCHEMA.names)
 _HEADER = Struct("<8sII16sI")  # magic, version, payload size, digest of the payload, CRC32C of the bytes before
 
@@ -139,9 +142,12 @@ def decode_record(data: bytes, name: str) -> ImportHead | PartRecord:
     if size != len(payload) or digest_of(payload) != digest:
         raise CorruptRecordError(name, _HEADER.size, f"{len(payload)} bytes, expected {size} with another digest")
     try:
-        return msgspec.msgpack.decode(payload, type=ImportHead | PartRecord)
+        record: ImportHead | PartRecord = msgspec.msgpack.decode(payload, type=ImportHead | PartRecord)
     except UNDECODABLE as error:
         raise CorruptRecordError(name, _HEADER.size, str(error)) from error
+    if isinstance(record, PartRecord) and not all(set(row) == DAMAGE_KEYS for row in record.damage):
+        raise CorruptRecordError(name, _HEADER.size, "damage with other columns than it has")
+    return record
 
 
 def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
@@ -183,10 +189,10 @@ def _write_file(path: Path, content: bytes, env: Environment) -> None:
 
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:
-    """Return damage as a row in DAMAGE_SCHEMA, and whether anything is left of it in what was imported."""
+    """Return damage as a row in DAMAGE_SCHEMA, with how many places it is, and whether anything of it is left here."""
     row = {key: readable(value) if isinstance(value, str) else value for key, value in damage.row().items()}
     is_note = damage.first is None and not damage.end_bytes and not damage.elsewhere
-    return {**row, "left": damage.costs or damage.served or damage.disputed or is_note}
+    return {**row, "places": damage.places, "left": damage.costs or damage.served or damage.disputed or is_note}
 
 
 # --- writing a part
@@ -380,7 +386,7 @@ class _Blocks:
             present=reading.present().encode(),
             lost=reading.lost().encode(),
             read_count=reading.read_count,
-            damage=tuple(damage_row(one) for one in reading.damage),
+            damage=tuple(damage_row(one) for one in fold_damage(reading.damage)),
         )
 
     def discard(self) -> None:

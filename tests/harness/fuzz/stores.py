@@ -44,7 +44,7 @@ from storage_core.store.backups.backup_format import (
     encode_unfinished,
 )
 from storage_core.store.environment import Environment
-from storage_core.store.imports.parts import ImportHead, PartRecord, decode_record, encode_record
+from storage_core.store.imports.parts import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.reports import Report
@@ -426,9 +426,9 @@ def single_files(folder: Path) -> Subject:
     place.mkdir()
     identity = VolumeIdentity(b"s" * 16, b"v" * 16, b"i" * 16, NOON_NS)
     rows = bytes(2 * BLOCK_DTYPE.itemsize)
-    part = PartRecord(
-        b"i" * 16, b"s" * 16, 1, rows, (("a",), None), (((b"v" * 16, b"i" * 16),), ()), b"", b"", 2, ({},)
-    )
+    holders = (((b"v" * 16, b"i" * 16),), ())
+    damage = (dict.fromkeys(sorted(DAMAGE_KEYS)),)
+    part = PartRecord(b"i" * 16, b"s" * 16, 1, rows, (("a",), None), holders, b"", b"", 2, damage)
     head = ImportHead(b"i" * 16, b"s" * 16, "ORDERS", (b"v" * 16,))
     (place / "jstream.restoring").write_bytes(encode_restoring([identity, identity]))
     (place / "jstream.unfinished").write_bytes(encode_unfinished(b"s" * 16))

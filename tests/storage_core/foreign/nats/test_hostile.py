@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -11,12 +12,18 @@ import pyarrow as pa
 import pytest
 from harness.bounded_run import make_sparse, read_foreign
 
-from storage_core.foreign import open_foreign
+from storage_core.errors import DataLossError
+from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice, side_by_side
+from storage_core.foreign.budget import PLACE_COUNT_MAX
 from storage_core.foreign.nats.highwayhash import highwayhash64
 from storage_core.foreign.nats.index import INDEX_MAGIC, SET_MAGIC, highwayhash_of
 from storage_core.foreign.nats.record import SIZE_MIN, block_key
 from storage_core.foreign.nats.scan import RECORD_COUNT_MAX
+from storage_core.foreign.side_by_side import compare
 from storage_core.foreign.slices import STREAMS_SCHEMA
+from storage_core.store.imports import importing
+from storage_core.store.imports.importing import ImportRequest, import_streams
+from storage_core.store.store import Store
 
 MEMORY_MAX = 500 << 20  # bytes, of a process that reads one of these
 BOMB_SIZE = 64 << 20
@@ -52,12 +59,12 @@ def s2_bomb(filling: bytes) -> bytes:
     return b"cmp\x01" + uvarint(BOMB_SIZE) + filling * (BOMB_SIZE // len(filling)) + bytes(8)
 
 
-def smallest_records(count: int) -> bytes:
+def smallest_records(count: int, seconds: int = 1_700_000_000) -> bytes:
     """Return records of empty messages without a subject, which no server takes, with the right checksums."""
     layout = np.dtype([("size", "<u4"), ("number", "<u8"), ("time", "<i8"), ("subject_size", "<u2"), ("hash", "<u8")])
     assert layout.itemsize == SIZE_MIN
     records = np.zeros(count, layout)
-    records["size"], records["number"], records["time"] = SIZE_MIN, np.arange(1, count + 1), 1_700_000_000 * 10**9
+    records["size"], records["number"], records["time"] = SIZE_MIN, np.arange(1, count + 1), seconds * 10**9
     hashed = np.ascontiguousarray(records[["number", "time"]].astype([("number", "<u8"), ("time", "<i8")]))
     step, key = 16, block_key("S", 1)
     for first in range(0, count, 200_000):
@@ -189,3 +196,109 @@ def test_a_configuration_that_is_no_unicode_is_told_and_its_messages_are_read(
     assert copy.subjects == () and "meta.inf is not the JSON object of a stream" in copy.problem
     pa.RecordBatch.from_pylist([copy.row()], STREAMS_SCHEMA)
     assert read_foreign("nats", store).rows == 1
+
+
+DENSE = 2 * PLACE_COUNT_MAX + 1000  # messages of which every second one is damaged
+
+
+def rows_of(count: int) -> np.ndarray:
+    return np.frombuffer(bytearray(smallest_records(count)), np.uint8).reshape(count, SIZE_MIN)
+
+
+def every_second_damaged(count: int = DENSE) -> bytes:
+    records = rows_of(count)
+    records[1::2, -1] ^= 1
+    return records.tobytes()
+
+
+def all_read(store: Any, **changes: Any) -> tuple[list[int], list[ForeignDamage]]:
+    told, slices = store.inspect("S")
+    sequences: list[int] = []
+    for part in slices:
+        for batch in read_foreign_slice(replace(part, **changes), ["sequence"], told.append):
+            sequences += batch["sequence"].to_pylist()
+    return sequences, told
+
+
+def test_damage_at_every_second_record_is_told_in_a_bounded_list(make_stream: Callable[..., Path]) -> None:
+    store = open_foreign(make_stream("S", {1: every_second_damaged()}))
+    sequences, told = all_read(store)
+    assert sequences == list(range(1, DENSE, 2))
+    places = [one.places for one in told if "subject" not in one.reason]
+    assert places == [*[1] * PLACE_COUNT_MAX, DENSE // 2 - PLACE_COUNT_MAX]
+    rest = told[PLACE_COUNT_MAX]
+    assert rest.costs and (rest.first, rest.end) == (2 * PLACE_COUNT_MAX + 2, None)
+    assert "more places of damage, not told one by one; one of them: checksum mismatch" in rest.reason
+    with pytest.raises(DataLossError):
+        list(read_foreign_slice(store.plan("S")[0], ["sequence"]))
+
+
+def test_a_million_damaged_records_are_read_within_bounds(make_stream: Callable[..., Path]) -> None:
+    outcome = read_foreign("nats", make_stream("S", {1: every_second_damaged(1_000_000)}))
+    assert (outcome.error, outcome.rows) == (None, 500_000)
+    assert len(outcome.reasons) < PLACE_COUNT_MAX + 10
+    assert outcome.peak_bytes < MEMORY_MAX and outcome.seconds < SECONDS_MAX, outcome
+
+
+def test_long_records_that_are_none_are_given_up_on(make_stream: Callable[..., Path], records: Any) -> None:
+    """Heads that each claim half of the block: hashing all that they claim would take minutes."""
+    head = pack("<IQqHI", 1 << 20, 7, 1, 3, 0x61616161)
+    block = records("S", 1).message(1, "S.a", b"x") + b"\xff" + (head + bytes(4096)) * 500
+    outcome = read_foreign("nats", make_stream("S", {1: block}))
+    assert (outcome.error, outcome.rows) == (None, 1)
+    assert any("the search for records in it was given up" in reason for reason in outcome.reasons)
+    assert outcome.seconds < 4 * SECONDS_MAX, outcome  # two MiB of one long message after the other, read twice
+
+
+def test_subjects_that_are_none_of_the_streams_are_told_in_a_bounded_list(make_stream: Callable[..., Path]) -> None:
+    store = open_foreign(make_stream("S", {1: smallest_records(DENSE)}))
+    sequences, told = all_read(store, subjects=("S.a",), known=True)
+    assert sequences == []
+    assert len(told) == PLACE_COUNT_MAX + 1 and sum(one.places for one in told) == DENSE
+    assert sum(one.lost_count or 0 for one in told) == DENSE
+
+
+def test_copies_that_lack_every_second_message_are_told_in_a_bounded_list(make_stream: Callable[..., Path]) -> None:
+    records = rows_of(DENSE)
+    paths = [make_stream("S", {1: records[at::2].tobytes()}, root=root) for at, root in enumerate("ab")]
+    store = open_foreign(paths)
+    sequences, told = all_read(store)
+    assert sequences == list(range(1, DENSE + 1))
+    assert PLACE_COUNT_MAX < len(told) < PLACE_COUNT_MAX + 10 and not any(one.costs for one in told)
+    assert DENSE - 2 <= sum(one.places for one in told) <= DENSE
+
+
+def test_copies_with_other_content_in_every_second_message_are_told_in_a_bounded_list(
+    make_stream: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, other = rows_of(DENSE), rows_of(DENSE)
+    later = np.frombuffer(bytearray(smallest_records(DENSE, 1_800_000_000)), np.uint8).reshape(DENSE, SIZE_MIN)
+    other[1::2] = later[1::2]
+    paths = [
+        make_stream("S", {1: content.tobytes()}, root=root)
+        for content, root in zip((records, records, other), "abc", strict=True)
+    ]
+    store = open_foreign(paths)
+    sequences, told = all_read(store)
+    assert sequences == list(range(1, DENSE + 1))
+    differing = [one for one in told if "content" in one.reason]
+    assert len(differing) == PLACE_COUNT_MAX + 1 and not any(one.costs for one in differing)
+    assert sum(one.places for one in differing) == DENSE // 2
+    monkeypatch.setattr(side_by_side, "LISTED_COUNT_MAX", 100)
+    drift = compare(store, "S")
+    assert len(drift.conflicts) == 100
+    assert f"{DENSE // 2 - 100} more differences between copies, not listed" in drift.notes
+
+
+def test_an_import_lists_a_bounded_number_of_places(
+    make_stream: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_foreign(make_stream("S", {1: every_second_damaged()}))
+    monkeypatch.setattr(importing, "DAMAGE_COUNT_MAX", 10)
+    with Store.create(tmp_path / "volume") as store:
+        report = import_streams(store, source, ImportRequest())
+        assert store.stream("S").state().message_count == DENSE // 2
+    assert not report["ok"] and len(report["damage"]) == 11
+    rest = report["damage"][-1]
+    assert rest["left"] and rest["places"] >= DENSE // 2 - 10
+    assert f"{rest['places']} more places of damage" in rest["description"]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_core.foreign import budget
 from storage_core.foreign.nats import scan as scan_module
 from storage_core.foreign.nats.record import block_key
 from storage_core.foreign.nats.scan import BlockScan, scan_block
@@ -126,8 +127,8 @@ def test_random_damage_to_a_real_block_leaves_all_other_records() -> None:
 def test_a_block_made_to_look_like_records_everywhere_is_given_up_on(
     records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_module, "SEARCH_SIZE_MAX", 100_000)
-    monkeypatch.setattr(scan_module, "SEARCH_FACTOR", 0)
+    monkeypatch.setattr(scan_module, "SEARCH_SPARE_MAX", 100_000)
+    monkeypatch.setattr(budget, "SEARCH_FACTOR", 0)
     # Every sixteenth byte begins a plausible head: a size of 16,448 bytes, small number and time, a subject of 65.
     pattern = bytes([0x40, 0x40, 0, 0, 0x41, 0]) + b"\x40" * 4 + b"\0\0" + b"\x40" * 4
     forged = pattern * 12_500

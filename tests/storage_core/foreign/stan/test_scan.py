@@ -279,7 +279,7 @@ def test_zero_bytes_without_end_are_passed_in_windows(
 def test_slice_made_to_look_like_records_everywhere_is_given_up_on(
     writer: Any, read: Read, make_channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "SEARCH_SIZE_MAX", 100_000)
+    monkeypatch.setattr(scan, "SEARCH_SPARE_MAX", 100_000)
     decoy = (pack("<II", 5_000, 0) + b"\x08\x05\x12") * 4_000
     store = make_channel(msgs_1_dat=[writer.version, writer.message(1), decoy, writer.message(5)])
     told: list[ForeignDamage] = []

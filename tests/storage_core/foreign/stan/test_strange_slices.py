@@ -9,6 +9,7 @@ from harness.bounded_run import read_foreign
 
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, open_foreign
+from storage_core.foreign.budget import PLACE_COUNT_MAX
 
 Read = Callable[..., list[dict[str, Any]]]
 MEMORY_MAX = 500 << 20  # bytes
@@ -138,3 +139,31 @@ def test_sparse_files_are_read_by_what_they_hold(writer: Any, make_channel: Any,
     assert outcome.rows == {"behind": 5, "between": 10, "all": 0}[kind]
     assert outcome.peak_bytes < MEMORY_MAX
     assert any("zero bytes" in reason for reason in outcome.reasons) == (kind == "between")
+
+
+DENSE = 2 * PLACE_COUNT_MAX + 500
+
+
+@pytest.mark.parametrize("kind", ["gone", "damaged", "of another channel"])
+def test_trouble_at_every_second_message_is_told_in_a_bounded_list(
+    writer: Any, read: Read, make_channel: Any, kind: str
+) -> None:
+    content = [writer.message(number) for number in range(1, DENSE + 1)]
+    for at in range(1, DENSE, 2):
+        record = content[at]
+        damaged = record[:4] + bytes([record[4] ^ 1]) + record[5:]
+        content[at] = {"gone": b"", "damaged": damaged}.get(kind, writer.message(at + 1, "bar"))
+    store = make_channel(msgs_1_dat=[writer.version, *content, writer.message(DENSE + 1)])
+    got, told = all_told(store, read)
+    assert got == [*range(1, DENSE + 1, 2), DENSE + 1]
+    assert PLACE_COUNT_MAX < len(told) < PLACE_COUNT_MAX + 10
+    assert sum(one.places for one in told) == DENSE // 2
+    assert sum(one.lost_count or 0 for one in told) == DENSE // 2
+    rest = told[-1]
+    assert rest.costs and not rest.allowed and rest.end == DENSE + 1 and "not told one by one" in rest.reason
+    with pytest.raises(DataLossError):
+        read(store)
+    served, told = all_told(store, read, no_crc=True)
+    assert len(told) < PLACE_COUNT_MAX + 10
+    assert served == (list(range(1, DENSE + 2)) if kind == "damaged" else got)
+    assert all(one.served for one in told) == (kind == "damaged")

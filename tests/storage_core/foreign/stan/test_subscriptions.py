@@ -9,6 +9,7 @@ import pytest
 from storage_core.errors import CorruptRecordError
 from storage_core.foreign import ForeignDamage
 from storage_core.foreign.consumers import CONSUMERS_SCHEMA, consumers_table
+from storage_core.foreign.stan import subscriptions
 from storage_core.foreign.stan.store import StanStore
 from storage_core.foreign.stan.subscriptions import (
     ReplayOptions,
@@ -198,3 +199,21 @@ def test_clients_come_and_go(writer: Any, tmp_path: Path) -> None:
     (tmp_path / "clients.dat").write_bytes(writer.version + b"".join(records))
     (beta,) = replay_clients(str(tmp_path / "clients.dat"))
     assert (beta.id, beta.heartbeat_inbox, beta.ping_interval_s) == ("beta", "hb3", 9)
+
+
+def test_more_subscriptions_and_deliveries_than_are_kept_are_told(
+    writer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "LIVE_COUNT_MAX", 3)
+    monkeypatch.setattr(subscriptions, "PENDING_COUNT_MAX", 5)
+    new = [writer.record(writer.proto(f1=number, f5="inbox"), NEW) for number in range(1, 6)]
+    sent = [writer.record(writer.proto(f1=1, f2=number), SENT) for number in range(1, 9)]
+    acked = [writer.record(writer.proto(f1=1, f2=1), ACKED), writer.record(writer.proto(f1=2, f2=9), SENT)]
+    path = tmp_path / "subs.dat"
+    path.write_bytes(b"".join([writer.version, *new, *sent, *acked]))
+    told: list[ForeignDamage] = []
+    found = replay_subscriptions(str(path), "foo", on_damage=told.append)
+    assert [(one.id, one.pending, one.last_sent) for one in found] == [(1, (2, 3, 4, 5), 8), (2, (9,), 9), (3, (), 0)]
+    assert [one.reason.split(":")[1] for one in told] == [" 5 records are more than is kept"]
+    with pytest.raises(CorruptRecordError, match="more than is kept"):
+        replay_subscriptions(str(path), "foo")

@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from storage_core.errors import CorruptRecordError, UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.sequences import SequenceSet
 from storage_core.store.imports.parts import (
+    DAMAGE_KEYS,
     HEAD_FILE,
     ImportHead,
     PartRecord,
@@ -29,7 +31,7 @@ PART = PartRecord(
     present=SequenceSet.from_ranges([(1, 9)]).encode(),
     lost=SequenceSet.empty().encode(),
     read_count=8,
-    damage=({"file": "1.blk", "first": None, "costs": False},),
+    damage=({**dict.fromkeys(sorted(DAMAGE_KEYS)), "file": "1.blk", "places": 3, "left": True},),
 )
 
 
@@ -45,6 +47,13 @@ def test_records_come_back_as_they_were_and_damage_is_found(record: ImportHead |
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptRecordError):
             decode_record(bytes(flipped), "x")
+
+
+def test_damage_with_other_columns_is_no_record_of_a_part() -> None:
+    (row,) = PART.damage
+    for damage in ({}, {**row, "more": 1}, {name: row[name] for name in row if name != "left"}):
+        with pytest.raises(CorruptRecordError, match="other columns"):
+            decode_record(encode_record(msgspec.structs.replace(PART, damage=(damage,))), "x")
 
 
 def test_a_record_of_a_newer_program_is_told_apart_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
