@@ -7,7 +7,7 @@ and without a copy.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -37,7 +37,7 @@ class ArrowStream(Protocol):
 
 
 Rows = Iterable[Mapping[str, Any]]
-Given = ArrowStream | pa.RecordBatch | Rows | Iterable[ArrowStream | pa.RecordBatch]
+Given: TypeAlias = ArrowStream | pa.RecordBatch | Rows | Iterable[ArrowStream | pa.RecordBatch]
 
 
 def batches(stream: str, given: object) -> Iterator[pa.RecordBatch]:
