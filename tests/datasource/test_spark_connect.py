@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from spark_stream.spark_home import workers_from_bytecode
 from storage_core import Store
 
 pytestmark = pytest.mark.spark
@@ -93,7 +94,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     service = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     log = tmp_path / "server.log"
-    with log.open("wb") as out:
+    with log.open("wb") as out, workers_from_bytecode({"spark.master": "local[2]"}):
         process = subprocess.Popen(
             [submit, "--master", "local[2]", *words, *service],
             cwd=tmp_path, env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},

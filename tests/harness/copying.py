@@ -32,6 +32,7 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark_jstream import DefaultSource, acknowledge
+from spark_stream.spark_home import workers_from_bytecode
 
 given = json.loads(sys.argv[1])
 MARKS = given["marks"]
@@ -70,7 +71,9 @@ def fail_at_times(batches):
             mark("task")
             raise RuntimeError("trouble in a task")
 
-spark = SparkSession.builder.master("local[2,4]").config(map=given["settings"]).getOrCreate()
+settings = {"spark.master": "local[2,4]", **given["settings"]}
+with workers_from_bytecode(settings):
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 spark.dataSource.register(Troubled)
 acknowledge(spark)
