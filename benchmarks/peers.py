@@ -39,18 +39,20 @@ TRIGGERS, WARM_UP, TRIGGER_MESSAGES = 40, 10, 1_000
 RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
 RATIOS: tuple[Ratio, ...] = (
     ("streaming read / batch read", "stream read jstream", "read jstream", 0.9),
-    ("streaming read / one of ready batches", "stream read jstream", "stream read ready batches", None),
+    ("streaming read / one of ready batches", "stream read jstream", "stream read ready batches", 0.95),
     ("of ready batches: streaming read / batch read", "stream read ready batches", "read ready batches", None),
-    ("streaming read / Delta's", "stream read jstream", "stream read delta", 2.5),
-    ("streaming read / Kafka's", "stream read jstream", "stream read kafka", 2.5),
+    ("streaming read / Delta's", "stream read jstream", "stream read delta", 1.7),
+    ("streaming read / Kafka's", "stream read jstream", "stream read kafka", 1.8),
     ("streaming write / batch append", "stream write jstream", "write jstream", 0.9),
     ("a warm micro-batch / one of Parquet files", "trigger jstream", "trigger parquet", 0.83),
-    ("batch read / Delta's", "read jstream", "read delta", None),
+    ("batch read / Delta's", "read jstream", "read delta", 1.1),
     ("batch read / Kafka's", "read jstream", "read kafka", None),
-    ("append R1 / Delta's", "write jstream", "write delta", None),
+    ("append R1 / Delta's", "write jstream", "write delta", 1.1),
+    ("append R3 / Delta's", "write jstream R3", "write delta", 0.95),
     ("append R1 / Kafka's sink", "write jstream", "write kafka", None),
     ("append R3 / Kafka's sink", "write jstream R3", "write kafka", None),
 )
+SIZE_RATIOS = (("stored bytes / Delta's", "jstream", "delta", 0.7),)
 
 
 class Peers:
@@ -68,7 +70,11 @@ class Peers:
         self.spark.dataSource.register(MemorySource)
         self.make_stream(self.store, "ORDERS")
         self.write("jstream", "ORDERS")
+        run.stored_bytes["jstream"] = _size(Path(self.store))
         if run.delta:  # for reading: all columns that a read of ours has
+            self.write("delta", "APPENDED")
+            run.stored_bytes["delta"] = _size(run.place / "delta-APPENDED")
+            shutil.rmtree(run.place / "delta-APPENDED")
             whole = self.load(self.spark.read, "jstream")
             whole.write.format("delta").save(str(run.place / "delta-ORDERS"))
         if address:
@@ -172,6 +178,11 @@ class Peers:
         return query
 
 
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below the folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def main(messages: int, rounds: int) -> int:
     """Run everything, print the ratios and write them to RESULTS; returns an exit code."""
     jars = kafka.connector_jars()
@@ -190,7 +201,8 @@ def main(messages: int, rounds: int) -> int:
             print(f"round {number} of {rounds} done" + ("" if number else " (warm-up, not counted)"), flush=True)
         for number in range(2):
             peers.trigger_round(number > 0)
-    report(run, RATIOS, RESULTS, f"python -m benchmarks.peers --messages {messages} --rounds {rounds}")
+    command = f"python -m benchmarks.peers --messages {messages} --rounds {rounds}"
+    report(run, RATIOS, RESULTS, command, SIZE_RATIOS)
     return 0
 
 

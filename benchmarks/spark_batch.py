@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.ceiling import DiscardSink, MemorySource
 from pyspark_jstream import use_this_python
+from spark_stream.session import local_settings
+from spark_stream.spark_home import workers_from_bytecode
 from storage_core import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +36,7 @@ MESSAGES = 2_000_000
 ROUNDS = 3
 
 Ratio = tuple[str, str, str, float | None]
+SizeRatio = tuple[str, str, str, float]  # of bytes that are stored, and at most what
 # name of the ratio: contender, the one it is compared with, what the project wants (None: for information)
 RATIOS: tuple[Ratio, ...] = (
     ("batch read, all columns / source of ready batches", "read jstream", "read ready batches", 0.9),
@@ -56,6 +60,7 @@ class Run:
     delta: bool
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    stored_bytes: dict[str, int] = field(default_factory=dict)  # of the same rows
 
     def time(self, name: str, counted: bool, work: Callable[[], None]) -> None:
         start, cpu_start = time.perf_counter(), cpu_seconds()
@@ -121,7 +126,9 @@ def start_session(place: Path, with_delta: bool = True, more_jars: Sequence[Path
 
 
 def build_session(place: Path, more: dict[str, str]) -> SparkSession:
-    settings: dict[str, bool | float | int | str | None] = {
+    settings = {
+        "spark.master": "local[2]",
+        "spark.app.name": "jstream benchmark",
         "spark.driver.memory": "6g",
         "spark.local.dir": str(place / "local"),
         "spark.sql.session.timeZone": "UTC",
@@ -130,7 +137,9 @@ def build_session(place: Path, more: dict[str, str]) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         **more,
     }
-    session = SparkSession.builder.master("local[2]").appName("jstream benchmark").config(map=settings).getOrCreate()
+    settings = {**local_settings({}, delta=False), **settings}  # as sessions of ours are, for every contender
+    with workers_from_bytecode(settings):
+        session = SparkSession.builder.config(map=dict(settings)).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 
@@ -213,7 +222,9 @@ def read_round(run: Run, readable: dict[str, DataFrame], counted: bool) -> None:
         run.time(f"read {kind}", counted, drain(frame))
 
 
-def report(run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str) -> None:
+def report(
+    run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str, size_ratios: Sequence[SizeRatio] = ()
+) -> None:
     """Print the medians and ratios, and write them to the file `results`."""
     rates = {name: run.messages / statistics.median(times) for name, times in run.seconds.items()}
     cpu = {name: statistics.median(times) for name, times in run.cpu_seconds.items()}
@@ -227,19 +238,33 @@ def report(run: Run, wanted_ratios: Sequence[Ratio], results: Path, command: str
             ratio, by_cpu = rates[ours] / rates[other], cpu[other] / cpu[ours]
             ratios.append({"name": name, "ratio": round(ratio, 3), "by_cpu": round(by_cpu, 3), "wanted": wanted})
             print(f"{name:<52}{ratio:>8.2f}{by_cpu:>8.2f}{'' if wanted is None else f'>= {wanted}':>10}")
+    for name, ours, other, at_most in size_ratios:
+        if ours in run.stored_bytes and other in run.stored_bytes:
+            ratio = round(run.stored_bytes[ours] / run.stored_bytes[other], 3)
+            ratios.append({"name": name, "ratio": ratio, "by_cpu": ratio, "at_most": at_most})
+            print(f"{name:<52}{ratio:>8.2f}{'':>8}{f'<= {at_most}':>10}")
     result = {
         "command": command,
+        "commit": commit(),
         "messages": run.messages,
         "machine": {"processors": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
         "spark": run.spark.version,
         "messages_per_s": {name: round(rate) for name, rate in rates.items()},
         "seconds": {name: [round(one, 3) for one in times] for name, times in run.seconds.items()},
         "cpu_seconds": {name: [round(one, 2) for one in times] for name, times in run.cpu_seconds.items()},
+        "stored_bytes": run.stored_bytes,
         "ratios": ratios,
     }
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nwritten to {results}")
+
+
+def commit() -> str:
+    """Return the commit that is measured, with a mark if files differ from it; "" outside of a clone."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def run_from_command_line(
