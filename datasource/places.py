@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from storage_core.foreign import ForeignStore
 
 
-def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
-    """Return the jstream store; raises as `Store.open` does."""
+def open_store(paths: Sequence[str], lock_timeout_s: float, take_over: bool = False) -> Store:
+    """Return the jstream store; raises as `Store.open` does.
+
+    `take_over`: this host writes the store from now on. For the beginning of a read, a write or a query alone: one that
+    goes on and is refused was taken over from, and would take the store back from its successor.
+    """
     with _advising(paths):
         try:
-            return Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s)
+            return Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s, take_over=take_over)
         except NotAStoreError as error:
             from storage_core.foreign import recognise_foreign  # a third of all imports, and seldom needed
 
@@ -27,15 +31,6 @@ def open_store(paths: Sequence[str], lock_timeout_s: float) -> Store:
                         f"{error}; a store of another server lies there: option layout={layout} reads it"
                     ) from error
             raise
-
-
-def take_over(paths: Sequence[str], lock_timeout_s: float) -> None:
-    """Let this host write the store from now on. For the beginning of a read, a write or a query alone.
-
-    One that goes on and is refused was taken over from: it would take the store back from its successor.
-    """
-    with _advising(paths):
-        Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s, take_over=True).close()
 
 
 def open_foreign_store(

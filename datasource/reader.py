@@ -52,9 +52,7 @@ class MessageReader(DataSourceReader):
         settle()
         if self.constraints.impossible:
             return [SlicePartition(())]
-        if self.settings.take_over:
-            places.take_over(self.settings.paths, self.settings.lock_timeout_s)
-        with open_store(self.settings) as store:
+        with open_store(self.settings, self.settings.take_over) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)
             planned = [store.plan(one).slices for one in _apart(request, own)]
@@ -191,8 +189,8 @@ class FilteringMessageReader(MessageReader):
         return pushed.left
 
 
-def open_store(settings: Settings) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s)
+def open_store(settings: Settings, take_over: bool = False) -> Store:
+    return places.open_store(settings.paths, settings.lock_timeout_s, take_over)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from datasource.edge import show_codes
-from datasource.places import take_over
 from datasource.settings import WriteSettings
 from datasource.writer import (
     StagedPartition,
@@ -96,7 +95,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         blocks = [block for task in tasks for block in task.blocks]
         with open_store(self.settings) as store:
             if self.settings.take_over and not _has_begun(store, identity):
-                take_over(self.settings.paths, self.settings.lock_timeout_s)
+                open_store(self.settings, take_over=True).close()
             try:
                 result = store.commit(transaction, blocks, identity, replaced_streams(self.settings, self.overwrite))
             except StorageError as error:

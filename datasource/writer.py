@@ -21,7 +21,7 @@ from datasource.edge import show_codes
 from datasource.schema import check_write_schema
 from datasource.settings import WriteSettings
 from datasource.workers import settle
-from storage_core import Store
+from storage_core import Store, buffers
 from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
@@ -49,9 +49,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, settings: WriteSettings, schema: StructType, overwrite: bool) -> None:
         check_overwrite(settings, overwrite)
         self.settings, self.overwrite = settings, overwrite
-        if settings.take_over:
-            places.take_over(settings.paths, settings.lock_timeout_s)
-        self.transaction = begin(settings, schema)
+        self.transaction = begin(settings, schema, settings.take_over)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one partition; called on an executor, once for each attempt of its task."""
@@ -93,18 +91,20 @@ class BatchWriter(DataSourceArrowWriter):
         return WriterBatch(settings.writer_id, settings.batch_id, any_content=not settings.fail_on_changed_batch)
 
 
-def open_store(settings: WriteSettings) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s)
+def open_store(settings: WriteSettings, take_over: bool = False) -> Store:
+    return places.open_store(settings.paths, settings.lock_timeout_s, take_over)
 
 
-def begin(settings: WriteSettings, schema: StructType) -> Transaction:
+def begin(settings: WriteSettings, schema: StructType, take_over: bool = False) -> Transaction:
     """Return a transaction over the option's stream, or over all, for rows with these columns.
+
+    `take_over`: as `places.open_store` has it.
 
     Raises NotFoundError naming the nearest stream, ValueError for columns that cannot be written or a subject that the
     stream does not take.
     """
     check_write_schema(schema, routed=settings.stream is None)
-    with open_store(settings) as store:
+    with open_store(settings, take_over) as store:
         if settings.stream is None:
             return store.begin(None)
         known = store.streams()
@@ -221,14 +221,14 @@ def route(batch: pa.RecordBatch, stream: str | None) -> list[tuple[str, pa.Recor
         return [(stream, batch)]
     names = batch.column("stream")
     if names.null_count:
-        row = int(np.flatnonzero(names.is_null())[0])
+        row = int(np.flatnonzero(buffers.nulls(names))[0])
         raise InvalidMessageError(f"row {row} of the batch: column 'stream' is null, and no option 'stream' is given")
     encoded = names.cast(pa.string()).dictionary_encode()
     _check_utf8(encoded)
     if len(encoded.dictionary) == 1:
         return [(encoded.dictionary[0].as_py(), batch)]
-    codes = encoded.indices.to_numpy()
-    order = pa.array(np.argsort(codes, kind="stable"))
+    codes = buffers.numbers(encoded.indices)
+    order = buffers.of_numbers(np.argsort(codes, kind="stable"))
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
     firsts = (np.cumsum(counts) - counts).tolist()
     rows = batch.drop_columns(["stream"])
@@ -245,7 +245,7 @@ def _check_utf8(encoded: pa.DictionaryArray) -> None:
         try:
             name.decode()
         except UnicodeDecodeError as error:
-            row = int(np.flatnonzero(encoded.indices.to_numpy() == code)[0])
+            row = int(np.flatnonzero(buffers.numbers(encoded.indices) == code)[0])
             raise InvalidMessageError(f"row {row} of the batch: column 'stream': {name!r} is not UTF-8") from error
 
 

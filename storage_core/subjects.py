@@ -12,6 +12,8 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
+
 SUBJECT_SIZE_MAX = 4096  # bytes of UTF-8; bounds summaries and what a damaged length can claim
 # White space and control characters, written out: RE2's \s is that of ASCII, Python's is not.
 _SPACE = r"\x00-\x20\x7f-\xa0" + "\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -65,12 +67,12 @@ def matches(subject_filter: str, subject: str) -> bool:
 def match_mask(subject_filters: tuple[str, ...], subjects: pa.Array) -> pa.BooleanArray:
     """Return, row by row, whether any filter takes the subject (StringArray without nulls)."""
     if ">" in subject_filters:
-        return pa.repeat(pa.scalar(True), len(subjects))
+        return pa.repeat(buffers.constant(True, pa.bool_()), len(subjects))
     encoded = subjects.dictionary_encode()
-    taken = pa.repeat(pa.scalar(False), len(encoded.dictionary))
+    taken = pa.repeat(buffers.constant(False, pa.bool_()), len(encoded.dictionary))
     for one in subject_filters:
         if is_literal(one):
-            hit = pc.equal(encoded.dictionary, one)
+            hit = pc.equal(encoded.dictionary, buffers.constant(one, pa.string()))
         else:
             hit = pc.match_substring_regex(encoded.dictionary, filter_regex(one))
         taken = pc.or_(taken, hit)
@@ -82,7 +84,7 @@ def first_invalid(subjects: pa.Array) -> str | None:
     distinct = subjects.unique()
     good = pc.match_substring_regex(distinct, LITERAL_PATTERN)
     good = pc.and_(good, pc.invert(pc.match_substring_regex(distinct, _WILDCARD_TOKEN)))
-    good = pc.and_(good, pc.less_equal(pc.binary_length(distinct), SUBJECT_SIZE_MAX))
+    good = pc.and_(good, pc.less_equal(pc.binary_length(distinct), buffers.constant(SUBJECT_SIZE_MAX, pa.int32())))
     if pc.all(good).as_py() is not False:
         return None
     return str(distinct.filter(pc.invert(good))[0].as_py())

@@ -86,7 +86,7 @@ def take_over_stores(pipeline: Pipeline) -> None:
     written += [sink.volumes] if sink.kind == JSTREAM else []
     written += [letters.volumes] if letters is not None else []
     for volumes in {tuple(one): one for one in written}.values():
-        places.take_over(volumes, LOCK_TIMEOUT_S)
+        places.open_store(volumes, LOCK_TIMEOUT_S, take_over=True).close()
 
 
 def check_stores(pipeline: Pipeline) -> list[str]:

@@ -7,6 +7,7 @@ frame. Two levels are enough, because a frame has at most SMALL_ROW_COUNT square
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.format import FRAME_ROW_COUNT_MAX, FRAME_SIZE_TARGET
 from storage_core.block.sizing import stored_ends
 
@@ -65,7 +66,7 @@ class FrameAssembler:
                 frames.append(self._take_parts())
         if frames and self._parts and done > 2 * FRAME_SIZE_TARGET:
             # The rest of a large batch is copied: a slice would keep all of it in memory.
-            self._parts = [rest.take(pa.array(np.arange(rest.num_rows))) for rest in self._parts]
+            self._parts = [rest.take(buffers.of_numbers(np.arange(rest.num_rows))) for rest in self._parts]
         return frames
 
     def _take_small(self) -> pa.RecordBatch:

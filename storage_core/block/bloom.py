@@ -8,6 +8,7 @@ Source: docs/formats/block.md, section 5.
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.hashing import msg_id_hashes
 
 BLOOM_SIZE_MAX = 512 << 10  # bytes
@@ -35,7 +36,7 @@ class BloomBuilder:
 
 def might_contain(bloom: bytes, subject: str) -> bool:
     """Return whether the subject may be among those that the filter was filled with; False is certain."""
-    places = _places(msg_id_hashes(pa.array([subject], pa.string())), len(bloom) * 8)
+    places = _places(msg_id_hashes(buffers.of_texts([subject])), len(bloom) * 8)
     bits = np.frombuffer(bloom, np.uint8)
     return bool(((bits[places >> 3] >> (places & 7)) & 1).all())
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
 from storage_core.block.bloom import is_filter_size
 from storage_core.block.damage import Defect
 from storage_core.block.format import (
@@ -162,7 +163,7 @@ def _decode_subjects(values: dict[str, Any], frame_count: int, row_count: int) -
     if bloom:
         if len(ends) or len(counts) or len(bits) or text or not is_filter_size(len(bloom)):
             raise ValueError(f"a bloom filter of {len(bloom)} bytes beside {len(ends)} listed subjects")
-        return SubjectSummary(pa.array([], pa.string()), counts, bits, bloom)
+        return SubjectSummary(buffers.of_texts(()), counts, bits, bloom)
     if not 1 <= len(ends) == len(counts) <= SUBJECT_COUNT_MAX or len(text) > SUBJECT_TEXT_SIZE_MAX:
         raise ValueError(f"{len(ends)} subjects of {len(text)} bytes with {len(counts)} counts")
     if ends[-1] != len(text) or (np.diff(ends, prepend=0) < 0).any():

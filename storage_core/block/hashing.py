@@ -10,6 +10,7 @@ Source: MurmurHash3.cpp by Austin Appleby (smhasher, public domain), function Mu
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.errors import InvalidMessageError
 
 HASHED_SIZE_MAX = 4096  # bytes of one string; bounds the number of steps
@@ -33,17 +34,17 @@ def msg_id_hashes(array: pa.StringArray) -> np.ndarray:
     hashes = np.zeros((count, 2), np.uint64)
     if not count or array.null_count == count:
         return hashes
-    buffers = array.buffers()
-    offsets = np.frombuffer(buffers[1], np.int32, count + 1, array.offset * 4).astype(np.int64)
+    _, ends, text = array.buffers()
+    offsets = np.frombuffer(ends, np.int32, count + 1, array.offset * 4).astype(np.int64)
     lengths = np.diff(offsets)
     if array.null_count:
-        lengths[~array.is_valid().to_numpy(zero_copy_only=False)] = 0
+        lengths[buffers.nulls(array)] = 0
     if lengths.max() > HASHED_SIZE_MAX:
         row = int(lengths.argmax())
         raise InvalidMessageError(f"row {row}: {lengths[row]} bytes are hashed, at most {HASHED_SIZE_MAX} are taken")
     if not lengths.max():
         return hashes  # of empty strings, and buffers may be missing
-    data = np.frombuffer(buffers[2], np.uint8)
+    data = np.frombuffer(text, np.uint8)
     for first in range(0, count, _CHUNK_ROW_COUNT):
         chunk = slice(first, min(first + _CHUNK_ROW_COUNT, count))
         base, end = offsets[chunk.start], offsets[chunk.stop]

@@ -7,6 +7,7 @@ a set of removed sequences cuts through.
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.footer import Footer
 from storage_core.block.request import FrameRequest, FrameSelection
 from storage_core.schema import FRAME_SCHEMA, TIMESTAMP_TYPE, read_schema
@@ -63,7 +64,7 @@ class Projection:
             sequences = self._footer.runs.sequences(first_row, end_row, self._request.first_sequence)
         mask = self._mask(frame, position, whole_subjects, removed, sequences)
         if mask is not None and not mask.all():
-            frame = frame.filter(_bits(mask))
+            frame = frame.filter(buffers.of_bits(mask))
             sequences = None if sequences is None else sequences[mask]
         return self._columns(frame, sequences)
 
@@ -104,9 +105,9 @@ class Projection:
         masks: list[np.ndarray] = []
         if not whole_subjects:
             taken = match_mask(request.subject_filters, frame.column("subject"))
-            masks.append(taken.to_numpy(zero_copy_only=False))
+            masks.append(buffers.mask(taken))
         if self._cuts_time(position):
-            times = _int64_values(frame.column("timestamp_ns"))
+            times = buffers.numbers(frame.column("timestamp_ns"))
             if request.time_first_ns is not None:
                 masks.append(times >= request.time_first_ns)
             if request.time_end_ns is not None:
@@ -123,10 +124,12 @@ class Projection:
             if name == "stream":
                 arrays.append(self._stream_column(frame.num_rows))
             elif name == "sequence":
-                arrays.append(_wrap(sequences, pa.int64()))
+                assert sequences is not None
+                arrays.append(buffers.of_numbers(sequences))
             elif name == "timestamp":
                 # Rounded towards the past, also before 1970.
-                arrays.append(_wrap(_int64_values(frame.column("timestamp_ns")) // 1000, TIMESTAMP_TYPE))
+                times_us = buffers.numbers(frame.column("timestamp_ns")) // 1000
+                arrays.append(buffers.of_numbers(times_us, TIMESTAMP_TYPE))
             else:
                 arrays.append(frame.column(name))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -135,31 +138,5 @@ class Projection:
         """Return the stream's name for each row; one array serves all frames of the read."""
         if self._stream is None:
             rows = int(self._footer.frames.row_counts[self._selection.positions].max())
-            self._stream = _repeated(self._request.stream.encode(), rows)
+            self._stream = buffers.repeated(self._request.stream, rows)
         return self._stream.slice(0, row_count)
-
-
-# From buffers: pyarrow imports pandas for what is made of Python's or numpy's values, and tasks do not need pandas.
-
-
-def _bits(mask: np.ndarray) -> pa.BooleanArray:
-    """Return an array of bool as a column."""
-    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
-    return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, bits])
-
-
-def _repeated(text: bytes, row_count: int) -> pa.StringArray:
-    ends = np.arange(row_count + 1, dtype=np.int32) * np.int32(len(text))
-    return pa.StringArray.from_buffers(row_count, pa.py_buffer(ends), pa.py_buffer(text * row_count))
-
-
-def _int64_values(column: pa.Array) -> np.ndarray:
-    """Return a view of an int64 column without nulls."""
-    if not len(column):
-        return np.empty(0, np.int64)
-    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
-
-
-def _wrap(values: np.ndarray | None, kind: pa.DataType) -> pa.Array:
-    assert values is not None
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

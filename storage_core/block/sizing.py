@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
+
 ROW_OVERHEAD_SIZE = 24  # bytes a row: timestamp, offsets of subject, headers and data, validity
 HEADER_OVERHEAD_SIZE = 12  # bytes a header: offsets of key and value, validity
 
@@ -30,8 +32,7 @@ def message_sizes(batch: pa.RecordBatch) -> np.ndarray:
     if headers.null_count < len(headers):
         key, value = headers.flatten().flatten()
         ends = np.concatenate(([0], np.cumsum(_lengths(key) + _lengths(value))))
-        counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
-        rows = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        rows = np.concatenate(([0], np.cumsum(_lengths(headers))))
         sizes += np.diff(ends[rows])
     return sizes
 
@@ -63,7 +64,7 @@ def compact(batch: pa.RecordBatch) -> pa.RecordBatch:
     if headers.null_count < count:
         return batch
     validity, offsets = pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(4 * (count + 1)))
-    empty = pa.array([], headers.type.value_type)
+    empty = pa.nulls(0, headers.type.value_type)
     nulls = pa.Array.from_buffers(headers.type, count, [validity, offsets], count, children=[empty])
     return batch.set_column(2, batch.schema.field(2), nulls)
 
@@ -85,5 +86,5 @@ def _values_size(column: pa.Array) -> int:
 def _lengths(column: pa.Array) -> np.ndarray:
     lengths = np.diff(_offsets(column)).astype(np.int64)
     if column.null_count:
-        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+        lengths[buffers.nulls(column)] = 0
     return lengths

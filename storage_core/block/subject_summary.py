@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block import bloom
 from storage_core.subjects import is_literal, match_mask
 
@@ -31,7 +32,7 @@ class SubjectSummary:
         names, counts = self.names, self.counts
         if subject_filters:
             mask = match_mask(subject_filters, names)
-            names, counts = names.filter(mask), counts[mask.to_numpy(zero_copy_only=False)]
+            names, counts = names.filter(mask), counts[buffers.mask(mask)]
         return dict(zip(names.to_pylist(), counts.tolist(), strict=True))
 
     def match_frames(self, subject_filters: tuple[str, ...], frame_count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +44,7 @@ class SubjectSummary:
             literal = all(is_literal(one) for one in subject_filters)
             absent = literal and not any(bloom.might_contain(self.bloom, one) for one in subject_filters)
             return (no if absent else every), no
-        taken = match_mask(subject_filters, self.names).to_numpy(zero_copy_only=False)
+        taken = buffers.mask(match_mask(subject_filters, self.names))
         if not taken.any() or taken.all():
             return (every, every) if taken.any() else (no, no)
         if not len(self.frame_bits):
@@ -81,7 +82,7 @@ class SubjectCounter:
             self._frame_subjects.append(names)
         if len(known) > SUBJECT_COUNT_MAX or self._text_size > SUBJECT_TEXT_SIZE_MAX:
             self._bloom = bloom.BloomBuilder()
-            self._bloom.add(pa.array(list(known), pa.string()))
+            self._bloom.add(buffers.of_texts(known))
             self._counts = {}
 
     def finish(self) -> SubjectSummary:
@@ -92,4 +93,4 @@ class SubjectCounter:
             bit_of = {name: 1 << bit for bit, name in enumerate(names)}
             bits = np.array([sum(bit_of[name] for name in frame) for frame in self._frame_subjects], np.uint64)
         encoded = self._bloom.encode() if self._bloom is not None else b""
-        return SubjectSummary(pa.array(names, pa.string()), counts, bits, encoded)
+        return SubjectSummary(buffers.of_texts(names), counts, bits, encoded)

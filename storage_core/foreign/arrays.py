@@ -3,6 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
+
 BATCH_SIZE = 3 << 20  # bytes of records in a batch
 BATCH_ROW_COUNT = 65_536
 
@@ -14,15 +16,15 @@ def gather(block: pa.Buffer, starts: np.ndarray, sizes: np.ndarray) -> pa.Binary
     takes every second element: a memcpy a range.
     """
     if not len(starts):
-        return pa.array([], pa.binary())
+        return buffers.of_bytes(())
     if (starts[1:] < starts[:-1]).any():  # out of order after damage: gathered in order, then put as asked
         order = np.argsort(starts, kind="stable")
-        return gather(block, starts[order], sizes[order]).take(pa.array(np.argsort(order, kind="stable")))
+        return gather(block, starts[order], sizes[order]).take(buffers.of_numbers(np.argsort(order, kind="stable")))
     offsets = np.empty(2 * len(starts) + 1, np.int32)
     offsets[0:-1:2], offsets[1::2] = starts, starts + sizes
     offsets[-1] = offsets[-2]
     laid = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(offsets), block])
-    return laid.take(pa.array(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
+    return laid.take(buffers.of_numbers(np.arange(0, 2 * len(starts), 2, dtype=np.int64)))
 
 
 def runs_by_size(sizes: np.ndarray, size_max: int) -> list[tuple[int, int]]:
@@ -41,4 +43,4 @@ def to_strings(raw: pa.BinaryArray) -> pa.StringArray:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()], pa.string())
+        return buffers.of_texts([each.decode("utf-8", "backslashreplace") for each in raw.to_pylist()])

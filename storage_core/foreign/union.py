@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.comparison import State
 from storage_core.errors import DataLossError, StorageError
 from storage_core.files import OS_FILES, Files
@@ -431,8 +432,9 @@ def _merged(
     batches = [batch for one in sources for batch in _read(one, asked, files, read_slice) if batch.num_rows]
     if not batches:
         return
-    table = pa.Table.from_batches(batches)
-    table = table.take(pa.array(np.argsort(table.column("sequence").to_numpy(), kind="stable"))).combine_chunks()
+    sequences = np.concatenate([buffers.numbers(batch.column("sequence")) for batch in batches])
+    order = buffers.of_numbers(np.argsort(sequences, kind="stable"))
+    table = pa.Table.from_batches(batches).take(order).combine_chunks()
     row_count = max(1, table.num_rows * BATCH_SIZE // max(BATCH_SIZE, table.nbytes))
     for batch in table.to_batches(max_chunksize=row_count):
         yield batch if "sequence" in columns else batch.select(list(columns))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.foreign.arrays import gather, to_strings
 from storage_core.foreign.nats.headers import parse_headers
 from storage_core.foreign.nats.record import HASH_SIZE, HEAD_SIZE, Records
@@ -38,13 +39,13 @@ def raw_headers(block: pa.Buffer, records: Records) -> pa.BinaryArray:
 
 def _column(name: str, stream: str, block: pa.Buffer, records: Records) -> pa.Array:
     if name == "stream":
-        return pa.repeat(pa.scalar(stream, pa.string()), len(records))
+        return buffers.repeated(stream, len(records))
     if name == "sequence":
-        return pa.array(records.sequences)
+        return buffers.of_numbers(records.sequences)
     if name == "timestamp_ns":
-        return pa.array(records.times_ns)
+        return buffers.of_numbers(records.times_ns)
     if name == "timestamp":
-        return pa.array(records.times_ns // 1000).view(TIMESTAMP_TYPE)
+        return buffers.of_numbers(records.times_ns // 1000, TIMESTAMP_TYPE)
     if name == "subject":
         return subjects_of(block, records)
     if name == "headers":

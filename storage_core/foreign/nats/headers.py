@@ -10,6 +10,7 @@ Source: docs.nats.io, "NATS Client Protocol" (HPUB), and the header readers of n
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.foreign.arrays import gather, to_strings
 from storage_core.schema import HEADERS_TYPE
 
@@ -29,14 +30,14 @@ def parse_headers(raw: pa.BinaryArray, present: np.ndarray) -> pa.ListArray:
     per_message[present] = counts
     offsets = np.concatenate(([0], np.cumsum(per_message))).astype(np.int32)
     pairs = pa.StructArray.from_arrays([to_strings(keys), values], fields=list(HEADERS_TYPE.value_type))
-    mask = None if present.all() else pa.array(~present)
-    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE, mask=mask)
+    mask = None if present.all() else buffers.of_bits(~present)
+    return pa.ListArray.from_arrays(buffers.of_numbers(offsets), pairs, type=HEADERS_TYPE, mask=mask)
 
 
 def _pairs(raw: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, np.ndarray]:
     """Return all keys, all values, and how many pairs each message has."""
     if not len(raw):
-        return pa.array([], pa.binary()), pa.array([], pa.binary()), np.empty(0, np.int64)
+        return buffers.of_bytes(()), buffers.of_bytes(()), np.empty(0, np.int64)
     edges = np.frombuffer(raw.buffers()[1], np.int32, len(raw) + 1, raw.offset * 4).astype(np.int64)
     buffer = raw.buffers()[2]
     text = np.frombuffer(buffer, np.uint8)[: edges[-1]]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
 from storage_core.errors import CorruptionError, DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
@@ -101,11 +102,11 @@ def _known_subjects(
         return shown, shown.take(slice(0, 0)), None
     subjects = subjects_of(block, shown)
     coded = subjects.dictionary_encode()
-    known = pc.is_in(coded.dictionary, pa.array(part.subjects, pa.string())).to_numpy(zero_copy_only=False)
-    good = known[coded.indices.to_numpy()]
+    known = buffers.mask(pc.is_in(coded.dictionary, buffers.of_texts(part.subjects)))
+    good = known[buffers.numbers(coded.indices)]
     if good.all():
         return shown, shown.take(slice(0, 0)), subjects
-    return shown.take(good), shown.take(~good), subjects.filter(pa.array(good))
+    return shown.take(good), shown.take(~good), subjects.filter(buffers.of_bits(good))
 
 
 def _tell_unproven(
@@ -152,10 +153,10 @@ def _filtered(
         keep &= shown.times_ns < part.time_end_ns
     if part.subject_filters and len(shown):
         subjects = subjects_of(block, shown) if subjects is None else subjects
-        keep &= match_mask(part.subject_filters, subjects).to_numpy(zero_copy_only=False)
+        keep &= buffers.mask(match_mask(part.subject_filters, subjects))
     if keep.all():
         return shown, subjects
-    return shown.take(keep), None if subjects is None else subjects.filter(pa.array(keep))
+    return shown.take(keep), None if subjects is None else subjects.filter(buffers.of_bits(keep))
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

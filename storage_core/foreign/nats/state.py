@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
 from storage_core.files import OS_FILES, Files
@@ -342,8 +343,10 @@ def _shown(read: Sequence[_Read], removed: SequenceSet, limits: Limits) -> list[
     parts = [one.messages.take(mask) for one, mask in zip(read, masks, strict=True)]
     codes = np.zeros(sum(map(len, parts)), np.int64)
     if limits.max_msgs_per_subject:
-        subjects = [one.subjects.filter(pa.array(mask)) for one, mask in zip(read, masks, strict=True) if one.subjects]
-        codes = pa.concat_arrays(subjects).dictionary_encode().indices.to_numpy() if subjects else codes
+        subjects = [
+            one.subjects.filter(buffers.of_bits(mask)) for one, mask in zip(read, masks, strict=True) if one.subjects
+        ]
+        codes = buffers.numbers(pa.concat_arrays(subjects).dictionary_encode().indices) if subjects else codes
     ttls = [one.ttls_ns[mask] for one, mask in zip(read, masks, strict=True) if one.ttls_ns is not None]
     keep = limits.keep(
         np.concatenate([part.sequences for part in parts]),

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core import buffers
+
 NO_TTL, NEVER = 0, -1
 _TEXT_SIZE_MAX = 64  # characters
 TTL_NS_MIN = 1_000_000_000
@@ -41,7 +43,7 @@ def parse_ttls(raw: pa.BinaryArray, present: np.ndarray) -> np.ndarray:
     if len(raw):
         found = pc.extract_regex(raw, _HEADER).field("ttl").dictionary_encode()
         values = [parse_ttl(value) for value in found.dictionary.to_pylist()]
-        codes = pc.fill_null(found.indices, len(values)).to_numpy(zero_copy_only=False)
+        codes = np.where(buffers.nulls(found.indices), len(values), buffers.numbers(found.indices))
         ttls[present] = np.array([*values, NO_TTL], np.int64)[codes]
     return ttls
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.foreign.arrays import gather, to_strings
 from storage_core.foreign.digests import DIGEST_KEY, mixed
 from storage_core.foreign.nats.highwayhash import highwayhash64
@@ -161,13 +162,13 @@ def encrypted_at(buffer: pa.Buffer, records: Records) -> int | None:
 
 def _column(name: str, stream: str, buffer: pa.Buffer, records: Records, sequences: np.ndarray) -> pa.Array:
     if name == "stream":
-        return pa.repeat(pa.scalar(stream, pa.string()), len(records))
+        return buffers.repeated(stream, len(records))
     if name == "sequence":
-        return pa.array(sequences)
+        return buffers.of_numbers(sequences)
     if name == "timestamp_ns":
-        return pa.array(times_of(records))
+        return buffers.of_numbers(times_of(records))
     if name == "timestamp":
-        return pa.array(times_of(records) // 1000).view(TIMESTAMP_TYPE)
+        return buffers.of_numbers(times_of(records) // 1000, TIMESTAMP_TYPE)
     if name == "subject":
         return subjects_of(buffer, records)
     if name == "headers":

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.errors import DataLossError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.arrays import BATCH_ROW_COUNT, BATCH_SIZE, runs_by_size
@@ -115,7 +116,7 @@ def _filtered(
     if part.time_end_ns is not None:
         keep &= times_of(rows) < part.time_end_ns
     if part.subject_filters and len(rows):
-        keep &= match_mask(part.subject_filters, subjects_of(buffer, rows)).to_numpy(zero_copy_only=False)
+        keep &= buffers.mask(match_mask(part.subject_filters, subjects_of(buffer, rows)))
     return (rows, sequences) if keep.all() else (rows.take(keep), sequences[keep])
 
 

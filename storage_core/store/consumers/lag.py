@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from storage_core import buffers
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
@@ -86,7 +87,7 @@ def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: 
     request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
     options = ReadOptions(("sequence",), filters, on_loss=REPORT)
     for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
-        yield batch.column("sequence").to_numpy()
+        yield buffers.numbers(batch.column("sequence"))
 
 
 def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.format import BlockIdentity
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
@@ -293,7 +294,7 @@ def _read(one: BlockSlice, task: MergeTask, env: Environment) -> _Part:
         known = ids[:, 2].astype(np.int64) + one.block_first
         batches, kept = [], [np.empty(0, np.int64)]
         for found in reader.read(request):
-            sequences = found.column(0).to_numpy()
+            sequences = buffers.numbers(found.column(0))
             batch = pa.RecordBatch.from_arrays(found.columns[1:], schema=FRAME_SCHEMA)
             batches.append((batch, sequences, _hashes(sequences, known, ids)))
             kept.append(sequences)

@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.damage import Defect, FrameDamage
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
@@ -432,7 +433,7 @@ def measured(
     """Yield (sequences, message bytes) of the rows that the slices show, batch by batch; `wanted` narrows them."""
     options = ReadOptions(columns=("sequence", "subject", "headers", "data"))
     for batch in read_slices(slices, options, env=env):
-        sequences = batch.column("sequence").to_numpy()
+        sequences = buffers.numbers(batch.column("sequence"))
         sizes = message_sizes(batch)
         if wanted is not None:
             chosen = wanted.mask(sequences)

@@ -18,6 +18,7 @@ from struct import Struct
 import numpy as np
 import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.store.writing.messages import Messages
 
 CONTENT = Struct("<QQ")  # count of messages, sum of their hashes
@@ -59,15 +60,15 @@ def combined(parts: Iterable[tuple[int, int]]) -> bytes:
 def message_hashes(messages: Messages, stream: str) -> np.ndarray:
     """Return the hash of each message, uint64."""
     subject, _, headers, data = messages.batch.columns
-    (salt,) = string_hashes(pa.array([stream]))
+    (salt,) = string_hashes(buffers.of_texts([stream]))
     hashes = string_hashes(data) * _KEYS[0]
     hashes += salt
     hashes += _repeated_string_hashes(subject) * _KEYS[1]
     if headers.null_count < len(headers):
         hashes += _header_hashes(headers) * _KEYS[2]
     if messages.given_ns is not None:
-        given = messages.given_ns.fill_null(0).to_numpy().view(np.uint64)
-        hashes += _mixed(given * _KEYS[3] + messages.given_ns.is_valid().to_numpy(zero_copy_only=False))
+        given = buffers.numbers(messages.given_ns.fill_null(buffers.constant(0, pa.int64()))).view(np.uint64)
+        hashes += _mixed(given * _KEYS[3] + ~buffers.nulls(messages.given_ns))
     if messages.msg_ids is not None:
         hashes += messages.msg_ids[:, 0] * _KEYS[4]
     return _mixed(hashes)
@@ -79,7 +80,7 @@ def _repeated_string_hashes(column: pa.Array) -> np.ndarray:
     if 2 * len(sample.unique()) > len(sample):
         return string_hashes(column)
     encoded = column.dictionary_encode()
-    hashes: np.ndarray = string_hashes(encoded.dictionary)[encoded.indices.to_numpy()]
+    hashes: np.ndarray = string_hashes(encoded.dictionary)[buffers.numbers(encoded.indices)]
     return hashes
 
 
@@ -100,7 +101,7 @@ def string_hashes(column: pa.Array) -> np.ndarray:
         hashes[first:end] = _hashed(data, offsets[first : end + 1])
         first = end
     if column.null_count:
-        hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        hashes[buffers.nulls(column)] = _NULL
     return hashes
 
 
@@ -163,5 +164,5 @@ def _header_hashes(headers: pa.Array) -> np.ndarray:
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(made, dtype=np.uint64)))
     hashes = _mixed(sums[offsets[1:]] - sums[offsets[:-1]] + _GOLDEN)
     if headers.null_count:
-        hashes[headers.is_null().to_numpy(zero_copy_only=False)] = 0
+        hashes[buffers.nulls(headers)] = 0
     return hashes

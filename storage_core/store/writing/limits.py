@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage_core import buffers
 from storage_core.block.sizing import message_sizes
 from storage_core.metadata.commands import Remove
 from storage_core.metadata.config import OLD
@@ -199,7 +200,7 @@ def _read(
     slices, _ = plan_stream(state, stream, volumes, request)
     options = ReadOptions(("sequence", "timestamp_ns", "subject", "headers", "data"))
     parts = [
-        (batch.column("sequence").to_numpy(), batch.column("timestamp_ns").to_numpy(), message_sizes(batch))
+        (*(buffers.numbers(batch.column(name)) for name in ("sequence", "timestamp_ns")), message_sizes(batch))
         for batch in read_slices(slices, options, env=env)
     ]
     sequences, times_ns, sizes = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from storage_core import buffers
 from storage_core.metadata.commands import Remove
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -60,7 +61,7 @@ def _chosen(
         slices, _ = plan_stream(state, stream, volumes, request)
         options = ReadOptions(("sequence",), **bounds)
         chosen, unread = _without_reading(stream, removal, slices, limit)
-        parts = [batch.column("sequence").to_numpy() for batch in read_slices(unread, options, env=env)]
+        parts = [buffers.numbers(batch.column("sequence")) for batch in read_slices(unread, options, env=env)]
         chosen = chosen.union(SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts])))
         return chosen.head(len(chosen) - removal.keep) if removal.keep else chosen, 0
     shown = stream.shown().clip(stream.low_watermark, limit)
