@@ -15,8 +15,9 @@ from datasource import places
 from datasource.edge import show_codes
 from datasource.offsets import Extent, resolve_ranges
 from datasource.partitions import SlicePartition, pack
-from datasource.reader import conform, seen_from_here, select_streams
+from datasource.reader import seen_from_here, select_streams
 from datasource.settings import ReadSettings
+from datasource.shape import Shape
 from datasource.workers import settle
 from storage_core.errors import DataLossError
 from storage_core.foreign import ForeignDamage, ForeignSlice, ForeignStore, read_foreign_slice
@@ -82,14 +83,14 @@ class ForeignReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition
-        settings = self.settings
+        settings, shape = self.settings, Shape.of(self.settings, self.schema)
         hears = settings.truncate_bad_eof or settings.no_crc or not settings.fail_on_data_loss
         try:
             for part in partition.slices:
                 # Several copies that differ are told also where that costs nothing.
                 listener = self._on_damage if hears or isinstance(part, UnionSlice) else None
-                for batch in read_foreign_slice(part, self.schema.names, listener):
-                    yield conform(batch, self.schema)
+                for batch in read_foreign_slice(part, shape.asked, listener):
+                    yield shape.conform(batch)
             settle()
         except DataLossError:
             self._check_seen()
@@ -118,13 +119,14 @@ class ForeignReader(DataSourceReader):
         for name in names:
             for note in store.notes(name):
                 log.warning("stream %r: its limits are unknown, what they had removed may show again: %s", name, note)
+        columns = Shape.of(settings, self.schema).asked
         extents = {name: Extent(*store.bounds(name)) for name in names}
         starting, ending = settings.bounds()
         ranges = resolve_ranges(extents, starting, ending, None, settings.fail_on_data_loss)
         for name, (first, end) in ranges.items():
             yield from store.plan(
                 name,
-                self.schema.names,
+                columns,
                 first=first,
                 end=end,
                 time_first_ns=starting.time_of(name),

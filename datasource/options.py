@@ -125,6 +125,24 @@ OPTIONS = (
         parse_for={WRITE: parse_subject, STREAM_WRITE: parse_subject},
     ),
     Option(
+        "columns",
+        READS,
+        "columns",
+        STREAMS,
+        "all of them",
+        "The columns to read, in this order; only they are decoded and sent. The same as a schema of your own, which "
+        "can also declare `data STRING`.",
+    ),
+    Option(
+        "invalidUtf8",
+        READS,
+        "invalid_utf8",
+        choice_of("fail", "null"),
+        "`fail`",
+        "What a read with a schema that declares `data STRING` does about data that is no UTF-8: fail with its "
+        "sequence, or give null.",
+    ),
+    Option(
         "startingOffsets",
         READS,
         "starting",

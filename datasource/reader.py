@@ -22,6 +22,7 @@ from datasource.filters import INT64_MAX, INT64_MIN, Constraints, common_filters
 from datasource.offsets import EARLIEST, Extent, choice_of, left_to_consumer, resolve_ranges
 from datasource.partitions import SlicePartition, pack_blocks
 from datasource.settings import ReadSettings, StreamReadSettings
+from datasource.shape import Shape
 from datasource.workers import settle
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StreamNotFoundError
@@ -65,16 +66,16 @@ class MessageReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; called on an executor, once for each attempt of its task."""
         assert isinstance(partition, SlicePartition), partition
-        constraints = self.constraints
+        constraints, shape = self.constraints, Shape.of(self.settings, self.schema)
         options = ReadOptions(
-            columns=tuple(self.schema.names),
+            columns=shape.asked,
             subject_filters=constraints.subjects or (),
             time_first_ns=_bound(constraints.time_first_ns, INT64_MIN),
             time_end_ns=_bound(constraints.time_end_ns, INT64_MAX),
             verify=self.settings.verify,
             on_loss="raise" if self.settings.fail_on_data_loss else "skip",
         )
-        yield from rows_of(partition, options, self.settings, self.schema)
+        yield from rows_of(partition, options, self.settings, shape)
 
     def _request(self, store: Store) -> ReadRequest:
         names = select_streams(store.streams(), self.settings.streams)
@@ -109,9 +110,9 @@ def _apart(request: ReadRequest, own: Mapping[str, tuple[str, ...] | None]) -> I
 
 
 def rows_of(
-    partition: SlicePartition, options: ReadOptions, settings: Settings, schema: pa.Schema
+    partition: SlicePartition, options: ReadOptions, settings: Settings, shape: Shape
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one partition under the declared schema."""
+    """Yield the rows of one partition in the declared shape."""
     settle()
 
     def hear(damage: ReadDamage) -> None:
@@ -119,7 +120,7 @@ def rows_of(
 
     for slices, subject_filters in _by_filters(partition, options.subject_filters):
         for batch in read_slices(slices, replace(options, subject_filters=subject_filters), report=hear):
-            yield conform(batch, schema)
+            yield shape.conform(batch)
 
 
 def _by_filters(
@@ -284,21 +285,6 @@ def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: R
             log.warning("consumer %s: %s: %s", settings.consumer, made.action.value, made.reason)
         found[name] = made.next_sequence
     return found
-
-
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch under exactly the declared schema: Spark reads the memory of a wrong one without a look.
-
-    Only NOT NULL may differ, on columns that are never null.
-    """
-    if batch.schema.equals(schema):
-        return batch
-    if batch.schema.names != schema.names or batch.schema.types != schema.types:
-        raise TypeError(f"storage returned columns {batch.schema} where {schema} was declared")
-    for column, declared in zip(batch.columns, schema, strict=True):
-        if not declared.nullable and column.null_count:
-            raise TypeError(f"storage returned nulls in column {declared.name!r}, which is declared NOT NULL")
-    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def _clip(bounds: tuple[int, int], constraints: Constraints) -> tuple[int, int]:

@@ -4,7 +4,7 @@ Spark does not prune columns for Python sources, so a user schema is how a read 
 accepts any schema without a look, and checks the first batch at most: everything is checked here, on the driver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -35,7 +35,8 @@ MESSAGE_TYPES: dict[str, DataType] = {
     "headers": _HEADERS,
     "data": BinaryType(),
 }
-BY_SCHEMA_ONLY: dict[str, DataType] = {"timestamp_ns": LongType()}  # offered to those who name it
+BY_NAME_ONLY: dict[str, DataType] = {"timestamp_ns": LongType()}  # offered to those who name it
+TEXT: dict[str, DataType] = {"data": StringType()}  # what columns may be declared as besides
 NEVER_NULL = ("stream", "sequence", "subject", "timestamp", "timestamp_ns")
 
 STREAM_TYPES: dict[str, DataType] = {
@@ -176,9 +177,23 @@ def spark_schema(types: Mapping[str, DataType]) -> StructType:
     return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-def check_read_schema(schema: StructType, types: Mapping[str, DataType], extra: Mapping[str, DataType]) -> pa.Schema:
+def pick_columns(columns: Sequence[str], types: Mapping[str, DataType]) -> StructType:
+    """Return the schema of the columns that the option names; raises ValueError for one that is unknown."""
+    for name in columns:
+        if name not in types:
+            raise ValueError(f"option 'columns': unknown column {name!r}{_hint(name, types)}")
+    return spark_schema({name: types[name] for name in columns})
+
+
+def check_read_schema(
+    schema: StructType,
+    types: Mapping[str, DataType],
+    extra: Mapping[str, DataType],
+    others: Mapping[str, DataType] | None = None,
+) -> pa.Schema:
     """Return the Arrow schema that batches must have, to the letter, for the columns that `schema` picks.
 
+    `others`: types that columns may be declared with instead of their own.
     Raises ValueError naming a column that is unknown, given twice, or of another type than it has.
     """
     known = {**types, **extra}
@@ -191,9 +206,10 @@ def check_read_schema(schema: StructType, types: Mapping[str, DataType], extra: 
         if field.name in seen:
             raise ValueError(f"schema: column {field.name!r} is given twice")
         seen.add(field.name)
-        if field.dataType != known[field.name]:
+        other = (others or {}).get(field.name)
+        if field.dataType not in (known[field.name], other):
             nulls = ", with nulls allowed inside" if _same_type(field.dataType, known[field.name]) else ""
-            kinds = f"{field.dataType.simpleString()}, messages have {known[field.name].simpleString()}{nulls}"
+            kinds = f"{field.dataType.simpleString()}, messages have {_offered(known[field.name], other)}{nulls}"
             raise ValueError(f"schema: column {field.name!r} is {kinds}")
         if not field.nullable and field.name not in NEVER_NULL:
             raise ValueError(f"schema: column {field.name!r} can be null, declare it without NOT NULL")
@@ -231,6 +247,10 @@ def _same_type(one: DataType, other: DataType) -> bool:
             _same_type(left.dataType, right.dataType) for left, right in zip(one.fields, other.fields, strict=True)
         )
     return one == other
+
+
+def _offered(kind: DataType, other: DataType | None) -> str:
+    return kind.simpleString() if other is None else f"{kind.simpleString()} or {other.simpleString()}"
 
 
 def _hint(name: str, known: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, Us
 
 MESSAGES, STREAMS, EVENTS = "messages", "streams", "events"
 CONSUMERS, DAMAGE = "consumers", "damage"
+FAIL, NULL = "fail", "null"
 JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
 LOCK_TIMEOUT_S = 60.0
@@ -35,6 +36,8 @@ class ReadSettings:
 
     paths: tuple[str, ...]
     streams: tuple[str, ...] = ()  # names and globs
+    columns: tuple[str, ...] | None = None
+    invalid_utf8: str = FAIL
     subject: str | None = None
     starting: Offsets = Offsets()
     ending: Offsets = Offsets()
@@ -83,6 +86,8 @@ class StreamReadSettings:
 
     paths: tuple[str, ...]
     streams: tuple[str, ...] = ()  # names and globs
+    columns: tuple[str, ...] | None = None
+    invalid_utf8: str = FAIL
     subject: str | None = None
     starting: Offsets = Offsets()
     starting_time_ns: int | None = None
@@ -180,7 +185,7 @@ def _check_consumer(given: Mapping[str, str]) -> None:
 
 def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
     if table != MESSAGES:
-        allowed = ["path", "stream", "table", "layout", "account", "encryptionKey", "lockTimeout"]
+        allowed = ["path", "stream", "columns", "table", "layout", "account", "encryptionKey", "lockTimeout"]
         allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
         unfit = [name for name in given if name not in allowed]
         if unfit:

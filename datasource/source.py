@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import DataType, StructType
 
@@ -16,7 +17,7 @@ from datasource.edge import shows_code
 from datasource.options import is_of_streaming_only
 from datasource.reader import FilteringMessageReader, MessageReader, open_store, pick_streams, select_streams
 from datasource.schema import (
-    BY_SCHEMA_ONLY,
+    BY_NAME_ONLY,
     CONSUMER_TYPES,
     DAMAGE_TYPES,
     EVENT_TYPES,
@@ -25,7 +26,9 @@ from datasource.schema import (
     FOREIGN_STREAM_TYPES,
     MESSAGE_TYPES,
     STREAM_TYPES,
+    TEXT,
     check_read_schema,
+    pick_columns,
     spark_schema,
 )
 from datasource.settings import (
@@ -75,7 +78,7 @@ def schema(options: Mapping[str, str]) -> StructType:
     if isinstance(settings, StreamReadSettings):
         with open_store(settings) as store:
             pick_streams(store.streams(), settings.streams)
-        return spark_schema(MESSAGE_TYPES)
+        return _offered(settings)
     if settings.layout in FOREIGN:
         from datasource.foreign import open_store as open_foreign_store
 
@@ -84,7 +87,30 @@ def schema(options: Mapping[str, str]) -> StructType:
         with open_store(settings) as store:
             select = pick_streams if settings.table == MESSAGES else select_streams
             select(_known_streams(store, settings), settings.streams)
-    return spark_schema(_types(settings))
+    return _offered(settings)
+
+
+def _offered(settings: ReadSettings | StreamReadSettings) -> StructType:
+    """Return the columns that the option names, else all but those that only show when they are named."""
+    if settings.columns is None:
+        return spark_schema(_types(settings))
+    return pick_columns(settings.columns, {**_types(settings), **_by_name_only(settings)})
+
+
+def _declared(settings: ReadSettings | StreamReadSettings, schema: StructType) -> pa.Schema:
+    """Return what Spark declares, checked."""
+    if settings.columns is not None and list(settings.columns) != schema.names:
+        raise ValueError(
+            f"option 'columns' names {', '.join(settings.columns)}, the schema has {', '.join(schema.names)}: give one "
+            "of the two"
+        )
+    extra = _by_name_only(settings)
+    return check_read_schema(schema, _types(settings), extra, TEXT if extra else None)
+
+
+def _by_name_only(settings: ReadSettings | StreamReadSettings) -> Mapping[str, DataType]:
+    is_of_messages = isinstance(settings, StreamReadSettings) or settings.table == MESSAGES
+    return BY_NAME_ONLY if is_of_messages else {}
 
 
 def _known_streams(store: Store, settings: ReadSettings) -> list[str]:
@@ -115,8 +141,7 @@ def _read_settings(options: Mapping[str, str]) -> ReadSettings | StreamReadSetti
 def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Return a batch reader of the columns in `schema`, which are the user's choice or those of `schema()`."""
     settings = ReadSettings.parse(options)
-    extra = BY_SCHEMA_ONLY if settings.table == MESSAGES else {}
-    columns = check_read_schema(schema, _types(settings), extra)
+    columns = _declared(settings, schema)
     if settings.layout in FOREIGN:
         from datasource.foreign_tables import READERS as FOREIGN_READERS
 
@@ -146,7 +171,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     """
     try:
         settings = StreamReadSettings.parse(options)
-        columns = check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY)
+        columns = _declared(settings, schema)
     except ValueError as error:
         from datasource.refused import RefusedStreamReader
 
@@ -167,7 +192,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return made
 
 
-def _types(settings: ReadSettings) -> Mapping[str, DataType]:
+def _types(settings: ReadSettings | StreamReadSettings) -> Mapping[str, DataType]:
+    if isinstance(settings, StreamReadSettings):
+        return MESSAGE_TYPES
     return (FOREIGN_TABLE_TYPES if settings.layout in FOREIGN else TABLE_TYPES)[settings.table]
 
 

@@ -10,6 +10,7 @@ from datasource.edge import show_codes
 from datasource.partitions import SlicePartition
 from datasource.reader import rows_of
 from datasource.settings import StreamReadSettings
+from datasource.shape import Shape
 from datasource.stream_offsets import Json
 from datasource.stream_source import StreamSource
 from storage_core.store.reading.reading import ReadOptions
@@ -67,10 +68,11 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition
+        shape = Shape.of(self.settings, self.schema)
         options = ReadOptions(
-            columns=tuple(self.schema.names),
+            columns=shape.asked,
             subject_filters=() if self.settings.subject is None else (self.settings.subject,),
             verify=self.settings.verify,
             on_loss="raise" if self.settings.fail_on_data_loss else "skip",
         )
-        yield from rows_of(partition, options, self.settings, self.schema)
+        yield from rows_of(partition, options, self.settings, shape)

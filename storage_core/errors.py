@@ -195,10 +195,11 @@ class LimitExceededError(StorageError):
 
 
 class InvalidMessageError(StorageError):
-    """A message that the stream does not take: subject, size, type or column."""
+    """A message that the stream does not take: subject, size, type or column; or that is not what a reader declared."""
 
     code = "JSTREAM_INVALID_MESSAGE"
     stream: str | None = None
+    sequence: int | None = None
     row: int | None = None  # of the batch, from 0 on
 
 

@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNull, LessThan, StringStartsWith
 
 from datasource import source
-from datasource.reader import FilteringMessageReader, MessageReader, conform, select_streams
+from datasource.reader import FilteringMessageReader, MessageReader, select_streams
+from datasource.shape import Shape
 from storage_core import Store
 from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, StalePlanError
 from storage_core.schema import READ_SCHEMA, read_schema
@@ -270,13 +271,13 @@ def test_select_streams_in_order_without_repeats() -> None:
 def test_conform_refuses_what_spark_would_misread() -> None:
     schema = pa.schema([pa.field("data", pa.binary())])
     good = pa.RecordBatch.from_pydict({"data": [b"x"]}, schema=schema)
-    assert conform(good, schema) is good
+    assert Shape(schema, False).conform(good) is good
     with pytest.raises(TypeError, match="was declared"):
-        conform(pa.RecordBatch.from_pydict({"data": ["x"]}), schema)
+        Shape(schema, False).conform(pa.RecordBatch.from_pydict({"data": ["x"]}))
     strict = pa.schema([pa.field("data", pa.binary(), nullable=False)])
-    assert conform(good, strict).schema.equals(strict)
+    assert Shape(strict, False).conform(good).schema.equals(strict)
     with pytest.raises(TypeError, match="nulls in column 'data'"):
-        conform(pa.RecordBatch.from_pydict({"data": [None]}, schema=schema), strict)
+        Shape(strict, False).conform(pa.RecordBatch.from_pydict({"data": [None]}, schema=schema))
 
 
 # --- durable consumers say where a batch read starts

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from datasource.schema import (
-    BY_SCHEMA_ONLY,
+    BY_NAME_ONLY,
     MESSAGE_TYPES,
     STREAM_TYPES,
     check_read_schema,
@@ -35,7 +35,7 @@ def fields(**types: DataType) -> StructType:
 
 
 def read(schema: StructType) -> pa.Schema:
-    return check_read_schema(schema, MESSAGE_TYPES, BY_SCHEMA_ONLY)
+    return check_read_schema(schema, MESSAGE_TYPES, BY_NAME_ONLY)
 
 
 def test_schema_of_a_read_is_the_one_that_storage_yields() -> None:
@@ -83,7 +83,7 @@ def test_write_takes_binary_and_text(data: DataType) -> None:
 
 
 def test_what_was_read_can_be_written() -> None:
-    check_write_schema(spark_schema({**MESSAGE_TYPES, **BY_SCHEMA_ONLY}), routed=True)
+    check_write_schema(spark_schema({**MESSAGE_TYPES, **BY_NAME_ONLY}), routed=True)
 
 
 def test_write_takes_headers_whatever_may_be_null_in_them() -> None:

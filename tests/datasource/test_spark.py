@@ -83,6 +83,29 @@ def test_user_schema_picks_columns(read: Any, store: Store, orders: Make) -> Non
     assert rows[0].timestamp_ns > 0
 
 
+def test_the_option_picks_columns(read: Any, store: Store, orders: Make) -> None:
+    store.stream("ORDERS").append(orders(4))
+    picked = read(columns="data, sequence")
+    assert picked.schema.simpleString() == "struct<data:binary,sequence:bigint>"
+    rows = picked.where("sequence > 2").collect()
+    assert [(bytes(row.data), row.sequence) for row in rows] == [(b"order 2", 3), (b"order 3", 4)]
+    with pytest.raises(Exception, match="option 'columns': unknown column 'dat'; did you mean 'data'"):
+        read(columns="dat").collect()
+
+
+def test_data_is_text_in_a_schema_that_says_so(spark: Any, read: Any, store: Store) -> None:
+    data = pa.array(["größer".encode(), None, b"\xff", b"4"], pa.binary())
+    store.stream("ORDERS").append(pa.table({"subject": ["orders.a"] * 4, "data": data}))
+    rows = read(schema="data string, sequence long", invalidUtf8="null").collect()
+    assert [tuple(row) for row in rows] == [("größer", 1), (None, 2), (None, 3), ("4", 4)]
+    with pytest.raises(Exception, match="JSTREAM_INVALID_MESSAGE.*stream 'ORDERS', sequence 3"):
+        read(schema="data string").collect()
+    stream = spark.readStream.format("jstream").schema("data string").options(stream="ORDERS", invalidUtf8="null")
+    query = stream.option("startingOffsets", "earliest").load(store.paths[0]).writeStream.format("memory")
+    query.queryName("texts").trigger(availableNow=True).start().awaitTermination()
+    assert [row.data for row in spark.sql("SELECT data FROM texts").collect()] == ["größer", None, None, "4"]
+
+
 def test_ranges_and_globs(read: Any, store: Store, orders: Make) -> None:
     store.stream("ORDERS").append(orders(10))
     store.stream("ORDERS_EU").append(orders(3, prefix="eu."))
