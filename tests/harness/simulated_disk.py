@@ -150,15 +150,12 @@ class SimulatedDisk:
         return sum(len(inode.content) for _, inode in self.files())
 
     def flip_bit(self, path: Path, bit: int) -> None:
-        """Session one bit of a file over, on the platter and in the cache."""
-        inode = self.inode(path)
-        for bytes_ in (inode.content, inode.platter):
-            if bit // 8 < len(bytes_):  # what was not synced may not be on the platter
-                bytes_[bit // 8] ^= 1 << bit % 8
+        """Turn one bit of a file over, on the platter and in the cache."""
+        self.inode(path).flip_bit(bit)
 
     def cut(self, path: Path, size: int) -> None:
         """Shorten a file to `size` bytes, on the platter and in the cache."""
-        self.overwrite(path, bytes(self.inode(path).content[:size]))
+        self.overwrite(path, self.inode(path).content[:size])
 
     def remove(self, path: Path) -> None:
         """Remove a file or a directory with all in it, durably."""
@@ -170,8 +167,7 @@ class SimulatedDisk:
     def overwrite(self, path: Path, content: bytes) -> None:
         """Put durable content in a file, made if it is missing."""
         directory = self.directory(path.parent)
-        inode = SimulatedInode()
-        inode.content, inode.platter = bytearray(content), bytearray(content)
+        inode = SimulatedInode(content)
         directory.names[path.name] = directory.platter[path.name] = inode
 
     # --- paths
@@ -211,7 +207,7 @@ class SimulatedFile:
         self.opened_size = len(inode.content)
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
-        return bytes(self._open().content[offset_bytes : offset_bytes + size])
+        return self._open().content[offset_bytes : offset_bytes + size]
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
         found = self._open().content[offset_bytes : offset_bytes + len(buffer)]
@@ -276,7 +272,7 @@ class SimulatedLock:
 
     def read_note(self) -> bytes:
         self._process.check_alive()
-        return bytes(self._inode.content[:4096])
+        return self._inode.content[:4096]
 
     def close(self) -> None:
         if self._inode.lock is self:

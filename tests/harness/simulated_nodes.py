@@ -41,11 +41,14 @@ ALL_KEPT = Fate(page_kept=1.0, page_torn=0.0, name_kept=1.0)
 
 
 class SimulatedInode:
-    """A regular file: what processes read, and what the platter has."""
+    """A regular file: what processes read, and what the platter has.
 
-    def __init__(self) -> None:
-        self.content = bytearray()
-        self.platter = bytearray()
+    Both are bytes that are replaced when they change, so copies of a file share them until then.
+    """
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = content
+        self.platter = content
         self.dirty: dict[int, list[bytes]] = {}  # page number: its versions since it was durable, oldest first
         self.stranded: dict[int, list[bytes]] = {}  # the same of pages whose sync failed
         self.sizes: list[int] = []  # sizes since the last sync that worked, oldest first
@@ -55,31 +58,33 @@ class SimulatedInode:
         end = offset_bytes + len(data)
         if end > len(self.content):
             self.resize(end)
-        self.content[offset_bytes:end] = data
+        self.content = _put(self.content, offset_bytes, data)
         self._touch(offset_bytes // PAGE_SIZE, -(-end // PAGE_SIZE))
 
     def resize(self, size: int) -> None:
         before = len(self.content)
         if size < before:
-            del self.content[size:]
+            self.content = self.content[:size]
             for pages in (self.dirty, self.stranded):
                 for number in [one for one in pages if one * PAGE_SIZE >= size]:
                     del pages[number]
             self._touch(size // PAGE_SIZE, -(-size // PAGE_SIZE))
         else:
-            self.content.extend(bytes(size - before))
+            self.content += bytes(size - before)
         self.sizes = [*self.sizes, size][-VERSIONS_KEPT_MAX:]
 
     def _touch(self, first: int, end: int) -> None:
         for number in range(first, end):
             versions = self.dirty.setdefault(number, self.stranded.pop(number, []))
-            versions.append(bytes(self.content[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
+            versions.append(self.content[number * PAGE_SIZE : (number + 1) * PAGE_SIZE])
             del versions[:-VERSIONS_KEPT_MAX]
 
     def sync(self) -> None:
-        for number in self.dirty:
-            self._put(number, bytes(self.content[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
-        self._fit(len(self.content))
+        if self.stranded:
+            self._settle({at: self.content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at in self.dirty})
+            self._fit(len(self.content))
+        else:
+            self.platter = self.content
         self.dirty, self.sizes = {}, []
 
     def strand(self) -> None:
@@ -93,54 +98,70 @@ class SimulatedInode:
             start = number * PAGE_SIZE
             size = min(PAGE_SIZE, len(self.content) - start)
             if size > 0:
-                page = bytes(self.platter[start : start + size])
-                self.content[start : start + size] = page + bytes(size - len(page))
+                page = self.platter[start : start + size]
+                self.content = _put(self.content, start, page + bytes(size - len(page)))
         self.stranded = {}
 
     def lose_power(self, fate: Fate, random_source: random.Random) -> None:
+        kept = {}
         for number, versions in sorted({**self.stranded, **self.dirty}.items()):
             if random_source.random() < fate.page_kept:
-                self._put(number, self._settled(number, versions, fate, random_source))
+                kept[number] = self._settled(number, versions, fate, random_source)
+        self._settle(kept)
         sizes = [len(self.platter), *self.sizes]
         if self.sizes:
             # A size that is not synced goes with the pages more often than not.
             self._fit(sizes[-1] if random_source.random() < fate.page_kept else random_source.choice(sizes))
         self.dirty, self.stranded, self.sizes, self.lock = {}, {}, [], None
-        self.content = bytearray(self.platter)
+        self.content = self.platter
+
+    def flip_bit(self, bit: int) -> None:
+        """Turn one bit over, in the cache and on the platter, where what was not synced may not be."""
+        self.content, self.platter = _flipped(self.content, bit), _flipped(self.platter, bit)
 
     def _settled(self, number: int, versions: list[bytes], fate: Fate, random_source: random.Random) -> bytes:
         newest = versions[-1] if random_source.random() < 0.7 else random_source.choice(versions)
         if random_source.random() >= fate.page_torn:
             return newest
         start = number * PAGE_SIZE
-        older = random_source.choice([bytes(self.platter[start : start + PAGE_SIZE]), *versions])
+        older = random_source.choice([self.platter[start : start + PAGE_SIZE], *versions])
         older = older[: len(newest)] + bytes(max(0, len(newest) - len(older)))
         return b"".join(
             (newest if random_source.random() < 0.5 else older)[at : at + fate.sector_size]
             for at in range(0, len(newest), fate.sector_size)
         )
 
-    def _put(self, number: int, page: bytes) -> None:
-        start = number * PAGE_SIZE
-        if len(self.platter) < start + len(page):
-            self.platter.extend(bytes(start + len(page) - len(self.platter)))
-        self.platter[start : start + len(page)] = page
+    def _settle(self, pages: dict[int, bytes]) -> None:
+        """Put whole pages on the platter."""
+        platter = bytearray(self.platter)
+        for number, page in pages.items():
+            start = number * PAGE_SIZE
+            platter.extend(bytes(max(0, start + len(page) - len(platter))))
+            platter[start : start + len(page)] = page
+        self.platter = bytes(platter)
 
     def _fit(self, size: int) -> None:
-        del self.platter[size:]
-        self.platter.extend(bytes(size - len(self.platter)))
+        self.platter = self.platter[:size] + bytes(size - min(size, len(self.platter)))
 
     def copy_platter(self) -> "SimulatedInode":
-        copy = SimulatedInode()
-        copy.platter, copy.content = bytearray(self.platter), bytearray(self.platter)
-        return copy
+        return SimulatedInode(self.platter)
 
     def copy(self, copies: "Copies") -> "SimulatedInode":
         copy = SimulatedInode()
-        copy.content, copy.platter, copy.sizes = bytearray(self.content), bytearray(self.platter), list(self.sizes)
+        copy.content, copy.platter, copy.sizes = self.content, self.platter, list(self.sizes)
         copy.dirty = {number: list(versions) for number, versions in self.dirty.items()}
         copy.stranded = {number: list(versions) for number, versions in self.stranded.items()}
         return copy
+
+
+def _put(content: bytes, start: int, data: bytes) -> bytes:
+    """Return the content with data at `start`, and zeros before it where it was shorter."""
+    return b"".join((content[:start], bytes(max(0, start - len(content))), data, content[start + len(data) :]))
+
+
+def _flipped(content: bytes, bit: int) -> bytes:
+    at = bit // 8
+    return _put(content, at, bytes([content[at] ^ 1 << bit % 8])) if at < len(content) else content
 
 
 @dataclass(slots=True)

@@ -299,9 +299,7 @@ def damage(machine: Machine, store: Store, position: int, volumes: tuple[int, ..
     row = state_of(store).blocks.rows[position]
     for number in volumes:
         directory = str(block_directory(machine.paths[number], state_of(store).incarnation))
-        inode = machine.disk.inode(block_path(directory, bytes(row["block_id"])))
-        for bytes_of in (inode.content, inode.platter):
-            bytes_of[250] ^= 1
+        machine.disk.flip_bit(block_path(directory, bytes(row["block_id"])), 250 * 8)
 
 
 def test_a_run_is_merged_from_good_copies_alone() -> None:
