@@ -1,4 +1,4 @@
-"""Print docs/guide/errors.md, made of the classes in storage_core/errors.py.
+"""Print docs/guide/errors.md, made of the classes in storage_core/errors.py and spark_stream/pipelines/errors.py.
 
 .venv/bin/python scripts/error_table.py > docs/guide/errors.md
 """
@@ -10,13 +10,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from spark_stream.pipelines import errors as pipeline_errors
 from storage_core import errors
 from storage_core.errors import StorageError
 
 HEAD = """# Errors
 
-Every error of the store has a class and a code (`scripts/error_table.py` makes this page of them). Codes keep their
-meaning; the words of a message may change. Spark and the command line show the code before the message, as in
+Every error of the store, and of a pipeline, has a class and a code (`scripts/error_table.py` makes this page of them).
+Codes keep their meaning; the words of a message may change. Spark and the command line show the code before the
+message, as in
 `[JSTREAM_STREAM_NOT_FOUND] no stream 'ORDRES' in /shop; did you mean 'ORDERS'?`.
 
 ```python
@@ -32,7 +34,8 @@ with Store.open_or_create("shop") as store:
 
 An error belongs to its own class and to those above it: `StreamNotFoundError` is a `NotFoundError`, and all of them are
 `StorageError`. `error.fields` has those of its fields that are known; each is an attribute, too, and `to_json()` has
-code, text and fields together. Wrong arguments, options and configurations are `ValueError`.
+code, text and fields together. Wrong arguments, options and configurations are `ValueError`; so is a
+`DefinitionError`. The errors of pipelines are in `spark_stream.pipelines.errors`.
 What to do about a message: [troubleshooting](troubleshooting.md).
 
 | code | class | meaning | fields |
@@ -46,10 +49,11 @@ def page() -> str:
 
 
 def classes() -> Iterator[type[StorageError]]:
-    """Yield the classes in the order in which the module has them."""
-    for kind in vars(errors).values():
-        if isinstance(kind, type) and issubclass(kind, StorageError):
-            yield kind
+    """Yield the classes in the order in which the modules have them."""
+    for module in (errors, pipeline_errors):
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, StorageError) and kind.__module__ == module.__name__:
+                yield kind
 
 
 def _row(kind: type[StorageError]) -> str:

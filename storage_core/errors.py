@@ -59,6 +59,20 @@ class CorruptionError(StorageError):
     """Bytes fail their checksum, digest or identity. The caller repairs from another replica or reports."""
 
     code = "JSTREAM_CORRUPTION"
+    file: str | None = None
+    offset_bytes: int | None = None
+    what: str | None = None  # was looked at, such as a header checksum
+    expected: str | None = None
+    found: str | None = None
+
+    def __init__(self, *arguments: object, **fields: Any) -> None:
+        """Take a text, or a `Defect`, whose numbers become the fields."""
+        super().__init__(*arguments, **fields)
+        defect = arguments[0] if arguments else None
+        if not isinstance(defect, str):
+            for name in ("file", "offset_bytes", "what", "expected", "found"):
+                if name not in fields:
+                    setattr(self, name, getattr(defect, name, None))
 
 
 class CorruptFrameError(CorruptionError):
@@ -71,6 +85,13 @@ class CorruptRecordError(CorruptionError):
     """One record of a metadata log or journal is damaged."""
 
     code = "JSTREAM_CORRUPT_RECORD"
+
+    def __init__(self, what: str, offset_bytes: int, reason: str, **fields: Any) -> None:
+        super().__init__(what, offset_bytes, reason, what=what, offset_bytes=offset_bytes, **fields)
+        self._reason = reason
+
+    def sentence(self) -> str:
+        return f"{self.what}: offset_bytes {self.offset_bytes}: {self._reason}"
 
 
 class TruncatedRecordError(StorageError):

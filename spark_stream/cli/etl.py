@@ -176,13 +176,11 @@ def _check_metrics(textfile: Path | None) -> None:
 @contextmanager
 def _failing_in_words() -> Iterator[None]:
     """Let what a pipeline refuses or fails with end the command with one line and exit code 1."""
-    from spark_stream.pipelines.backfill import BackfillRefusedError
-    from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
-    from spark_stream.pipelines.state import CheckpointError, CheckpointHeldError
+    from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
 
     try:
         yield
-    except (BackfillRefusedError, CheckpointError, CheckpointHeldError, RunFailedError, *SPARK_ERRORS) as error:
+    except SPARK_ERRORS as error:
         raise CommandFailed(in_words(error)) from error
 
 
@@ -190,7 +188,7 @@ def _failing_in_words() -> Iterator[None]:
 def _reporting(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None]:
     """Report what a run came to, however it ends: a line on stdout, and metrics unless they are another run's."""
     from spark_stream.pipelines.api import finishing
-    from spark_stream.pipelines.state import CheckpointHeldError
+    from spark_stream.pipelines.errors import CheckpointHeldError
 
     is_held = False
     with _failing_in_words():

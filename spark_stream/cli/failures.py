@@ -177,8 +177,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
     from storage_core.errors import StorageError  # not needed, and not paid for, by whoever mistypes an option
 
     coded = error.__cause__ if isinstance(error, CommandFailed) else error
-    if isinstance(coded, StorageError):
-        return EXIT_FAILED, f"[{coded.code}] {explain(error)}"
+    if isinstance(coded, StorageError):  # what is a ValueError, too, is wrong words in a file
+        return EXIT_USAGE if isinstance(coded, ValueError) else EXIT_FAILED, f"[{coded.code}] {explain(error)}"
     if isinstance(error, (CommandFailed, OSError)):
         return EXIT_FAILED, explain(error)
     if isinstance(error, UnicodeEncodeError):

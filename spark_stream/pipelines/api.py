@@ -7,7 +7,8 @@ from pathlib import Path
 
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONTINUOUS, Pipeline, load_pipeline
-from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
+from spark_stream.pipelines.errors import RunFailedError
+from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
 from spark_stream.pipelines.run import Prepared, Run, Stop, Watcher, prepare
 from spark_stream.pipelines.session import pipeline_session
 from spark_stream.pipelines.source import check_stores, take_over_stores

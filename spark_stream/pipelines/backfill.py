@@ -21,7 +21,8 @@ from pyspark.sql import functions as F
 from datasource.places import open_store
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONSOLE, DELTA, PARQUET, UPSERT, Pipeline
-from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, in_words
+from spark_stream.pipelines.errors import BackfillRefusedError, RunFailedError
+from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON
 from spark_stream.pipelines.run import Prepared, store_batch
@@ -31,10 +32,6 @@ from spark_stream.pipelines.summary import Summary
 from storage_core import Store
 
 Ranges = dict[str, tuple[int, int]]
-
-
-class BackfillRefusedError(Exception):
-    """A backfill could store a message twice, or cannot be repeated; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,8 @@ class Backfill:
             if name not in begins or incarnations[name] != incarnation:
                 raise BackfillRefusedError(
                     f"the pipeline has not begun to read {name}, so it is not known what it will store itself: run it "
-                    "once before"
+                    "once before",
+                    stream=name,
                 )
 
     def _check_append(self) -> None:
@@ -142,13 +140,20 @@ class Backfill:
                 ways += ["mode 'upsert'"] if self._pipeline.sink.kind == DELTA else []
                 raise BackfillRefusedError(
                     f"the pipeline began to read {name} at {begins[name]} and stores what follows itself: of "
-                    f"[{first}, {end}) an append would store some twice{'. Take ' if ways else ''}{' or '.join(ways)}"
+                    f"[{first}, {end}) an append would store some twice{'. Take ' if ways else ''}{' or '.join(ways)}",
+                    stream=name,
+                    first=first,
+                    end=end,
                 )
             for one_first, one_end, when in self._other_backfills(name, "begun"):
                 if first < one_end and one_first < end:
                     raise BackfillRefusedError(
                         f"{name} [{one_first}, {one_end}) was backfilled, begun {when}: an append of [{first}, {end}) "
-                        "would store some of it twice. The same range again is safe, and so is what it does not overlap"
+                        "would store some of it twice. "
+                        "The same range again is safe, and so is what it does not overlap",
+                        stream=name,
+                        first=one_first,
+                        end=one_end,
                     )
 
     def _other_backfills(self, name: str, what: str) -> Iterable[tuple[int, int, str]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.pipelines.config import CONSOLE, UPSERT, Pipeline
-from spark_stream.pipelines.state import STATE, CheckpointError, PipelineState
+from spark_stream.pipelines.errors import CheckpointError
+from spark_stream.pipelines.state import STATE, PipelineState
 
 
 class Beginnings:
@@ -29,7 +30,8 @@ class Beginnings:
         if owner != self._pipeline.name:
             raise CheckpointError(
                 f"checkpoint {self._state.checkpoint} is that of pipeline {owner!r}, and this one is "
-                f"{self._pipeline.name!r}: give each its own, or change the name back"
+                f"{self._pipeline.name!r}: give each its own, or change the name back",
+                checkpoint=str(self._state.checkpoint),
             )
         offsets = self._state.offsets()
         before, now = self._record.get("query"), offsets.query_id if offsets is not None else None
@@ -38,7 +40,8 @@ class Beginnings:
             raise CheckpointError(
                 f"checkpoint {self._state.checkpoint} is an older copy: its newest batch is {offsets.batch_planned}, "
                 f"and batch {stored} was stored. Other messages would come under numbers that are stored, and be left "
-                "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint"
+                "out. Put the newer copy back; or move this one away and begin anew with --new-checkpoint",
+                checkpoint=str(self._state.checkpoint),
             )
         appends = self._pipeline.sink.mode != UPSERT and self._pipeline.sink.kind != CONSOLE
         harmless = not appends and self._pipeline.dead_letters is None
@@ -47,7 +50,8 @@ class Beginnings:
         raise CheckpointError(
             f"checkpoint {self._state.checkpoint} is {'gone' if now is None else 'another one'}: query {before} had "
             "it. A new one would store what that query has stored once more. Put it back from a copy, or accept that "
-            "with --new-checkpoint; source.start or the consumer say where a new one begins"
+            "with --new-checkpoint; source.start or the consumer say where a new one begins",
+            checkpoint=str(self._state.checkpoint),
         )
 
     def note_query(self, query_id: str) -> None:

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import (
-    DefinitionError,
     check_keys,
     place_of,
     read_toml,

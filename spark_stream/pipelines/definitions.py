@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_stream.pipelines.toml import DefinitionError, check_keys, place_of, read_toml, substitute
+from spark_stream.pipelines.errors import DefinitionError
+from spark_stream.pipelines.toml import check_keys, place_of, read_toml, substitute
 from storage_core import Store
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig

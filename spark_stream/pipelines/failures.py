@@ -25,10 +25,6 @@ LENGTH_MAX = 2000
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)  # the last two: of a JVM that is gone
 
 
-class RunFailedError(Exception):
-    """A run of a pipeline failed; the text says why."""
-
-
 def in_words(error: BaseException) -> str:
     """Return what an error comes down to: one of Spark's by its reason, any other by what it says."""
     if not isinstance(error, SPARK_ERRORS):

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 from spark_stream.pipelines.config import BYTES, ENVELOPE, JSON, MSGPACK, UTF8, Payload, Pipeline
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 
 DATA, BODY, REASON = "__data", "__body", "__reason"
 PLAIN_COLUMNS = {UTF8: "text", BYTES: "data"}  # what the only column is called unless `column` says

@@ -29,7 +29,8 @@ from pyspark.sql.types import StructType
 from datasource.schema import check_write_schema
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
-from spark_stream.pipelines.failures import SPARK_ERRORS, RunFailedError, explain, in_words
+from spark_stream.pipelines.errors import DefinitionError, RunFailedError
+from spark_stream.pipelines.failures import SPARK_ERRORS, explain, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
 from spark_stream.pipelines.sinks import write_dead_letters, write_rows
@@ -37,7 +38,6 @@ from spark_stream.pipelines.source import read_stream
 from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequences_of
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
-from spark_stream.pipelines.toml import DefinitionError
 from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
 
 POLL_S = 0.25  # how often progress and wishes to stop are looked at

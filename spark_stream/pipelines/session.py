@@ -7,7 +7,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_stream.pipelines.config import DELTA, Pipeline
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.session import borrowed_or_made
 
 

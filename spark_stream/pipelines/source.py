@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from datasource import places
 from datasource.places import open_store
 from spark_stream.pipelines.config import JSTREAM, Pipeline, Source, is_glob
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.subjects import filters_overlap, is_literal, matches

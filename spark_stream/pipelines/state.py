@@ -21,17 +21,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
+
 SUFFIX = ".etl"
 LOCK, STATE, LAST_RUN, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "last_run.json", "backfills.json", "dead-letters"
 FILE_SIZE_MAX = 16 * 1024 * 1024  # bytes; bounds what a damaged checkpoint can make us read
-
-
-class CheckpointHeldError(Exception):
-    """Another run has the checkpoint; the text says who, where and since when."""
-
-
-class CheckpointError(Exception):
-    """The checkpoint, or what is kept beside it, does not belong to this pipeline, or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ class PipelineState:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CheckpointHeldError(f"checkpoint {self.checkpoint} is held by {self._holder()}") from None
+                raise CheckpointHeldError(self.checkpoint, self._holder()) from None
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": now_text(), "what": what}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
@@ -105,9 +99,8 @@ class PipelineState:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise CheckpointError(
-                f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
-            ) from error
+            told = f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
+            raise CheckpointError(told, checkpoint=str(self.checkpoint), file=str(path)) from error
 
     def write(self, name: str, value: Any) -> None:
         """Put the value there, durably: the file is the old one or the new one, whenever the power fails."""
@@ -143,7 +136,9 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint / 'metadata'} is no checkpoint's: {error}") from error
+        file = checkpoint / "metadata"
+        told = f"{file} is no checkpoint's: {error}"
+        raise CheckpointError(told, checkpoint=str(checkpoint), file=str(file)) from error
     planned, done = _newest(checkpoint / "offsets"), _newest(checkpoint / "commits")
     offset = _offset(checkpoint / "offsets" / str(done)) if 0 <= done <= planned else {}
     incarnations = {stream: str(one.get("incarnation", "")) for stream, one in offset.items()}
@@ -164,7 +159,8 @@ def _offset(path: Path) -> dict[str, Any]:
         found = json.loads(lines[2])
         sequences_of(found)
     except (OSError, ValueError, IndexError) as error:
-        raise CheckpointError(f"{path} holds no offsets of a jstream source: {error}") from error
+        told = f"{path} holds no offsets of a jstream source: {error}"
+        raise CheckpointError(told, checkpoint=str(path.parent.parent), file=str(path)) from error
     return found or {}
 
 

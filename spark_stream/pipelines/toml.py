@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
 from storage_core.paths import local_path
 from storage_core.suggestions import did_you_mean
@@ -43,13 +44,6 @@ _KINDS: dict[type[inspect.Type], tuple[tuple[type, ...], str]] = {
     inspect.DictType: ((dict,), "a table"),
     inspect.NoneType: ((), "nothing"),
 }
-
-
-class DefinitionError(ValueError):
-    """A definition file asks for something that makes no sense. The text names the file, the key and what is taken."""
-
-    def __init__(self, file: object, key: str, text: str) -> None:
-        super().__init__(f"{file}: {key}: {text}" if key else f"{file}: {text}")
 
 
 def read_toml(file: Path) -> dict[str, Any]:

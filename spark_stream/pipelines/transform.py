@@ -11,7 +11,8 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from spark_stream.pipelines.config import Pipeline
-from spark_stream.pipelines.toml import DefinitionError, place_of
+from spark_stream.pipelines.errors import DefinitionError
+from spark_stream.pipelines.toml import place_of
 from storage_core.suggestions import did_you_mean
 
 VIEW = "messages"

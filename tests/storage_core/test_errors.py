@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 
 from storage_core import Store, errors
+from storage_core.block.damage import Defect
 from storage_core.errors import StorageError
 from storage_core.store.stream import Stream
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StorageError)]
 MADE: list[tuple[StorageError, dict[str, Any]]] = [
     (errors.CorruptionError("block 5"), {}),
+    (
+        errors.CorruptFrameError(Defect("5.blk", 96, "checksum of frame 0", "0x1", "0x2")),
+        {"file": "5.blk", "offset_bytes": 96, "what": "checksum of frame 0", "expected": "0x1", "found": "0x2"},
+    ),
+    (
+        errors.CorruptRecordError("log record", 4096, "bad checksum"),
+        {"what": "log record", "offset_bytes": 4096},
+    ),
     (errors.DataLossError("lost", stream="ORDERS", first=5, end=9), {"stream": "ORDERS", "first": 5, "end": 9}),
     (errors.StreamNotFoundError("ORDRES", "/shop", ["ORDERS"]), {"stream": "ORDRES", "nearest": "ORDERS"}),
     (errors.ConsumerNotFoundError("ORDERS", "x", []), {"stream": "ORDERS", "consumer": "x"}),
@@ -99,6 +108,7 @@ def test_a_message_that_is_refused_is_named_by_its_row(orders: Stream) -> None:
 
 # The sentences of the classes that make their own: for whoever changes one to read it as people will.
 SENTENCES = [
+    "log record: offset_bytes 4096: bad checksum",
     "no stream 'ORDRES' in /shop; did you mean 'ORDERS'?",
     "no consumer 'x' of stream 'ORDERS'; there is none",
     "stream 'ORDERS': message 7 was removed; the stream holds 8 to 9",

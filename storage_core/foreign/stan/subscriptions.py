@@ -258,9 +258,8 @@ def _tell(damage: ForeignDamage, on_damage: OnDamage | None) -> None:
     if on_damage is not None:
         on_damage(damage)
     elif not damage.allowed:
-        raise CorruptRecordError(
-            f"{damage.file} at offset_bytes {damage.offset_bytes}: {damage.reason}\n{damage.record}"
-        )
+        told = f"{damage.reason}\n{damage.record}"
+        raise CorruptRecordError(damage.file, damage.offset_bytes, told, file=damage.file)
 
 
 def _payload(window: Window, records: Records, row: int) -> bytes:

@@ -28,7 +28,7 @@ from harness.fuzz.seals import seal_of, sealed, vouch
 
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.definitions import load_definitions
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 from storage_core.errors import StorageError
 from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
 from storage_core.foreign.consumers import consumers_table

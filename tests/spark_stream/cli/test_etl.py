@@ -176,7 +176,7 @@ def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     told = "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
-    assert done.returncode == 1 and done.stderr.endswith(f"error: {told}\n")
+    assert done.returncode == 1 and done.stderr.endswith(f"error: [JSTREAM_RUN_FAILED] {told}\n")
     assert json.loads(done.stdout)["error"] == told
 
 

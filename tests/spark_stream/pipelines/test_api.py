@@ -7,11 +7,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_jstream import run_pipeline
-from spark_stream.pipelines.failures import RunFailedError
+from spark_stream.pipelines.errors import CheckpointHeldError, DefinitionError, RunFailedError
 from spark_stream.pipelines.run import Progress
-from spark_stream.pipelines.state import CheckpointHeldError, PipelineState
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.state import PipelineState
 from storage_core import Store
+from storage_core.errors import NotFoundError
 
 PARQUET = 'kind = "parquet"\npath = "table"'
 
@@ -29,8 +29,9 @@ def test_a_pipeline_runs_from_python_as_from_a_shell(etl: Any, spark: SparkSessi
     assert run_pipeline(str(etl.file)).rows_in == 0
 
     etl.say(b"no JSON")
-    with pytest.raises(RunFailedError, match="sequence 4: payload is not JSON"):
+    with pytest.raises(RunFailedError, match="sequence 4: payload is not JSON") as failed:
         run_pipeline(etl.file)
+    assert (failed.value.code, failed.value.cause) == ("JSTREAM_RUN_FAILED", None)
     assert not etl.status()["last_run"]["ok"]
 
 
@@ -38,13 +39,16 @@ def test_a_pipeline_that_cannot_start_is_refused_before_spark_is(tmp_path: Path)
     file = tmp_path / "orders.toml"
     text = 'checkpoint = "checkpoint"\n[source]\nstream = "ORDERS"\n[sink]\nkind = "console"\n'
     file.write_text(text.replace("console", "consol"))
-    with pytest.raises(DefinitionError, match="sink.kind"):
+    with pytest.raises(DefinitionError) as refused:
         run_pipeline(file, tmp_path / "shop")
+    assert refused.value.code == "JSTREAM_DEFINITION"
+    assert refused.value.fields == {"file": str(file), "key": "sink.kind"}
     file.write_text(text)
     with Store.create(tmp_path / "shop") as store:
-        with pytest.raises(Exception, match="ORDERS"):
+        with pytest.raises(NotFoundError, match="ORDERS"):
             run_pipeline(file, [tmp_path / "shop"])
         store.add_stream({"name": "ORDERS"})
         state = PipelineState(str(tmp_path / "checkpoint"))
-        with state.lock("a test"), pytest.raises(CheckpointHeldError, match="a test"):
+        with state.lock("a test"), pytest.raises(CheckpointHeldError) as held:
             run_pipeline(file, tmp_path / "shop")
+        assert held.value.holder.startswith("a test, process ")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.pipelines.config import load_pipeline
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 
 GOOD = """
 checkpoint = "check/orders"
@@ -220,7 +220,7 @@ def test_a_mistake_names_file_key_what_came_and_what_is_taken(file: Path, before
     file.write_text(GOOD.replace(before, after))
     with pytest.raises(DefinitionError) as raised:
         load_pipeline(file)
-    assert str(raised.value).startswith(f"{file}: ") and told in str(raised.value)
+    assert raised.value.file == str(file) and told in str(raised.value)
 
 
 def test_a_file_that_is_gone_is_the_operating_systems_error(file: Path) -> None:

@@ -84,7 +84,7 @@ def test_without_dead_letters_deltas_own_sink_takes_the_rows_and_a_bad_message_s
     etl.say(b"nonsense")
     code, out, err = etl.command("run", etl.file)
     assert code == 1
-    assert "error: stream ORDERS, sequence 4: payload is not JSON" in err
+    assert "error: [JSTREAM_RUN_FAILED] stream ORDERS, sequence 4: payload is not JSON" in err
     summary = etl.summary(out)
     assert (summary["ok"], summary["rows_out"]) == (False, 0) and "sequence 4" in summary["error"]
     assert len(rows(delta_spark, etl)) == 3 and etl.status()["last_run"]["ok"] is False

@@ -8,8 +8,8 @@ import msgpack
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.payload import bad, good, parse, payload_fields, refuse_bad
-from spark_stream.pipelines.toml import DefinitionError
 
 pytestmark = pytest.mark.spark
 

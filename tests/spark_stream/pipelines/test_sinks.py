@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.session import check_catalogue
-from spark_stream.pipelines.toml import DefinitionError
 
 pytestmark = pytest.mark.spark
 

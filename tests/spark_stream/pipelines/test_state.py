@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spark_stream.pipelines.state import CheckpointError, CheckpointHeldError, PipelineState, read_checkpoint
+from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
+from spark_stream.pipelines.state import PipelineState, read_checkpoint
 
 HOLD = """
 import sys
@@ -30,9 +32,11 @@ def test_the_second_run_is_told_who_holds_the_checkpoint_until_that_one_is_dead(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        who = rf"held by etl run, process {process.pid} on {os.uname().nodename}, since 20\d\d-.*Z"
-        with pytest.raises(CheckpointHeldError, match=who), state.lock("etl run"):
+        with pytest.raises(CheckpointHeldError) as held, state.lock("etl run"):
             raise AssertionError("two runs at once")
+        assert held.value.checkpoint == str(state.checkpoint)
+        who = rf"etl run, process {process.pid} on {os.uname().nodename}, since 20\d\d-.*Z"
+        assert re.fullmatch(who, held.value.holder)
         assert f"process {process.pid} on" in state.holder()
         process.kill()
     with state.lock("etl run"):
@@ -56,8 +60,12 @@ def test_a_record_is_written_whole_and_a_damaged_one_is_named(state: PipelineSta
     assert state.read("state.json") == {"a": 2}
     assert os.listdir(state.folder) == ["state.json"]
     (state.folder / "state.json").write_text('{"a"')
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged.*remove it to go on"):
+    with pytest.raises(CheckpointError) as damaged:
         state.read("state.json")
+    assert damaged.value.code == "JSTREAM_CHECKPOINT"
+    assert damaged.value.fields == {
+        "checkpoint": str(state.checkpoint), "file": str(state.folder / "state.json"),
+    }  # fmt: skip
 
 
 def checkpoint(folder: Path, offsets: dict[int, object], commits: list[int]) -> Path:
@@ -85,5 +93,7 @@ def test_a_checkpoint_says_what_is_planned_and_what_is_done(tmp_path: Path) -> N
 
 
 def test_offsets_of_another_source_are_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="offsets/0 holds no offsets of a jstream source"):
-        read_checkpoint(checkpoint(tmp_path / "kafka", {0: {"topic": {"0": 5}}}, [0]))
+    place = tmp_path / "kafka"
+    with pytest.raises(CheckpointError) as told:
+        read_checkpoint(checkpoint(place, {0: {"topic": {"0": 5}}}, [0]))
+    assert told.value.fields == {"checkpoint": str(place), "file": str(place / "offsets" / "0")}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_stream.pipelines.toml import DefinitionError
+from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.transform import dependence_on_batches, load_transform, transform
 
 pytestmark = pytest.mark.spark

@@ -1,0 +1,72 @@
+"""What a pipeline refuses, or fails with. Each error has a code and fields, as the errors of the store have."""
+
+import re
+
+from storage_core.errors import StorageError
+
+_CODE = re.compile(r"\[(JSTREAM_[A-Z_]+)\]")
+
+
+class PipelineError(StorageError):
+    """A pipeline is refused, or has failed. All errors of pipelines are of this class."""
+
+    code = "JSTREAM_PIPELINE"
+
+
+class DefinitionError(PipelineError, ValueError):
+    """A definition file asks for something that makes no sense. The text says what is taken."""
+
+    code = "JSTREAM_DEFINITION"
+    file: str | None = None
+    key: str | None = None  # such as sink.path; None where it is the whole file
+
+    def __init__(self, file: object, key: str, text: str) -> None:
+        super().__init__(str(file), key, text)
+        self.file, self.key, self._text = str(file), key or None, text
+
+    def sentence(self) -> str:
+        return ": ".join(part for part in (self.file, self.key, self._text) if part)
+
+
+class CheckpointError(PipelineError):
+    """The checkpoint, or what is kept beside it, does not belong to this pipeline, or cannot be read."""
+
+    code = "JSTREAM_CHECKPOINT"
+    checkpoint: str | None = None
+    file: str | None = None  # that cannot be read
+
+
+class CheckpointHeldError(PipelineError):
+    """Another run has the checkpoint; the text says who, where and since when."""
+
+    code = "JSTREAM_CHECKPOINT_HELD"
+    checkpoint: str | None = None
+    holder: str | None = None
+
+    def __init__(self, checkpoint: object, holder: str) -> None:
+        super().__init__(str(checkpoint), holder)
+        self.checkpoint, self.holder = str(checkpoint), holder
+
+    def sentence(self) -> str:
+        return f"checkpoint {self.checkpoint} is held by {self.holder}"
+
+
+class BackfillRefusedError(PipelineError):
+    """The range cannot be backfilled; nothing was stored."""
+
+    code = "JSTREAM_BACKFILL_REFUSED"
+    stream: str | None = None
+    first: int | None = None  # sequences [first, end)
+    end: int | None = None
+
+
+class RunFailedError(PipelineError):
+    """A run of a pipeline failed; the text says why."""
+
+    code = "JSTREAM_RUN_FAILED"
+    cause: str | None = None  # the code of the store's error that ended it
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        coded = _CODE.search(text)
+        self.cause = coded[1] if coded else None
