@@ -1,15 +1,16 @@
 """Delta's JARs in one folder of the project, so that no Spark session resolves them over the network again.
 
-They come from Maven Central. JSTREAM_DELTA_JARS names a folder of JARs to use instead.
+`jstream etl fetch-jars` brings them from Maven Central. JSTREAM_DELTA_JARS names a folder of JARs to use instead.
 """
 
+import os
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import maven_jars
-
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"  # the JARs of 4.4.1 are not there, although its wheel is
-MAIN_JAR = "delta-spark_4.2_2.13-4.4.0.jar"
+REASON_SIZE_MAX = 200  # characters
+PINNED = re.compile(r'"delta-spark==([\d.]+)"')
 
 
 def given_folder(environment: Mapping[str, str]) -> Path | None:
@@ -23,10 +24,18 @@ def given_folder(environment: Mapping[str, str]) -> Path | None:
     return folder
 
 
-def has_delta(folder: Path) -> bool:
-    return (folder / MAIN_JAR).is_file()
+def has_delta(folder: Path, project: str) -> bool:
+    """Return whether the folder has the JARs of the version that the text of pyproject.toml pins."""
+    pinned = PINNED.search(project)
+    return pinned is not None and any(folder.glob(f"delta-spark_*-{pinned[1]}.jar"))
 
 
 def fetch(python: Path, java_home: Path, folder: Path) -> str | None:
     """Fill `folder` with Delta and all that it needs. Return None, or in one line why that was not possible."""
-    return maven_jars.fetch(python, java_home, folder, [PACKAGE], MAIN_JAR)
+    command = [str(python), "-m", "spark_stream.cli", "etl", "fetch-jars", str(folder)]
+    environment = {**os.environ, "JAVA_HOME": str(java_home)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return last.removeprefix("error: ")[:REASON_SIZE_MAX]

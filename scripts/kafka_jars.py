@@ -1,10 +1,9 @@
 """A Kafka broker and Spark's connector for it, as JARs, for `make bench-peers`. Nothing else uses them."""
 
-import os
 import sys
 from pathlib import Path
 
-import maven_jars
+from spark_stream import jars
 
 BROKER, BROKER_JAR = "org.apache.kafka:kafka_2.13:3.9.1", "kafka_2.13-3.9.1.jar"
 CONNECTOR, CONNECTOR_JAR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", "spark-sql-kafka-0-10_2.13-4.2.0.jar"
@@ -16,16 +15,16 @@ TOKENS, TOKENS_JAR = (
 IN_SPARK = ("org.apache.hadoop:hadoop-client-runtime", "org.apache.hadoop:hadoop-client-api")  # and large
 
 
-def fetch(python: Path, java: Path, folder: Path) -> str | None:
+def fetch(folder: Path) -> str | None:
     """Fill `folder`/broker and `folder`/connector; return None, or in one line why that was not possible."""
     broker, connector = folder / "broker", folder / "connector"
     if not (broker / BROKER_JAR).is_file():
-        reason = maven_jars.fetch(python, java, broker, [BROKER, TOKENS], BROKER_JAR, IN_SPARK)
+        reason = jars.fetch(broker, [BROKER, TOKENS], BROKER_JAR, IN_SPARK)
         if reason:
             return reason
     if not (connector / CONNECTOR_JAR).is_file():
         without = (*IN_SPARK, TOKENS.rpartition(":")[0])
-        reason = maven_jars.fetch(python, java, connector, [CONNECTOR], CONNECTOR_JAR, without)
+        reason = jars.fetch(connector, [CONNECTOR], CONNECTOR_JAR, without)
         if reason:
             return reason
         (connector / TOKENS_JAR).write_bytes((broker / TOKENS_JAR).read_bytes())
@@ -34,7 +33,7 @@ def fetch(python: Path, java: Path, folder: Path) -> str | None:
 
 def main() -> int:
     folder = Path(__file__).resolve().parent.parent / ".venv" / "kafka-jars"
-    reason = fetch(Path(sys.executable), Path(os.environ["JAVA_HOME"]), folder)
+    reason = fetch(folder)
     if reason:
         print(f"Kafka's JARs cannot be fetched, so it is left out: {reason}")
     return 0

@@ -102,7 +102,7 @@ def choose_delta(java: Path) -> "Path | None":
     given = delta_jars.given_folder(os.environ)
     if given is not None:
         return given
-    if delta_jars.has_delta(DELTA_FOLDER):
+    if delta_jars.has_delta(DELTA_FOLDER, (ROOT / "pyproject.toml").read_text()):
         return DELTA_FOLDER
     print("Fetching Delta's JARs (87 MB) into .venv/delta-jars", flush=True)
     reason = delta_jars.fetch(PYTHON, java, DELTA_FOLDER)

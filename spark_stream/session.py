@@ -14,9 +14,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pyspark_jstream import use_this_python
+from spark_stream.jars import delta_jars, names_delta
+from spark_stream.launching import start_jvm
 from spark_stream.spark_home import workers_from_bytecode
 
-DELTA_JARS_VARIABLE = "JSTREAM_DELTA_JARS"
 CONF_DIR_VARIABLE = "SPARK_CONF_DIR"
 # Set by spark-submit for the Python that it starts; and by users of Spark Connect. The server's settings count then.
 ELSEWHERE_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
@@ -42,25 +43,30 @@ def session(name: str = "jstream", settings: Mapping[str, str] | None = None, de
     """Return a Spark session that reads and writes jstream; the caller stops it.
 
     Without spark-submit it runs on all cores of this machine, in UTC, and logs nothing: what fails is raised. With
-    SPARK_CONF_DIR set, the settings and the logging of that folder count. `delta`: also Delta, if the folder that
-    JSTREAM_DELTA_JARS names has its JARs. A session that exists is returned with those `settings` that can still be
-    set.
+    SPARK_CONF_DIR set, the settings and the logging of that folder count. `delta`: also Delta, if its JARs are here
+    (`jstream etl fetch-jars`). A session that exists is returned with those `settings` that can still be set. Raises
+    SparkNotStartedError.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         _set(active, settings or {})
         return active
     use_this_python()
-    is_elsewhere = any(name in os.environ for name in ELSEWHERE_VARIABLES)
-    chosen = dict(settings or {}) if is_elsewhere else local_settings(settings or {}, delta)
+    chosen = dict(settings or {}) if is_elsewhere() else local_settings(settings or {}, delta)
     builder = SparkSession.builder.appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
     with workers_from_bytecode(chosen):
+        start_jvm({"spark.app.name": name, **chosen}, show_start=CONF_DIR_VARIABLE in os.environ)
         made = builder.getOrCreate()
-    if not is_elsewhere and CONF_DIR_VARIABLE not in os.environ:
+    if not is_elsewhere() and CONF_DIR_VARIABLE not in os.environ:
         _silence(made)
     return made
+
+
+def is_elsewhere() -> bool:
+    """Return whether whoever started us has chosen the Spark and its settings."""
+    return any(name in os.environ for name in ELSEWHERE_VARIABLES)
 
 
 @contextmanager
@@ -83,11 +89,16 @@ def borrowed_or_made(
 
 def local_settings(settings: Mapping[str, str], delta: bool = True) -> dict[str, str]:
     """Return the settings of a session on this machine, without those that spark-defaults.conf has."""
-    chosen = dict(_DEFAULTS)
-    jars = delta_jars() if delta else []
-    if jars:
-        chosen |= {"spark.jars": ",".join(map(str, jars)), **_DELTA}
-    present = names_in_defaults()
+    chosen, present = dict(_DEFAULTS), conf_defaults()
+    if delta:
+        given = {**present, **settings}
+        is_named = names_delta(given)
+        jars = [] if is_named else delta_jars()
+        if jars:
+            others = [given["spark.jars"]] if "spark.jars" in given else []
+            settings = {**settings, "spark.jars": ",".join([*map(str, jars), *others])}
+        if is_named or jars:
+            chosen |= _DELTA
     if "spark.driver.host" not in present and "SPARK_LOCAL_IP" not in os.environ:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     if os.environ.get("SPARK_LOCAL_IP") == "127.0.0.1":
@@ -99,21 +110,15 @@ def local_settings(settings: Mapping[str, str], delta: bool = True) -> dict[str,
     return chosen
 
 
-def delta_jars() -> list[Path]:
-    """Return the JARs in the folder that JSTREAM_DELTA_JARS names; none if Delta is not among them."""
-    folder = os.environ.get(DELTA_JARS_VARIABLE)
-    jars = sorted(Path(folder).glob("*.jar")) if folder else []
-    return jars if any(jar.name.startswith("delta-spark") for jar in jars) else []
-
-
-def names_in_defaults() -> set[str]:
-    """Return which settings spark-defaults.conf of SPARK_CONF_DIR has; empty if there is none."""
+def conf_defaults() -> dict[str, str]:
+    """Return the settings of spark-defaults.conf of SPARK_CONF_DIR; empty if there is none."""
     folder = os.environ.get(CONF_DIR_VARIABLE)
     path = Path(folder) / "spark-defaults.conf" if folder else None
     if path is None or not path.is_file():
-        return set()
+        return {}
     lines = (line.strip() for line in path.read_text().splitlines())
-    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
+    pairs = (re.split(r"[\s=:]+", line, maxsplit=1) for line in lines if line and line[0] not in "#!")
+    return {pair[0]: pair[1] if len(pair) == 2 else "" for pair in pairs}
 
 
 def _silence(session: SparkSession) -> None:

@@ -3,8 +3,9 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from spark_stream.cli.start import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline
-    from spark_stream.pipelines.run import Progress, Stop
+    from spark_stream.pipelines.run import Progress, Reporter, Stop
     from spark_stream.pipelines.summary import Summary
 
 EXIT_TERMINATED = 143  # by SIGTERM, before everything was read
@@ -31,10 +32,20 @@ PipelineStoreOption = Annotated[
     str | None,
     typer.Option("--store", metavar="VOLUME[,VOLUME]", help="For where the file names none. Default: $JSTREAM_STORE."),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say each step and each batch on stderr, a line each.")
+]
 MetricsOption = Annotated[
     Path | None,
     typer.Option("--metrics-textfile", metavar="FILE", help="Write metrics for Prometheus' textfile collector."),
 ]
+
+
+class IfRunning(str, Enum):
+    """What a run does that finds another one at work."""
+
+    fail = "fail"
+    skip = "skip"
 
 
 @app.callback()
@@ -53,6 +64,10 @@ def run(
     new_checkpoint: Annotated[
         bool, typer.Option("--new-checkpoint", help="The old checkpoint is lost, and rows may be stored twice for it.")
     ] = False,
+    if_running: Annotated[
+        IfRunning, typer.Option("--if-running", help="If another run has the checkpoint: fail (1), or skip (0).")
+    ] = IfRunning.fail,
+    verbose: VerboseOption = False,
     metrics_textfile: MetricsOption = None,
     take_over: TakeOverOption = False,
     store: PipelineStoreOption = None,
@@ -69,8 +84,13 @@ def run(
     def started() -> None:
         _handle_signals(stop)  # Spark has put its own handler there
 
-    with _reporting(summary, metrics_textfile), _stopping(stop), _watching(pipeline.name) as watch:
-        api.run(pipeline, summary, stop, watch, new_checkpoint, take_over, started)
+    skips = if_running is IfRunning.skip
+    with (
+        _reporting(summary, metrics_textfile, skips),
+        _stopping(stop),
+        _watching(pipeline.name, verbose) as shown,
+    ):
+        api.run(pipeline, summary, stop, shown.batch, new_checkpoint, take_over, started, shown.step)
     if stop.reason and summary.mode == AVAILABLE_NOW:
         say(f"stopped by {stop.reason} between two batches; the next run goes on from there")
         raise typer.Exit(EXIT_TERMINATED if stop.reason == "SIGTERM" else EXIT_INTERRUPTED)
@@ -125,6 +145,7 @@ def backfill(
     file: FileArgument,
     first: Annotated[str, typer.Option("--from", metavar="SEQUENCE|TIME", help="Where it begins, inclusive.")],
     end: Annotated[str, typer.Option("--to", metavar="SEQUENCE|TIME", help="Where it ends, exclusive.")],
+    verbose: VerboseOption = False,
     metrics_textfile: MetricsOption = None,
     take_over: TakeOverOption = False,
     store: PipelineStoreOption = None,
@@ -148,11 +169,36 @@ def backfill(
         if take_over:
             take_over_stores(pipeline)
         wanted = resolve(pipeline, first_sequence, end_sequence, since_ns, until_ns)
-        with api.prepared(pipeline) as prepared:
+        with _watching(pipeline.name, verbose) as shown, api.prepared(pipeline, report=shown.step) as prepared:
             made = Backfill(prepared, state, wanted, summary)
             made.check()
             say(f"backfill of {covered(wanted.ranges)}")
             made.execute()
+
+
+@app.command("fetch-jars")
+def fetch_jars(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the JARs; made if it is not there.")],
+) -> None:
+    """Fetch Delta's JARs for the installed delta-spark into DIR, for machines without a network.
+
+    Set JSTREAM_DELTA_JARS=DIR there. Where there is a network a pipeline fetches them by itself, once.
+    """
+    from spark_stream.jars import DELTA_JARS_VARIABLE, JarsError, delta_package, fetch_delta, jar_name
+
+    package = delta_package()
+    if package is None:
+        raise CommandFailed("the package delta-spark is not installed: pip install 'pyspark-jstream[delta]'")
+    if (directory / jar_name(package)).is_file():
+        say(f"{directory} has {package} already")
+        return
+    say(f"fetching {package} and what it needs")
+    try:
+        fetch_delta(package, directory)
+    except JarsError as error:
+        raise CommandFailed(str(error)) from error
+    print_lines(str(jar) for jar in sorted(directory.glob("*.jar")))
+    say(f"set {DELTA_JARS_VARIABLE}={directory.absolute()} where pipelines run")
 
 
 def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
@@ -185,8 +231,11 @@ def _failing_in_words() -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(summary: "Summary", metrics_textfile: Path | None) -> Iterator[None]:
-    """Report what a run came to, however it ends: a line on stdout, and metrics unless they are another run's."""
+def _reporting(summary: "Summary", metrics_textfile: Path | None, skips: bool = False) -> Iterator[None]:
+    """Report what a run came to, however it ends: a line on stdout, and metrics unless they are another run's.
+
+    `skips`: another run is no failure.
+    """
     from spark_stream.pipelines.api import finishing
     from spark_stream.pipelines.errors import CheckpointHeldError
 
@@ -195,9 +244,12 @@ def _reporting(summary: "Summary", metrics_textfile: Path | None) -> Iterator[No
         try:
             with finishing(summary):
                 yield
-        except CheckpointHeldError:
+        except CheckpointHeldError as error:
             is_held = True
-            raise
+            if not skips:
+                raise
+            summary.skip()
+            say(f"skipped: {error}")
         finally:
             write(summary.line())
             if metrics_textfile is not None and not is_held:
@@ -229,27 +281,73 @@ def _handle_signals(stop: "Stop") -> None:
         signal.signal(number, ask)
 
 
+class Shown:
+    """How a run gets on, for people: nothing, unless a subclass shows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._began_s, self._rows = time.monotonic(), 0
+
+    def step(self, text: str) -> None:
+        """Show what the run does now."""
+
+    def batch(self, progress: "Progress") -> None:
+        """Show a batch that is finished."""
+
+    def _text(self, progress: "Progress") -> str:
+        dead = f", {progress.rows_dead:,} dead" if progress.rows_dead else ""
+        return f"{dead}, {progress.rows_per_s:,.0f}/s, {sum(progress.lag.values()):,} to go"
+
+
+class Lines(Shown):
+    """A line for each step and each batch, for logs."""
+
+    def step(self, text: str) -> None:
+        self._say(text)
+
+    def batch(self, progress: "Progress") -> None:
+        self._say(f"batch {progress.batch}: done, {progress.rows_in:,} messages{self._text(progress)}")
+
+    def _say(self, text: str) -> None:
+        say(f"{self.name}: {text}, {time.monotonic() - self._began_s:.1f} s")
+
+
+class Spinner(Shown):
+    """One line of a terminal, with what is done now, the counts so far, and a clock that runs."""
+
+    def __init__(self, name: str, update: "Reporter") -> None:
+        super().__init__(name)
+        self._update, self._counts, self._step = update, "", "starting"
+        self.step(self._step)
+
+    def step(self, text: str) -> None:
+        self._step = text
+        self._update(f"{self.name}: {self._counts}{text}")
+
+    def batch(self, progress: "Progress") -> None:
+        self._rows += progress.rows_in
+        self._counts = f"batch {progress.batch}, {self._rows:,} messages{self._text(progress)}; "
+        self.step("next batch")
+
+
 @contextmanager
-def _watching(name: str) -> Iterator["Callable[[Progress], None]"]:
-    """Show people on a terminal how the run gets on; anywhere else nothing is said but what goes wrong."""
+def _watching(name: str, verbose: bool) -> Iterator[Shown]:
+    """Show how a run gets on: lines if asked for, else one line where stderr is a terminal, else nothing."""
+    if verbose:
+        yield Lines(name)
+        return
     if not sys.stderr.isatty():
-        yield lambda progress: None
+        yield Shown(name)
         return
     from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    began_s, total = time.monotonic(), 0
-    with Console(stderr=True).status(f"{name}: starting") as shown:
-
-        def watch(progress: "Progress") -> None:
-            nonlocal total
-            total += progress.rows_in
-            dead = f", {progress.rows_dead:,} dead" if progress.rows_dead else ""
-            shown.update(
-                f"{name}: batch {progress.batch}, {total:,} messages{dead}, {progress.rows_per_s:,.0f}/s, "
-                f"{sum(progress.lag.values()):,} to go, {time.monotonic() - began_s:.0f} s"
-            )
-
-        yield watch
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield Spinner(name, lambda text: bar.update(task, description=escape(text)))
 
 
 def _place(text: str, option: str) -> tuple[int | None, int | None]:

@@ -22,9 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_stream import rescue
 from spark_stream.demo.page import page
 from spark_stream.demo.report import Batch, Report
+from spark_stream.jars import delta_jars
 from spark_stream.pipelines.api import run_pipeline
 from spark_stream.pipelines.run import Progress
-from spark_stream.session import JAVA_OPTIONS, delta_jars, session
+from spark_stream.session import JAVA_OPTIONS, session
 from storage_core import Store
 from storage_core.comparison import State
 from storage_core.store.stream import Stream

@@ -9,10 +9,11 @@ from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONTINUOUS, Pipeline, load_pipeline
 from spark_stream.pipelines.errors import RunFailedError
 from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
-from spark_stream.pipelines.run import Prepared, Run, Stop, Watcher, prepare
+from spark_stream.pipelines.run import Prepared, Reporter, Run, Stop, Watcher, prepare
 from spark_stream.pipelines.session import pipeline_session
 from spark_stream.pipelines.source import check_stores, take_over_stores
 from spark_stream.pipelines.state import LAST_RUN, PipelineState
+from spark_stream.pipelines.status import sequences_to_go
 from spark_stream.pipelines.summary import Summary
 
 
@@ -53,8 +54,11 @@ def run(
     new_checkpoint: bool = False,
     take_over: bool = False,
     started: Callable[[], None] = lambda: None,
+    report: Reporter = lambda text: None,
 ) -> None:
     """Run a pipeline that was loaded; the summary is right however that ends. `started` is called when Spark is there.
+
+    `report` hears, in a few words, of each thing that the run begins with.
 
     Raises what run_pipeline does.
     """
@@ -63,21 +67,27 @@ def run(
         if take_over:
             take_over_stores(pipeline)
         Beginnings(state, pipeline).check(new_checkpoint)
-        with prepared(pipeline) as made:
+        lag = sequences_to_go(pipeline)
+        with prepared(pipeline, report=lambda text: report(f"{text}, {lag:,} to go")) as made:
             started()
-            Run(made, state, summary).execute(stop, watch)
+            Run(made, state, summary).execute(stop, watch, report)
 
 
 @contextmanager
-def prepared(pipeline: Pipeline, report: Callable[[str], None] = lambda line: None) -> Iterator[Prepared]:
-    """Yield the pipeline, checked, in a session; `report` gets what the source has before Spark is started.
+def prepared(
+    pipeline: Pipeline,
+    describe: Callable[[str], None] = lambda line: None,
+    report: Reporter = lambda text: None,
+) -> Iterator[Prepared]:
+    """Yield the pipeline, checked, in a session; `describe` gets what the source has before Spark is started.
 
-    Raises RunFailedError in place of errors of Spark.
+    `report` hears of each thing that is done. Raises RunFailedError in place of errors of Spark.
     """
     for line in check_stores(pipeline):
-        report(line)
+        describe(line)
     try:
-        with pipeline_session(pipeline) as spark:
+        with pipeline_session(pipeline, report) as spark:
+            report("checking the transformation")
             yield prepare(pipeline, spark)
     except SPARK_ERRORS as error:
         raise RunFailedError(in_words(error)) from error

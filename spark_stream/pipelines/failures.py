@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from spark_stream.launching import SparkNotStartedError
+
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 # A look-ahead, because one condition's text may hold another's.
 _CONDITION = re.compile(r"(?=\[([A-Z][A-Z0-9_.]+)\] (.*?)(?: SQLSTATE: \w+)?$)", re.MULTILINE)
@@ -29,8 +31,8 @@ def in_words(error: BaseException) -> str:
     """Return what an error comes down to: one of Spark's by its reason, any other by what it says."""
     if not isinstance(error, SPARK_ERRORS):
         return str(error) or type(error).__name__
-    if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
-        return "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
+    if isinstance(error, SparkNotStartedError):
+        return f"Spark's JVM did not start: {error.reason}"
     if isinstance(error, (PySparkException, Py4JJavaError)):
         return explain(error)
     return f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({explain(error)})"

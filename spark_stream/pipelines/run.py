@@ -69,6 +69,7 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
+Reporter = Callable[[str], None]  # of what the run does now, in a few words
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ def prepare(pipeline: Pipeline, spark: SparkSession) -> Prepared:
         raise DefinitionError(
             pipeline.file,
             "sink.kind",
-            "'delta' needs Delta's JARs in the session: set JSTREAM_DELTA_JARS to a folder with them, or "
-            '"spark.jars.packages" below [spark]',
+            "'delta' needs Delta's JARs in the session, and whoever made this one left them out: give it those that "
+            "`jstream etl fetch-jars DIR` fetches, as spark.jars",
         )
     made = Prepared(pipeline, spark, payload_fields(pipeline), load_transform(pipeline), StructType(), "")
     try:
@@ -155,12 +156,15 @@ class Run:
         self._failure: Exception | None = None  # what foreachBatch raised, before Spark wrapped it
         self._seen = -1
         self._beginnings = Beginnings(state, prepared.pipeline)
+        self._report: Reporter = lambda text: None
 
-    def execute(self, stop: Stop, watch: Watcher = lambda progress: None) -> None:
+    def execute(self, stop: Stop, watch: Watcher = lambda progress: None, report: Reporter = lambda text: None) -> None:
         """Run until everything is read (available-now), or until `stop`. Raises RunFailedError."""
         from datasource.acknowledging import acknowledge
 
         acknowledge(self._prepared.spark)
+        self._report = report
+        report("starting the query")
         try:
             main = self._start_main()
             self.summary.query = str(main.id)
@@ -254,7 +258,11 @@ class Run:
             identity = self._identity(self._prepared.pipeline.checkpoint, number)
             with_letters = self._prepared.pipeline.dead_letters is not None
             parsed = self._prepared.parsed(batch)
-            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters)
+
+            def report(text: str) -> None:
+                self._report(f"batch {number}: {text}")
+
+            self._counts[number] = store_batch(self._prepared, parsed, identity, with_letters, report)
         except Exception as error:
             self._failure = error
             raise
@@ -289,6 +297,7 @@ class Run:
             time.sleep(POLL_S)
             if watch is not None:
                 self._follow(queries[0], watch)
+                self._tell(queries[0])
             if any(not query.isActive and query.exception() is not None for query in queries):
                 break
             if stop.asked.is_set():
@@ -333,24 +342,39 @@ class Run:
             self.summary.cover(self._first_of(source), end)
             watch(Progress(batch, counts[0], counts[2], one.get("processedRowsPerSecond") or 0.0, _lag(source, end)))
 
+    def _tell(self, query: StreamingQuery) -> None:
+        """Report what a query does whose batches do not go through this process."""
+        if not self._goes_through_batches() and query.status["isTriggerActive"]:
+            self._report(f"batch {self._seen + 1}: reading and writing")
+
     def _first_of(self, source: Mapping[str, Any]) -> dict[str, int]:
         """Return where a batch began: where the one before it ended, and where streams joined."""
         begins = {name: one["begin"] for name, one in (source["endOffset"] or {}).items() if "begin" in one}
         return sequences_of(source["startOffset"]) | begins
 
 
-def store_batch(prepared: Prepared, parsed: DataFrame, identity: Identity, with_letters: bool) -> tuple[int, int, int]:
+def store_batch(
+    prepared: Prepared,
+    parsed: DataFrame,
+    identity: Identity,
+    with_letters: bool,
+    report: Reporter = lambda text: None,
+) -> tuple[int, int, int]:
     """Store parsed messages and their dead letters under one identity; return the counts of in, out and dead."""
     pipeline = prepared.pipeline
     parsed = (parsed if with_letters else refuse_bad(parsed)).persist()  # used several times, and read once
     try:
+        report("reading and parsing")
         counted = parsed.agg(F.count(F.lit(1)), F.count(REASON)).first()
         assert counted is not None
+        report(f"transforming {counted[0]:,} messages")
         rows = prepared.rows(parsed)
         row_count = rows.count()
         if row_count:
+            report(f"writing {row_count:,} rows to {pipeline.sink.kind}")
             write_rows(rows, pipeline, identity)
         if counted[1]:
+            report(f"writing {counted[1]:,} dead letters")
             write_dead_letters(bad(parsed), pipeline, identity)
     finally:
         parsed.unpersist()

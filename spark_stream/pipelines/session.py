@@ -1,19 +1,42 @@
 """The Spark session of a pipeline, with the settings of its file."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from spark_stream.jars import JarsError, require_delta_jars
 from spark_stream.pipelines.config import DELTA, Pipeline
-from spark_stream.pipelines.errors import DefinitionError
-from spark_stream.session import borrowed_or_made
+from spark_stream.pipelines.errors import DefinitionError, RunFailedError
+from spark_stream.session import CONF_DIR_VARIABLE, borrowed_or_made, conf_defaults, is_elsewhere
 
 
 @contextmanager
-def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
-    """Yield a session; stop it at the end if it was made here."""
+def pipeline_session(pipeline: Pipeline, report: Callable[[str], None] = lambda text: None) -> Iterator[SparkSession]:
+    """Yield a session; stop it at the end if it was made here. `report` hears what is done before Spark starts.
+
+    Raises RunFailedError if Delta's JARs are needed and cannot be had.
+    """
+    if SparkSession.getActiveSession() is not None or is_elsewhere():
+        with _session(pipeline) as session:
+            yield session
+        return
+    with conf_beside(pipeline.file):
+        if pipeline.sink.kind == DELTA:
+            try:
+                require_delta_jars(conf_defaults() | pipeline.spark, report)
+            except JarsError as error:
+                raise RunFailedError(f"{pipeline.file}: sink.kind: {error}") from error
+        report("starting Spark")
+        with _session(pipeline) as session:
+            yield session
+
+
+@contextmanager
+def _session(pipeline: Pipeline) -> Iterator[SparkSession]:
     is_ours = SparkSession.getActiveSession() is None
     delta = pipeline.sink.kind == DELTA
     with (
@@ -23,6 +46,29 @@ def pipeline_session(pipeline: Pipeline) -> Iterator[SparkSession]:
         if is_ours:
             check_catalogue(session, pipeline)
         yield session
+
+
+def conf_folder(file: Path) -> Path | None:
+    """Return the folder with Spark's settings for a pipeline: SPARK_CONF_DIR, else the file's, else the one above."""
+    given = os.environ.get(CONF_DIR_VARIABLE)
+    if given:
+        return Path(given)
+    folder = file.absolute().parent
+    return next((one for one in (folder, folder.parent) if (one / "spark-defaults.conf").is_file()), None)
+
+
+@contextmanager
+def conf_beside(file: Path) -> Iterator[None]:
+    """Let a session made within the block have the settings of the folder that `conf_folder` finds."""
+    folder = conf_folder(file)
+    if folder is None or CONF_DIR_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[CONF_DIR_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(CONF_DIR_VARIABLE, None)
 
 
 def check_catalogue(session: SparkSession, pipeline: Pipeline) -> None:

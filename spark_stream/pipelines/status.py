@@ -5,7 +5,7 @@ from typing import Any
 from datasource.places import open_store
 from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
-from spark_stream.pipelines.state import BACKFILLS, LAST_RUN, PipelineState
+from spark_stream.pipelines.state import BACKFILLS, LAST_RUN, PipelineState, QueryOffsets
 from storage_core import Store
 
 
@@ -17,11 +17,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
     """
     state = PipelineState(pipeline.checkpoint)
     offsets = state.offsets()
-    done = offsets.done if offsets is not None else {}
-    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
-        names = sorted({*matching(store, pipeline.source), *done})
-        known = offsets.incarnations if offsets is not None else {}
-        streams = [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
+    streams = _streams(pipeline, offsets)
     return {
         "pipeline": pipeline.name,
         "file": str(pipeline.file),
@@ -34,6 +30,19 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "last_run": state.read(LAST_RUN),
         "backfills": state.read(BACKFILLS) or [],
     }
+
+
+def sequences_to_go(pipeline: Pipeline) -> int:
+    """Return how many sequences of all streams lie ahead of the pipeline; sequences that were removed count, too."""
+    return sum(one["lag"] or 0 for one in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
+
+
+def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:
+    done = offsets.done if offsets is not None else {}
+    known = offsets.incarnations if offsets is not None else {}
+    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
+        names = sorted({*matching(store, pipeline.source), *done})
+        return [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
 
 
 def _open_batch(planned: int, done: int) -> int | None:

@@ -22,6 +22,7 @@ class Summary:
     end: dict[str, int] = field(default_factory=dict)
     ok: bool = False
     error: str = ""
+    skipped: bool = False  # because another run has the checkpoint
     stopped: str = ""  # the signal that ended the run before everything was read
     query: str = ""
     started: str = field(default_factory=now_text)
@@ -44,11 +45,17 @@ class Summary:
         self.ok, self.error, self.stopped = ok, error, stopped
         self.duration_s = round(time.monotonic() - self._began_s, 3)
 
+    def skip(self) -> None:
+        """Note that another run is at work, and that this is as it should be."""
+        self.finish(True)
+        self.skipped = True
+
     def to_json(self) -> dict[str, Any]:
         return {
             "pipeline": self.pipeline,
             "mode": self.mode,
             "ok": self.ok,
+            "skipped": self.skipped,
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
             "rows_dead": self.rows_dead,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_jstream import use_this_python
-from spark_stream.session import JAVA_OPTIONS, delta_jars, local_settings
+from spark_stream.jars import delta_jars
+from spark_stream.session import JAVA_OPTIONS, local_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cli import etl
+from spark_stream.launching import why_not_started
 from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.run import Progress
+from spark_stream.pipelines.session import conf_beside, conf_folder
+from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.summary import Summary
-from spark_stream.session import local_settings, names_in_defaults
+from spark_stream.session import conf_defaults, local_settings
 from storage_core import Store
 from storage_core.store.environment import REAL
 
@@ -151,18 +154,53 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.Mo
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "120")
-        with etl._watching("orders") as watch:
-            watch(batch)
+        with etl._watching("orders", verbose=False) as shown:
+            shown.step("starting Spark, 6,200 to go")
             seen = b""
+            while b"starting Spark, 6,200 to go" not in seen:
+                seen += screen.read(4096)
+            shown.batch(batch)
             while b"5,000 to go" not in seen:
                 seen += screen.read(4096)
     assert b"orders: batch 3, 1,200 messages, 2 dead, 4,000/s, 5,000 to go" in seen
 
 
 def test_progress_is_silent_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with etl._watching("orders") as watch:
-        watch(Progress(1, 1, 0, 1.0, {}))
+    with etl._watching("orders", verbose=False) as shown:
+        shown.step("starting Spark")
+        shown.batch(Progress(1, 1, 0, 1.0, {}))
     assert capfd.readouterr() == ("", "")
+    with etl._watching("orders", verbose=True) as shown:
+        shown.step("starting Spark")
+        shown.batch(Progress(1, 1200, 0, 400.0, {"ORDERS": 3}))
+    lines = [line.rpartition(", ")[0] for line in capfd.readouterr().err.splitlines()]
+    assert lines == ["orders: starting Spark", "orders: batch 1: done, 1,200 messages, 400/s, 3 to go"]
+
+
+def test_a_run_beside_another_one_fails_or_is_skipped(jstream, orders: Store, file: Path) -> None:
+    with PipelineState(str(file.parent / "checkpoint")).lock("etl run"):
+        refused = jstream("etl", "run", file)
+        assert refused.code == 1 and "checkpoint is held by etl run, process" in refused.err.replace("\n", " ")
+        skipped = jstream("etl", "run", file, "--if-running", "skip")
+    assert skipped.code == 0 and skipped.err.startswith("skipped: checkpoint")
+    summary = json.loads(skipped.out)
+    assert (summary["ok"], summary["skipped"], summary["batches"], summary["error"]) == (True, True, 0, None)
+    assert not (file.parent / "checkpoint.etl" / "last_run.json").exists()
+
+
+def test_settings_of_spark_are_found_beside_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    file = tmp_path / "conf" / "pipelines" / "orders.toml"
+    file.parent.mkdir(parents=True)
+    assert conf_folder(file) is None
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 7\n")
+    with conf_beside(file):
+        assert conf_defaults() == {"spark.sql.shuffle.partitions": "7"}
+    assert "SPARK_CONF_DIR" not in os.environ
+    (file.parent / "spark-defaults.conf").touch()  # the nearest one counts
+    assert conf_folder(file) == file.parent
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert conf_folder(file) == tmp_path
 
 
 def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file: Path, tmp_path: Path) -> None:
@@ -173,11 +211,48 @@ def test_without_java_a_run_says_what_it_needs(orders: Store, volume: Path, file
     done = subprocess.run(
         [sys.executable, "-m", "spark_stream.cli", "etl", "run", str(file)],
         cwd="/", env={"PATH": str(tools), "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume)},
-        capture_output=True, text=True, check=False, timeout=100,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    told = "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME"
+    told = "Spark's JVM did not start: it needs Java 17 or 21, on the PATH or in JAVA_HOME; no java was found"
     assert done.returncode == 1 and done.stderr.endswith(f"error: [JSTREAM_RUN_FAILED] {told}\n")
     assert json.loads(done.stdout)["error"] == told
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ('"spark.driver.extraJavaOptions" = "-Xmx1g"', "Not allowed to specify max heap"),
+        ('"spark.jars.packages" = "org.example:no-such-thing:1"', "a package of spark.jars.packages could not be"),
+    ],
+)
+def test_a_launcher_that_ends_is_told_by_its_last_words(
+    orders: Store, volume: Path, file: Path, tmp_path: Path, setting: str, told: str
+) -> None:
+    (tmp_path / "ivy.xml").write_text(
+        '<ivysettings><settings defaultResolver="none"/><resolvers><filesystem name="none"/></resolvers></ivysettings>'
+    )
+    file.write_text(f'{FILE}[spark]\n"spark.jars.ivySettings" = "{tmp_path}/ivy.xml"\n{setting}\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_stream.cli", "etl", "run", str(file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.startswith("error: Spark's JVM did not start: ")
+    assert told in done.stderr and "needs Java" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_java_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nprintf '    java.version = 11.0.2\\n    java.specification.version = 11\\n' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    told = why_not_started("UnsupportedClassVersionError", {})
+    assert told == f"it needs Java 17 or 21, on the PATH or in JAVA_HOME; {java} is Java 11.0.2"
+    java.unlink()
+    assert why_not_started("", {}).endswith(f"JAVA_HOME={tmp_path} has no bin/java")
 
 
 def test_a_second_interrupt_is_told_as_what_stopped_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +270,10 @@ def test_what_spark_defaults_say_is_not_said_again(
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     file.write_text(f'{FILE}[spark]\n"spark.ui.enabled" = false\n')
-    assert names_in_defaults() == {"spark.master", "spark.ui.enabled", "spark.driver.extraJavaOptions"}
+    assert conf_defaults() == {
+        "spark.master": "local[1]",
+        "spark.ui.enabled": "true",
+        "spark.driver.extraJavaOptions": "-Da=b",
+    }
     settings = local_settings(load_pipeline(file, str(volume)).spark)
     assert "spark.master" not in settings and settings["spark.ui.enabled"] == "false"
