@@ -7,6 +7,7 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup
 from spark_stream.cli.options import (
+    REMEDY,
     ForceOption,
     GroupStoreOption,
     JsonOption,
@@ -19,7 +20,6 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import show_size
 from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
-from spark_stream.cli.verify import REMEDY
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -46,7 +46,7 @@ def volume_group(context: typer.Context, store: GroupStoreOption = None) -> None
 @app.command("info")
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
     """Say what each volume is like: its metadata, and all that it keeps."""
-    with open_store(store) as opened:
+    with open_store(store, warns=False) as opened:
         found = opened.cluster_info()
     _print_info(found, json)
 
@@ -57,7 +57,7 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
 
     The process that writes leads all volumes; the one that is called the leader may stay the same.
     """
-    with open_store(store, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over, warns=False) as opened:
         opened.step_down()
         found = opened.cluster_info()
     say(f"volume {found['leader']} leads in term {found['term']}")
@@ -72,7 +72,7 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Add volumes: two at a time, so that their number stays odd. They count when they have caught up."""
-    with open_store(store, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over, warns=False) as opened:
         opened.add_volumes(_split(paths))
         found = opened.cluster_info()
     say(f"{counted(len(_split(paths)), 'volume')} added")
@@ -91,7 +91,7 @@ def remove(
 ) -> None:
     """Remove volumes: two at a time, so that their number stays odd. Their files are left where they are."""
     require_consent_possible("cluster volume remove", force)
-    with open_store(store, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over, warns=False) as opened:
         names = [resolve_volume(opened, one) for one in _split(volumes)]
         ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {', '.join(names)}?", force)
         opened.remove_volumes(names)
@@ -109,7 +109,7 @@ def replace(
     json: JsonOption = False,
 ) -> None:
     """Put a new directory in the place of a volume: of one that is lost, or one that shall go."""
-    with open_store(store, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over, warns=False) as opened:
         name = resolve_volume(opened, volume)
         opened.replace_volume(name, path)
         found = opened.cluster_info()

@@ -8,6 +8,7 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.options import (
+    REMEDY,
     EncryptionKeyOption,
     GroupStoreOption,
     JsonOption,
@@ -17,7 +18,7 @@ from spark_stream.cli.options import (
     resolve_store,
 )
 from spark_stream.cli.render import counted, print_json, print_table, say
-from spark_stream.cli.verify import REMEDY, ProgressCall, progress_bar
+from spark_stream.cli.verify import ProgressCall, progress_bar
 
 if TYPE_CHECKING:
     from storage_core.comparison import Drift

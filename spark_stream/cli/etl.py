@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
-from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption
+from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say, write
 from spark_stream.cli.start import EXIT_INTERRUPTED
@@ -90,6 +90,8 @@ def run(
         _stopping(stop),
         _watching(pipeline.name, verbose) as shown,
     ):
+        with open_store(",".join(pipeline.source.volumes)):
+            pass  # it says which volumes are lost
         api.run(pipeline, summary, stop, shown.batch, new_checkpoint, take_over, started, shown.step)
     if stop.reason and summary.mode == AVAILABLE_NOW:
         say(f"stopped by {stop.reason} between two batches; the next run goes on from there")

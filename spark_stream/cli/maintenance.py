@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spark_stream.cli.failures import EXIT_FAILED, WrongUsage
-from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
+from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
+from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
-from spark_stream.cli.verify import REMEDY, StreamsArgument, print_verdict, progress_bar
+from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -80,7 +80,7 @@ def repair(
             raise WrongUsage("--adopt rebuilds the metadata of the whole store: leave out streams and --take-over")
         _adopt(store, execute, accept_loss, json)
         return
-    with open_store(store, take_over=take_over) as opened, progress_bar("blocks") as progress:
+    with open_store(store, take_over=take_over, warns=False) as opened, progress_bar("blocks") as progress:
         found = opened.repair(progress=progress, streams=streams or None)
     if json:
         print_json(found)
@@ -102,10 +102,12 @@ def maintain(
     every_ns = parse_duration_option(every, "--every")
     if watch and every_ns <= 0:
         raise WrongUsage(f"--every {every}: the pause has to be longer than that")
-    with open_store(store, take_over=take_over) as opened:
+    with open_store(store, take_over=take_over, warns=False) as opened:
         opened.maintain()
-        say("maintenance is done")
         told = _tell_volumes(opened, {})
+        if told and not watch:
+            raise CommandFailed(f"{counted(len(told), 'volume')} could not be brought back: see above")
+        say("maintenance is done")
         while watch:
             time.sleep(every_ns / 1_000_000_000)
             told = _maintain_again(opened, told)

@@ -1,5 +1,6 @@
 """Options that several commands share, and the way from `--store` to an open store."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from spark_stream.cli.failures import CommandFailed, WrongUsage
 if TYPE_CHECKING:
     from storage_core import Store
 
+log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
 STORE_VARIABLE = "JSTREAM_STORE"
+REMEDY = "`jstream repair` brings copies and volumes back from good ones"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 KEY_SIZE_MAX = 64 << 10  # bytes
 _STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Default: ${STORE_VARIABLE}."
@@ -66,8 +69,11 @@ SkipDamageOption = Annotated[
 
 
 @contextmanager
-def open_store(volumes: str, take_over: bool = False) -> Iterator["Store"]:
-    """Open the store at comma-separated paths for one command. Reading takes no lock but to settle a power loss."""
+def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Iterator["Store"]:
+    """Open the store at comma-separated paths for one command. Reading takes no lock but to settle a power loss.
+
+    `warns`: say on stderr which volumes are lost or damaged; not for commands that say more about them.
+    """
     from storage_core import Store
     from storage_core.errors import NotAStoreError
 
@@ -76,7 +82,22 @@ def open_store(volumes: str, take_over: bool = False) -> Iterator["Store"]:
     except NotAStoreError as error:
         raise CommandFailed(f"{error}{_foreign_advice(volumes)}") from error
     with store:
+        if warns:
+            warn_of_volumes(store)
         yield store
+
+
+def warn_of_volumes(store: "Store") -> None:
+    """Say which volumes take no part: nothing is on their disks, or not what should be, or they failed."""
+    voters = {voter.volume_id: voter for voter in store.state().voters}
+    for volume in store.volumes():
+        voter = voters.get(volume.volume_id)
+        if voter is None:
+            continue  # it was removed from the store
+        reason = volume.reason or voter.retired
+        if reason:
+            state = volume.state if volume.reason else "retired"
+            log.warning("volume %s is %s: %s; %s", volume.name, state, reason, REMEDY)
 
 
 def _foreign_advice(volumes: str) -> str:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
-from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, open_store
 from spark_stream.cli.render import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
-REMEDY = "`jstream repair` brings copies and volumes back from good ones"
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")
 StreamsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="STREAM", help="Streams to check; all of them if none is named.")

@@ -219,7 +219,8 @@ def test_repair_without_a_majority_says_what_is_missing_and_changes_nothing(trio
 def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volumes) -> None:
     shutil.rmtree(volumes[2])
     outcome = trio("maintain")
-    assert (outcome.code, outcome.out) == (0, "")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.endswith("error: 1 volume could not be brought back: see above\n")
     told = f"is missing: {volumes[2]} does not exist or is not a directory; `jstream repair` brings copies and volumes"
     assert told in outcome.err
     info = trio("cluster", "info")
@@ -227,6 +228,37 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
     assert trio("repair").code == 0
     assert trio("maintain").err == "maintenance is done\n"
     assert trio("cluster", "info").err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pub", "orders.new", "x"),
+        ("stream", "edit", "ORDERS", "--description", "d"),
+        ("stream", "purge", "ORDERS", "--seq", "2", "--force"),
+        ("stream", "ls"),
+        ("stream", "report"),
+        ("consumer", "report"),
+        ("events",),
+        ("store", "info"),
+    ],
+    ids=" ".join,
+)
+def test_whoever_writes_or_reports_hears_of_a_lost_volume(trio, replicated, volumes, words) -> None:
+    assert trio(*words).err.count("warning: ") == 0
+    name = replicated.volumes()[2].name
+    shutil.rmtree(volumes[2])
+    outcome = trio(*words)
+    assert outcome.code == 0
+    assert outcome.err.count(f"warning: volume {name} is missing: {volumes[2]} does not exist") == 1
+
+
+def test_whoever_writes_hears_of_a_damaged_volume(trio, replicated, volumes) -> None:
+    identity = volumes[1] / "jstream.volume"
+    data = identity.read_bytes()
+    identity.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    outcome = trio("pub", "orders.new", "x")
+    assert outcome.code == 0 and f"warning: volume {replicated.volumes()[1].name} is damaged: " in outcome.err
 
 
 def test_a_directory_in_the_place_of_a_block_is_told_with_what_to_do(trio, replicated, volumes, blocks_on) -> None:
