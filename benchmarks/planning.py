@@ -19,10 +19,11 @@ from statistics import median
 import numpy as np
 
 from storage_core import Store
+from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
 from storage_core.metadata.manifest import BLOCK_DTYPE
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.volume.placement import block_directory, block_path
+from storage_core.store.volume.block_store import BlockStore
 
 BLOCKS = (1_000, 100_000)
 COMMITS = (100, 10_000)
@@ -69,9 +70,9 @@ def make_files(volumes: list[Path], store: Store) -> None:
     rows = stream.blocks.rows
     ends = rows if len(rows) <= 2 * FILES_AT_EACH_END else rows[np.r_[:FILES_AT_EACH_END, -FILES_AT_EACH_END:0]]
     for volume in volumes:
-        directory = block_directory(volume, stream.incarnation)
+        blocks = BlockStore(OS_FILES, volume)
         for block_id, file_size in zip(ends["block_id"].tolist(), ends["file_size"].tolist(), strict=True):
-            with open(block_path(str(directory), block_id), "xb") as file:
+            with open(blocks.path(stream.incarnation, block_id), "xb") as file:
                 os.ftruncate(file.fileno(), file_size)
 
 

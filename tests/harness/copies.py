@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from harness.block_places import block_directory
 
 from storage_core.block.format import BlockIdentity, BlockSummary
 from storage_core.block.writer import BlockWriter
@@ -19,7 +20,6 @@ from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlices
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity
-from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume
 
 STORE_ID = b"STORE-ID--------"

@@ -15,8 +15,10 @@ from storage_core.foreign.nats.block import read_block, read_file
 from storage_core.foreign.stan.directory import read_cluster_id
 from storage_core.store.imports.parts import read_record
 from storage_core.store.store import Store
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.index import FILE_NAME, VolumeIndex
 
+INCARNATION = b"its incarnation."
 KINDS = [one for one in vars(file_kinds).values() if isinstance(one, FileKind)]
 TERABYTE = 1 << 40
 MEMORY_MAX = 400 << 20  # bytes that reading one of them may take
@@ -50,10 +52,16 @@ def refused(read: Callable[[], object]) -> None:
         read()
 
 
+def read_sparse_record(blocks: BlockStore) -> object:
+    blocks.directory(INCARNATION).mkdir(parents=True)
+    make_sparse(blocks.directory(INCARNATION) / "1.part")
+    return read_record(blocks, INCARNATION, "1.part")
+
+
 READERS: dict[str, Callable[[Path], object]] = {
     "log segment": lambda at: _open(at, "*.log"),
     "volume's index": lambda at: VolumeIndex(OS_FILES, make_sparse(at / FILE_NAME).parent).scrubbed_to,
-    "record of an import": lambda at: read_record(make_sparse(at / "1.part"), OS_FILES),
+    "record of an import": lambda at: read_sparse_record(BlockStore(OS_FILES, at)),
     "meta.inf": lambda at: refused(lambda: read_file(make_sparse(at / "meta.inf"), file_kinds.NATS_META)),
     "NATS block": lambda at: read_block(make_sparse(at / "1.blk")).damage[0][0],
     "server.dat": lambda at: refused(lambda: read_cluster_id(make_sparse(at / "server.dat").parent)),

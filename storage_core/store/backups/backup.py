@@ -35,13 +35,14 @@ from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups import backup_format as layout
-from storage_core.store.backups.backup_format import Backup, Manifest, NumberedBlock
+from storage_core.store.backups.backup_format import Backup, BackupBlocks, Manifest
 from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.volume import identity, locks, placement
+from storage_core.store.volume.block_store import REPAIR_SUFFIX, BlockStore
 
 if TYPE_CHECKING:
     from storage_core.store.store import Store
@@ -162,7 +163,7 @@ def _check_empty_or_unfinished(path: Path, store_id: bytes, env: Environment) ->
 
 def _is_strange(name: str) -> bool:
     stem, _, suffix = name.rpartition(".")
-    number = layout.block_number(f"{stem}.blk" if suffix == copies.REPAIR_SUFFIX[1:] else name)
+    number = layout.block_number(f"{stem}.blk" if suffix == REPAIR_SUFFIX[1:] else name)
     return number is None and name not in (layout.UNFINISHED, layout.MANIFEST)
 
 
@@ -202,7 +203,7 @@ class _Planned:
 
     stream: StreamState
     block: LiveBlock
-    sources: tuple[Path, ...]
+    sources: tuple[BlockStore, ...]
 
 
 class _Work:
@@ -210,6 +211,8 @@ class _Work:
 
     def __init__(self, store: "Store", path: Path, state: StoreState) -> None:
         self._store, self._path, self._state, self._env = store, path, state, store.environment
+        self._numbers: dict[bytes, int] = {}  # by block id
+        self._blocks = BackupBlocks(self._env.files, path, self._numbers)
 
     def fill(self, progress: Progress | None) -> tuple[bytes, int]:
         """Copy what is not there yet; return the numbers of all blocks, and how many were copied."""
@@ -224,10 +227,10 @@ class _Work:
             block_id, found = one.block.block_id, there.get(one.block.block_id)
             if found is None:
                 number = next(free for free in range(number + 1, layout.NUMBER_MAX + 1) if free not in taken)
-            block = layout.numbered(one.block, self._path, number if found is None else found)
-            rows[at] = (block_id, block.number)
-            if found is None or copies.look(block, self._path, one.stream, self._env):
-                self._copy(block, one)
+            self._numbers[block_id] = number if found is None else found
+            rows[at] = (block_id, self._numbers[block_id])
+            if found is None or copies.look(one.block, self._blocks, one.stream):
+                self._copy(one.block, one)
                 copied += 1
         if progress is not None:
             progress(len(planned), len(planned))
@@ -252,11 +255,10 @@ class _Work:
         volumes = self._store.volumes()
         for key in sorted(self._state.streams):
             stream = self._state.streams[key]
-            roots = placement.read_directories(self._state, stream, volumes)
+            readable = placement.read_volumes(self._state, stream, volumes)
             for block in copies.live_blocks(self._state, stream):
-                first = [path for volume_id, path in roots if volume_id in block.held_by]
-                rest = [path for volume_id, path in roots if volume_id not in block.held_by]
-                yield _Planned(stream, block, (*first, *rest))
+                best_first = sorted(readable, key=lambda one: one.volume_id not in block.held_by)
+                yield _Planned(stream, block, tuple(one.blocks for one in best_first))
 
     def _found_before(self) -> dict[bytes, int]:
         """Return the blocks of this backup that an earlier attempt named; what else it left is taken away."""
@@ -272,14 +274,14 @@ class _Work:
                 self._env.files.unlink(path)
         return found
 
-    def _copy(self, block: NumberedBlock, one: _Planned) -> None:
+    def _copy(self, block: LiveBlock, one: _Planned) -> None:
         """Put a block together in the backup, durably, and read it again from the disk."""
-        made = copies.copy_block(block, one.sources, self._path, self._env)
-        wrong = copies.look(block, self._path, one.stream, self._env, afresh=True) if made.written else []
+        made = copies.copy_block(block, one.sources, self._blocks)
+        wrong = copies.look(block, self._blocks, one.stream, afresh=True) if made.written else []
         if made.written and not wrong:
             return
         if made.written:
-            self._env.files.unlink(block.path_on(self._path))
+            self._blocks.delete(block.written_as, block.block_id)
         where = f"stream {block.stream!r}: sequences {block.first} to {block.end - 1}"
         stream = self._store.state().by_incarnation(block.incarnation)
         if stream is None or block.block_id not in {bytes(row) for row in stream.blocks.rows["block_id"]}:

@@ -9,11 +9,10 @@ Codecs alone; backup.py and restore.py do the work. Source: docs/formats/backup.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,9 +21,10 @@ from crc32c import crc32c
 from storage_core.bounded import decode
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import BACKUP_MANIFEST
+from storage_core.files import Files
 from storage_core.metadata.invariants import check_state
-from storage_core.metadata.state import StoreState, StreamState, decode_state
-from storage_core.store.replicas.copies import LiveBlock, live_blocks
+from storage_core.metadata.state import StoreState, decode_state
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import PAGE_SIZE, VolumeIdentity, decode_identity
 
 MANIFEST, UNFINISHED = "jstream.backup", "jstream.unfinished"
@@ -56,20 +56,6 @@ _DECODER = msgspec.msgpack.Decoder(Manifest)
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedBlock(LiveBlock):
-    """A block that has a number in a backup, and its own name everywhere else."""
-
-    directory: Path  # of the backup
-    number: int
-
-    def path_on(self, volume: Path) -> Path:
-        """Return where a volume has it, or the backup."""
-        if volume == self.directory:
-            return volume / block_name(self.number)
-        return LiveBlock.path_on(self, volume)
-
-
-@dataclass(frozen=True, slots=True)
 class Backup:
     """A backup as its manifest has it; whether its files are whole is another question."""
 
@@ -78,15 +64,23 @@ class Backup:
     state: StoreState
     numbers: dict[bytes, int]  # by block id
 
-    def blocks(self, stream: StreamState) -> list[NumberedBlock]:
-        found = live_blocks(self.state, stream)
-        return [numbered(one, self.directory, self.numbers[one.block_id]) for one in found]
+    def files(self, files: Files) -> "BackupBlocks":
+        return BackupBlocks(files, self.directory, self.numbers)
 
 
-def numbered(block: LiveBlock, directory: Path, number: int) -> NumberedBlock:
-    """Return a block with its number in a backup."""
-    values: dict[str, Any] = {part.name: getattr(block, part.name) for part in fields(LiveBlock)}
-    return NumberedBlock(**values, directory=directory, number=number)
+class BackupBlocks(BlockStore):
+    """The blocks in the directory of a backup, which have numbers for names."""
+
+    def __init__(self, files: Files, directory: Path, numbers: Mapping[bytes, int]) -> None:
+        """`numbers`: by block id; those that come later may be added to it."""
+        super().__init__(files, directory)
+        self._directory, self._numbers = directory, numbers
+
+    def directory(self, incarnation: bytes) -> Path:
+        return self._directory
+
+    def path(self, incarnation: bytes, block_id: bytes) -> Path:
+        return self._directory / block_name(self._numbers[block_id])
 
 
 def block_name(number: int) -> str:

@@ -49,7 +49,6 @@ from storage_core.store.replicas import copies
 from storage_core.store.store import LOCK_TIMEOUT_S, Paths, Store, resolve_paths
 from storage_core.store.volume import identity, lock_domain, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
-from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -149,12 +148,13 @@ def check_files(found: Backup, streams: Sequence[StreamState], progress: Progres
 
     Whoever wrote the blocks may have written the manifest, too, so it proves nothing about what is in them.
     """
+    blocks = found.files(env.files)
     for stream in streams:
-        for block, row in zip(found.blocks(stream), stream.blocks.rows, strict=True):
-            wrong = copies.look(block, found.directory, stream, env, row=row)
+        for block, row in zip(copies.live_blocks(found.state, stream), stream.blocks.rows, strict=True):
+            wrong = copies.look(block, blocks, stream, row=row)
             progress.step()
             if wrong:
-                first, file = wrong[0], block.path_on(found.directory)
+                first, file = wrong[0], block.path_in(blocks)
                 raise CorruptionError(
                     f"{file}: offset_bytes {first.offset_bytes}: {first.reason}; the backup is damaged (stream "
                     f"{stream.name!r}, sequences {block.first} to {block.end - 1}), nothing was restored"
@@ -316,25 +316,20 @@ class _Content:
                 raise outcome
 
     def _write_one(self, volume: Volume) -> None:
-        files = self.env.files
+        files, source = self.env.files, self.found.files(self.env.files)
         files.make_directory(volume.path / STREAMS)
-        for stream in self.state.streams.values():
-            if volume.volume_id in stream.placement:
-                for incarnation in stream.incarnations:
-                    files.make_directory(block_directory(volume.path, incarnation))
-        files.sync_directory(volume.path / STREAMS)
+        streams = [one for one in self.state.streams.values() if volume.volume_id in one.placement]
+        volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
         files.sync_directory(volume.path)
-        for stream in self.state.streams.values():
-            if volume.volume_id not in stream.placement:
-                continue
-            for block in self.found.blocks(stream):
+        for stream in streams:
+            for block in copies.live_blocks(self.found.state, stream):
                 if self.progress.is_stopped:
                     return
-                made = copies.copy_block(block, [self.found.directory], volume.path, self.env)
-                wrong = copies.look(block, volume.path, stream, self.env) if made.written else []
+                made = copies.copy_block(block, [source], volume.blocks)
+                wrong = copies.look(block, volume.blocks, stream) if made.written else []
                 if wrong or not made.written:
                     reason = "; ".join([*(one.reason for one in wrong), *made.unread]) or "it is not whole any more"
-                    raise CorruptionError(f"{block.path_on(self.found.directory)} was changed meanwhile: {reason}")
+                    raise CorruptionError(f"{block.path_in(source)} was changed meanwhile: {reason}")
                 self.progress.step()
 
 

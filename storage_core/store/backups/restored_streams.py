@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,7 +39,7 @@ from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
-from storage_core.store.backups.backup_format import Backup, NumberedBlock
+from storage_core.store.backups.backup_format import Backup
 from storage_core.store.backups.restore import Progressing, check_files
 from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble.ensemble import translated
@@ -50,10 +49,10 @@ from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import BlockDirectory, block_path
+from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import appends
-from storage_core.store.writing.mirrored_file import MirroredFile, remove
+from storage_core.store.writing.mirrored_file import MirroredFile, sync_names
 
 logger = logging.getLogger(__name__)
 STREAMS_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes of streams that come into a store: they go into one entry
@@ -85,7 +84,7 @@ def restore_streams(
             targets = _prepare(store, session, chosen, names, env)
             volumes = session.volumes
         writings = [
-            _Writing(found, stream, target, placement.write_directories(session.state, target, volumes), env)
+            _Writing(found, stream, target, placement.write_volumes(session.state, target, volumes), env)
             for stream, target in zip(chosen, targets, strict=True)
         ]
         try:
@@ -202,45 +201,43 @@ class _Written:
     block: LiveBlock
     row: np.ndarray  # one of BLOCK_DTYPE, without holders
     holders: tuple[bytes, ...]  # volumes that have it, fsynced
-    paths: tuple[Path, ...]
+    file: MirroredFile
 
 
 class _Writing:
     """One stream being written anew."""
 
     def __init__(
-        self, found: Backup, stream: StreamState, target: StreamState, directories: Sequence[BlockDirectory],
+        self, found: Backup, stream: StreamState, target: StreamState, volumes: Sequence[VolumeHandle],
         env: Environment,
     ) -> None:  # fmt: skip
         self._found, self._stream, self._target, self._env = found, stream, target, env
-        self._directories = list(directories)
+        self._volumes = list(volumes)
         self._written: list[_Written] = []
 
     def write(self, store_id: bytes, progress: Progressing) -> None:
         """Write every block, and make it durable. Raises OSError if too few volumes take one."""
         transaction = self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8)
         rows = self._stream.blocks.rows
-        for block, row in zip(self._found.blocks(self._stream), rows, strict=True):
+        for block, row in zip(copies.live_blocks(self._found.state, self._stream), rows, strict=True):
             identity = BlockIdentity(store_id, self._target.incarnation, self._env.new_id(), transaction)
             written = self._rewrite(block, identity, row)
             if written is not None:
                 self._written.append(written)
             progress.step()
-        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in self._directories]
-        for directory, outcome in zip(list(self._directories), self._env.parallel(calls), strict=True):
-            if isinstance(outcome, OSError):
-                logger.warning("%s: %s", directory.path, outcome)
-                self._directories.remove(directory)
-            elif isinstance(outcome, BaseException):
-                raise outcome
+        failed = sync_names(self._volumes, self._target.incarnation, self._env)
+        for error in failed.values():
+            logger.warning("names of blocks: %s", error)
+        self._volumes = [one for one in self._volumes if one.volume_id not in failed]
 
-    def _rewrite(self, block: NumberedBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
+    def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
         """Write one block, without frames of which nothing is left; None if nothing is left at all."""
-        places = [(one.volume_id, block_path(one.path, identity.block_id)) for one in self._directories]
-        source = self._env.files.open(block.path_on(self._found.directory))
+        source = self._found.files(self._env.files).open(block.written_as, block.block_id)
         try:
             reader = BlockReader.open(source, block.expected)
-            mirrored = MirroredFile(places, placement.quorum(self._target), self._env)
+            mirrored = MirroredFile(
+                self._volumes, identity.incarnation, identity.block_id, placement.quorum(self._target), self._env
+            )
             try:
                 writer = BlockWriter(mirrored, identity, reader.codec)
                 hashed, hashes = _msg_ids(reader)
@@ -262,7 +259,7 @@ class _Writing:
             source.close()
         return self._as_written(block, summary, identity, row, mirrored)
 
-    def _request(self, block: NumberedBlock) -> FrameRequest:
+    def _request(self, block: LiveBlock) -> FrameRequest:
         removed, low_watermark = self._stream.removed, self._stream.low_watermark
 
         def hear(damage: FrameDamage) -> None:
@@ -273,7 +270,7 @@ class _Writing:
         return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)
 
     def _as_written(
-        self, block: NumberedBlock, summary: BlockSummary, identity: BlockIdentity, row: np.ndarray, file: MirroredFile
+        self, block: LiveBlock, summary: BlockSummary, identity: BlockIdentity, row: np.ndarray, file: MirroredFile
     ) -> _Written:
         """Return the block as the manifest will have it: where and when it was, with what is in it now."""
         made = row.copy()
@@ -294,14 +291,14 @@ class _Writing:
             held_by=file.holders,
             expected=expected,
         )
-        return _Written(live, made, file.holders, file.paths)
+        return _Written(live, made, file.holders, file)
 
     def finished(self, session: Session) -> StreamState:
         """Return the stream with all its blocks, each read again on every volume that counts for it.
 
         Raises NoQuorumError if there are fewer of these than a majority of the placement.
         """
-        target, synced = self._target, {one.volume_id: one.instance_id for one in self._directories}
+        target, synced = self._target, {one.volume_id: one.instance_id for one in self._volumes}
         usable = [
             one
             for one in session.writable
@@ -331,19 +328,18 @@ class _Writing:
         return {
             one.block.block_id
             for one in self._written
-            if volume.volume_id in one.holders and not copies.look(one.block, volume.path, self._target, self._env)
+            if volume.volume_id in one.holders and not copies.look(one.block, volume.blocks, self._target)
         }
 
     def discard(self) -> None:
         """Take everything back: no entry names it."""
         for one in self._written:
-            for path in one.paths:
-                remove(path, self._env)
-        for directory in self._directories:
+            one.file.discard()
+        for volume in self._volumes:
             try:
-                self._env.files.remove_directory(Path(directory.path))
+                volume.blocks(self._env.files).remove(self._target.incarnation)
             except OSError as error:
-                logger.info("%s: %s", directory.path, os.strerror(error.errno or 0))
+                logger.info("%s: %s", volume.uri, os.strerror(error.errno or 0))
 
 
 def _msg_ids(reader: BlockReader) -> tuple[np.ndarray, np.ndarray]:

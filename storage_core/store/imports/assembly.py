@@ -5,17 +5,15 @@ tells, and no part could read. The last sequence is that of the source, also whe
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import NoQuorumError, StorageError
-from storage_core.files import Files
 from storage_core.foreign import ForeignDamage, ForeignSlice
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.metadata.commands import Event
@@ -33,10 +31,8 @@ from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask,
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.volume import placement
-from storage_core.store.volume.block_store import PART_SUFFIX, block_id_of
-from storage_core.store.volume.placement import block_directory
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.mirrored_file import remove
 
 logger = logging.getLogger(__name__)
 WRITER = "jstream import"  # whose batch of the stream remembers what was imported
@@ -142,7 +138,7 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
     placed = [one for one in volumes if one.volume_id in work.stream.placement]
     for block, held in zip(_blocks(work, record), record.holders, strict=True):
         looks = [
-            partial(copies.look, block, one.path, work.stream, env)
+            partial(copies.look, block, one.blocks, work.stream)
             for one in placed
             if one.identity is not None and (one.volume_id, one.identity.instance_id) in held
         ]
@@ -161,7 +157,7 @@ def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: E
         if one.volume_id in work.stream.placement and placement.is_recorded(session.state, one)
     ]
     good: list[list[bytes]] = [[] for _ in blocks]
-    looks = [partial(_opens, one, blocks, held, env.files) for one in usable]
+    looks = [partial(_opens, one, blocks, held) for one in usable]
     for volume, outcome in zip(usable, env.parallel(looks), strict=True):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -177,7 +173,7 @@ def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: E
     return good
 
 
-def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders], files: Files) -> list[int]:
+def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders]) -> list[int]:
     """Return the positions of the blocks that a volume has fsynced and still has: header, footer and digest."""
     assert volume.identity is not None
     found = []
@@ -185,7 +181,7 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders],
         if (volume.volume_id, volume.identity.instance_id) not in holders:
             continue
         try:
-            file = files.open(block.path_on(volume.path))
+            file = volume.blocks.open(block.written_as, block.block_id)
             try:
                 BlockReader.open(file, block.expected)
             finally:
@@ -220,33 +216,46 @@ def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
     return found
 
 
-def leftovers(session: Session, stream: StreamState, env: Environment) -> list[Path]:
-    """Return what lies in the directory of a stream to be and will be nobody's: records, and blocks it does not name.
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What lies under a stream's incarnation on one volume and is nobody's."""
 
-    Asked before the stream is there: afterwards others may have staged blocks that nothing names yet.
+    blocks: BlockStore
+    incarnation: bytes
+    block_ids: Sequence[bytes]
+    records: Sequence[str]  # names
+
+
+def leftovers(volumes: Iterable[Volume], stream: StreamState, records_only: bool = False) -> list[Leftovers]:
+    """Return what lies under the incarnation of a stream to be and will be nobody's: records, and unnamed blocks.
+
+    Asked before the stream is there: afterwards others may have staged blocks that nothing names yet, and only the
+    records are known to be nobody's. What cannot be read is left out.
     """
-    named = {bytes(one) for one in stream.blocks.rows["block_id"]}
-    found: list[Path] = []
-    for volume in session.writable:
-        directory = block_directory(volume.path, stream.incarnation)
+    named = {bytes(row) for row in stream.blocks.rows["block_id"]}
+    listed = []
+    for volume in volumes:
+        blocks, incarnation = volume.blocks, stream.incarnation
         try:
-            names = env.files.list_directory(directory)
+            records = blocks.records(incarnation)
+            block_ids = [] if records_only else [one for one in blocks.ids(incarnation) if one not in named]
         except OSError as error:
-            logger.info("%s: %s", directory, error)
+            raise_if_of_process(error)
+            logger.info("%s: %s", blocks.directory(incarnation), error)
             continue
-        for name in names:
-            block_id = block_id_of(name)
-            if name.endswith(PART_SUFFIX) or (block_id is not None and block_id not in named):
-                found.append(directory / name)
-    return found
+        if records or block_ids:
+            listed.append(Leftovers(blocks, incarnation, block_ids, records))
+    return listed
 
 
-def sweep(paths: Sequence[Path], env: Environment) -> None:
-    """Unlink leftovers; what fails is swept by maintenance later."""
-    for path in paths:
-        remove(path, env)
-    for directory in sorted({path.parent for path in paths}):
+def sweep(listed: Sequence[Leftovers]) -> None:
+    """Remove leftovers; what fails is swept by maintenance later."""
+    for left in listed:
+        for block_id in left.block_ids:
+            left.blocks.discard(left.incarnation, block_id)
+        for name in left.records:
+            left.blocks.discard_record(left.incarnation, name)
         try:
-            env.files.sync_directory(directory)
+            left.blocks.sync(left.incarnation)
         except OSError as error:
-            logger.warning("%s: %s", directory, error)
+            logger.warning("%s: %s", left.blocks.directory(left.incarnation), error)

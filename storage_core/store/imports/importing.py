@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,7 +42,6 @@ from storage_core.foreign.stan.guard import StoreUse, check_use
 from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
-from storage_core.os_errors import raise_if_of_process
 from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
@@ -74,8 +72,6 @@ from storage_core.store.imports.parts import (
 )
 from storage_core.store.store import Store
 from storage_core.store.volume import placement
-from storage_core.store.volume.block_store import PART_SUFFIX
-from storage_core.store.volume.placement import block_directory
 from storage_core.store.writing import appends
 
 logger = logging.getLogger(__name__)
@@ -241,22 +237,10 @@ class _Import:
 
     def _sweep_records(self, stream: StreamState) -> None:
         """Unlink records that a run left which was killed after its streams had come."""
-        left: list[Path] = []
-        for volume in self._store.volumes():
-            directory = block_directory(volume.path, stream.incarnation)
-            left += [directory / name for name in self._names_in(directory) if name.endswith(PART_SUFFIX)]
+        left = leftovers(self._store.volumes(), stream, records_only=True)
         if left:
             with self._store.session():
-                sweep(left, self._env)
-
-    def _names_in(self, directory: Path) -> list[str]:
-        """Return the names in a directory; none if it cannot be read."""
-        try:
-            return self._env.files.list_directory(directory)
-        except OSError as error:
-            raise_if_of_process(error)
-            logger.info("%s: %s", directory, error)
-            return []
+                sweep(left)
 
     def _find_prepared(self, state: StoreState, wanted: Sequence[PlannedStream]) -> dict[bytes, _Prepared]:
         """Return, by digest of their source, the directories that an import like this one has begun to fill."""
@@ -268,7 +252,7 @@ class _Import:
         found: dict[bytes, _Prepared] = {}
         for incarnation in map(bytes, deletes["incarnation"][alive]):
             for volume in self._store.volumes():
-                head = read_record(block_directory(volume.path, incarnation) / HEAD_FILE, self._env.files)
+                head = read_record(volume.blocks, incarnation, HEAD_FILE)
                 if not isinstance(head, ImportHead) or head.source not in asked:
                     continue
                 if head.name == asked[head.source].name and all(state.voter(one) for one in head.placement):
@@ -324,7 +308,7 @@ class _Import:
                 stream = StreamState(one.config, incarnation, self._env.now_ns(), head.placement)
                 appends.make_directories(session, incarnation, head.placement, self._env)
                 target = self._target(session, stream, head)
-                write_record(target.directories, HEAD_FILE, head, self._env)
+                write_record(target.volumes, incarnation, HEAD_FILE, head, self._env)
                 works.append(Work(one, stream, target, tuple(_tasks(target, one.slices))))
         return works
 
@@ -335,7 +319,7 @@ class _Import:
             store_id=session.state.store_id,
             incarnation=stream.incarnation,
             transaction_id=self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8),
-            directories=placement.write_directories(session.state, stream, session.volumes),
+            volumes=placement.write_volumes(session.state, stream, session.volumes),
             quorum=placement.quorum(stream),
             compression=config.compression,
             block_max_msgs=config.block_max_msgs,
@@ -357,9 +341,9 @@ class _Import:
             records[record.incarnation][record.number] = record
         with self._store.session() as session:
             made = [assemble(session, work, records[work.stream.incarnation], self._id, self._env) for work in works]
-            left_over = [path for one in made for path in leftovers(session, one.stream, self._env)]
+            left_over = [left for one in made for left in leftovers(session.writable, one.stream)]
             session.propose(self._command(made))
-            sweep(left_over, self._env)
+            sweep(left_over)
         for work, one in zip(works, made, strict=True):
             self._tell(work.planned, one.stream, one.records, False, one.notes)
 
@@ -371,13 +355,14 @@ class _Import:
         """Return the parts that an earlier run has done: a record says so, and a quorum has every block, whole."""
         numbers = {part_file(task.number): task.number for task in work.tasks}
         found: dict[int, PartRecord] = {}
-        for directory in work.target.directories:
-            for name in set(self._names_in(Path(directory.path))) & set(numbers):
+        incarnation = work.stream.incarnation
+        for left in leftovers(self._store.volumes(), work.stream, records_only=True):
+            for name in set(left.records) & set(numbers):
                 if numbers[name] in found:
                     continue
-                record = read_record(Path(directory.path) / name, self._env.files)
+                record = read_record(left.blocks, incarnation, name)
                 is_ours = isinstance(record, PartRecord) and record.source == work.target.source
-                if is_ours and isinstance(record, PartRecord) and record.incarnation == work.stream.incarnation:
+                if is_ours and isinstance(record, PartRecord) and record.incarnation == incarnation:
                     if is_whole(work, record, self._store.volumes(), self._env):
                         found[record.number] = record
         return found

@@ -36,7 +36,7 @@ from storage_core.errors import (
     UnsupportedVersionError,
 )
 from storage_core.file_kinds import IMPORT_RECORD
-from storage_core.files import OS_FILES, Files, write_durably
+from storage_core.files import OS_FILES, Files
 from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.budget import fold_damage
 from storage_core.foreign.slices import DAMAGE_SCHEMA
@@ -47,9 +47,8 @@ from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume.block_store import PART_SUFFIX
-from storage_core.store.volume.placement import BlockDirectory, block_path
-from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
+from storage_core.store.volume.block_store import PART_SUFFIX, BlockStore, VolumeHandle
+from storage_core.store.writing.mirrored_file import MirroredFile, decisive, sync_names
 from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class ImportTarget:
     store_id: bytes
     incarnation: bytes
     transaction_id: bytes  # that the blocks are written under
-    directories: tuple[BlockDirectory, ...]  # of the volumes that take blocks, in the order of the placement
+    volumes: tuple[VolumeHandle, ...]  # that take blocks, in the order of the placement
     quorum: int  # the fewest volumes that must have a block
     compression: str
     block_max_msgs: int
@@ -150,14 +149,11 @@ def decode_record(data: bytes, name: str) -> ImportHead | PartRecord:
     return record
 
 
-def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
-    """Return the record in a file; None if there is none that can be believed, or one of a newer program."""
+def read_record(blocks: BlockStore, incarnation: bytes, name: str) -> ImportHead | PartRecord | None:
+    """Return a record; None if there is none that can be believed, or one of a newer program."""
+    path = blocks.directory(incarnation) / name
     try:
-        file = files.open(path)
-        try:
-            return decode_record(IMPORT_RECORD.read(file), str(path))
-        finally:
-            file.close()
+        return decode_record(blocks.read_record(incarnation, name, IMPORT_RECORD), str(path))
     except FileNotFoundError:
         return None
     except (StorageError, OSError) as error:
@@ -167,11 +163,11 @@ def read_record(path: Path, files: Files) -> ImportHead | PartRecord | None:
 
 
 def write_record(
-    directories: Sequence[BlockDirectory], name: str, record: ImportHead | PartRecord, env: Environment
+    volumes: Sequence[VolumeHandle], incarnation: bytes, name: str, record: ImportHead | PartRecord, env: Environment
 ) -> int:
     """Write a record beside the blocks, durably; return on how many volumes. One that fails has it not, and is told."""
     content = encode_record(record)
-    calls = [partial(_write_file, Path(one.path) / name, content, env) for one in directories]
+    calls = [partial(one.blocks(env.files).put_record, incarnation, name, content) for one in volumes]
     written = 0
     for outcome in env.parallel(calls):
         if isinstance(outcome, OSError):
@@ -181,11 +177,6 @@ def write_record(
         else:
             written += 1
     return written
-
-
-def _write_file(path: Path, content: bytes, env: Environment) -> None:
-    remove(path, env)
-    write_durably(env.files, path, content)
 
 
 def damage_row(damage: ForeignDamage) -> dict[str, Any]:
@@ -221,7 +212,7 @@ def write_part(
                     on_slice()
             blocks.finish()
             record = blocks.record(task, reading)
-            write_record(target.directories, part_file(task.number), record, env)
+            write_record(target.volumes, target.incarnation, part_file(task.number), record, env)
         except BaseException:
             blocks.discard()
             raise
@@ -298,8 +289,8 @@ class _Blocks:
         self._writer: BlockWriter | None = None
         self._first = self._rows = self._bytes = 0  # of the block that is being written
         self._sealed: list[tuple[BlockSummary, int, tuple[bytes, ...]]] = []  # with its first sequence and holders
-        self._paths: list[Path] = []
-        self._durable = {one.volume_id: one.instance_id for one in target.directories}
+        self._files: list[MirroredFile] = []  # of these
+        self._durable = {one.volume_id: one.instance_id for one in target.volumes}
 
     def write(self, batch: pa.RecordBatch) -> None:
         sequences = batch.column("sequence").to_numpy()
@@ -332,8 +323,7 @@ class _Blocks:
     def _open(self, first: int) -> None:
         target, block_id = self._target, self._env.new_id()
         identity = BlockIdentity(target.store_id, target.incarnation, block_id, target.transaction_id)
-        places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
-        self._file = MirroredFile(places, target.quorum, self._env)
+        self._file = MirroredFile(target.volumes, target.incarnation, block_id, target.quorum, self._env)
         self._writer = BlockWriter(self._file, identity, target.compression)
         self._first, self._rows, self._bytes = first, 0, 0
 
@@ -341,7 +331,7 @@ class _Blocks:
         assert self._writer is not None and self._file is not None
         summary = self._writer.finish()
         self._file.close()
-        self._paths += self._file.paths
+        self._files.append(self._file)
         self._sealed.append((summary, self._first, self._file.holders))
         self._file = self._writer = None
         self._rows = self._bytes = 0
@@ -352,18 +342,13 @@ class _Blocks:
             self._seal()
         if not self._sealed:
             return
-        calls = [partial(self._env.files.sync_directory, Path(one.path)) for one in self._target.directories]
-        failures = []
-        for directory, outcome in zip(self._target.directories, self._env.parallel(calls), strict=True):
-            if isinstance(outcome, OSError):
-                logger.warning("%s: %s", directory.path, outcome)
-                failures.append(outcome)
-                del self._durable[directory.volume_id]
-            elif isinstance(outcome, BaseException):
-                raise outcome
+        failed = sync_names(self._target.volumes, self._target.incarnation, self._env)
+        for volume_id, error in failed.items():
+            logger.warning("names of blocks: %s", error)
+            del self._durable[volume_id]
         fewest = min(sum(one in self._durable for one in held) for _, _, held in self._sealed)
         if fewest < self._target.quorum:
-            raise decisive(failures)
+            raise decisive(list(failed.values()))
 
     def record(self, task: PartTask, reading: _Reading) -> PartRecord:
         rows = np.zeros(len(self._sealed), BLOCK_DTYPE)
@@ -393,6 +378,6 @@ class _Blocks:
         if self._file is not None:
             self._file.discard()
         self._file = self._writer = None
-        for path in self._paths:
-            remove(path, self._env)
-        self._paths, self._sealed = [], []
+        for file in self._files:
+            file.discard()
+        self._files, self._sealed = [], []

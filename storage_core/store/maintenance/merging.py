@@ -19,8 +19,6 @@ until they do not, since the window goes by the time at which a block was commit
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -51,11 +49,11 @@ from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import BlockDirectory, block_path
+from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.appends import good_copies, retire
 from storage_core.store.writing.duplicates import msg_ids
-from storage_core.store.writing.mirrored_file import MirroredFile, decisive, remove
+from storage_core.store.writing.mirrored_file import MirroredFile, decisive, sync_names
 from storage_core.store.writing.orphans import MERGE_MARK
 from storage_core.store.writing.staging import StagedBlock, WriteFailure
 
@@ -99,7 +97,7 @@ class MergeTask:
     low_watermark: int  # rows below it are dropped
     removed: bytes  # encoded SequenceSet: rows that are dropped; empty: none
     codec: str
-    directories: tuple[BlockDirectory, ...]
+    volumes: tuple[VolumeHandle, ...]  # that take blocks now
     replica_count: int
     size: int  # bytes of the files of one copy
 
@@ -182,11 +180,6 @@ def task_of(
     rows = stream.blocks.rows[start:end]
     first, last = int(rows["first"][0]), int(rows["first"][-1] + rows["span"][-1])
     removed = stream.removed.clip(first, last)
-    written_as = stream.written_as(first)
-    directories = tuple(
-        BlockDirectory(one.volume_id, one.instance_id, str(Path(one.path).parent / written_as.hex()))
-        for one in placement.write_directories(state, stream, volumes)
-    )
     made_ns = max(env.now_ns(), state.transaction_floor_ns)
     return MergeTask(
         stream=stream.name,
@@ -198,7 +191,7 @@ def task_of(
         low_watermark=stream.low_watermark,
         removed=removed.encode() if removed else b"",
         codec=stream.config.compression,
-        directories=directories,
+        volumes=placement.write_volumes(state, stream, volumes),
         replica_count=len(stream.placement),
         size=int(rows["file_size"].sum()),
     )
@@ -223,11 +216,11 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
     """
     made = task.slices[0]
     identity = BlockIdentity(made.store_id, made.written_as, env.new_id(), task.transaction_id)
-    places = [(one.volume_id, block_path(one.path, identity.block_id)) for one in task.directories]
     dropped: list[np.ndarray] = []
     try:
-        _make_directories(task, env)
-        file = MirroredFile(places, majority(task.replica_count), env)
+        for volume in task.volumes:  # some came to the stream after what is merged was written
+            volume.blocks(env.files).prepare([made.written_as])
+        file = MirroredFile(task.volumes, made.written_as, identity.block_id, majority(task.replica_count), env)
         try:
             writer = BlockWriter(file, identity, task.codec)
             for one in task.slices:
@@ -240,11 +233,11 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
             file.discard()
             raise
         file.close()
-        failed = _sync_directories(task, file.holders, env)
-        held = [one for one in task.directories if one.volume_id in file.holders and one.volume_id not in failed]
+        taken = [one for one in task.volumes if one.volume_id in file.holders]
+        failed = sync_names(taken, made.written_as, env)
+        held = [one for one in taken if one.volume_id not in failed]
         if len(held) < majority(task.replica_count):
-            for _, path in places:
-                remove(path, env)
+            file.discard()
             raise decisive(list(failed.values()))
     except OSError as error:
         raise_if_of_process(error)
@@ -256,31 +249,6 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
     block = StagedBlock(task.stream, made.written_as, task.transaction_id, 0, 0, summary, holders, failures)
     gone = SequenceSet.from_sequences(np.concatenate(dropped))
     return StagedMerge(task, block, gone.encode() if gone else b"")
-
-
-def _make_directories(task: MergeTask, env: Environment) -> None:
-    """Make directories of earlier incarnations on volumes that came to the stream since, durably.
-
-    One that is there may have been made by a process that was killed before its name was durable.
-    """
-    for one in task.directories:
-        path = Path(one.path)
-        env.files.make_directory(path)
-        env.files.sync_directory(path.parent)
-
-
-def _sync_directories(task: MergeTask, holders: Sequence[bytes], env: Environment) -> dict[bytes, OSError]:
-    """Make the block's names durable; return the volumes on which that failed."""
-    used = [one for one in task.directories if one.volume_id in holders]
-    outcomes = env.parallel([partial(env.files.sync_directory, Path(one.path)) for one in used])
-    failed = {}
-    for one, outcome in zip(used, outcomes, strict=True):
-        if isinstance(outcome, OSError):
-            outcome.filename = outcome.filename or one.path
-            failed[one.volume_id] = outcome
-        elif isinstance(outcome, BaseException):
-            raise outcome
-    return failed
 
 
 def _read(one: BlockSlice, task: MergeTask, env: Environment) -> _Part:
@@ -369,6 +337,6 @@ def _command(stream: StreamState, staged: StagedMerge, held: Sequence[bytes]) ->
 
 def discard(staged: StagedMerge, env: Environment = REAL) -> None:
     """Take a block away that nobody was told of."""
-    for one in staged.task.directories:
+    for one in staged.task.volumes:
         if any(one.volume_id == volume_id for volume_id, _ in staged.block.holders):
-            remove(block_path(one.path, staged.block.summary.block_id), env)
+            one.blocks(env.files).discard(staged.block.incarnation, staged.block.summary.block_id)

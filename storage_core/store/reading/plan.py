@@ -19,7 +19,6 @@ from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOf
 from storage_core.store.reading.slices import BlockSlice as BlockSlice
 from storage_core.store.reading.slices import CopyPlace as CopyPlace
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import block_directory as block_directory
 from storage_core.store.volume.volumes import Volume
 from storage_core.subjects import is_literal, matches
 
@@ -103,7 +102,7 @@ def _copies(
     state: StoreState, stream: StreamState, rows: np.ndarray, volumes: Sequence[Volume]
 ) -> tuple[tuple[tuple[CopyPlace, ...], ...], np.ndarray]:
     """Return the lists of where blocks may lie, and for each row which of them is its own."""
-    readable = [(volume_id, str(path)) for volume_id, path in placement.read_directories(state, stream, volumes)]
+    readable = [(one.volume_id, str(one.path)) for one in placement.read_volumes(state, stream, volumes)]
     # Volumes that are not there come last, for the error to name: to be met they need not be tried block by block.
     missing = [(one.volume_id, str(one.path)) for one in volumes if one.volume_id not in dict(readable)]
     counted = {one.volume_id for one in volumes if placement.is_recorded(state, one)}

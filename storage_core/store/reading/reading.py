@@ -323,9 +323,10 @@ class _Readable:
 
 
 def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
-    path = one.path_on(copy)
+    blocks = copy.blocks(env.files)
+    path = blocks.path(one.written_as, one.block_id)
     try:
-        file = env.files.open(path)
+        file = blocks.open(one.written_as, one.block_id)
     except (FileNotFoundError, NotADirectoryError) as error:
         return _missing(one, copy, path, FileNotFoundError(*error.args), env)
     except OSError as error:
@@ -350,7 +351,7 @@ def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: E
 def _missing(one: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundError, env: Environment) -> _Finding:
     """Return what it says of a copy that there is no such file: nothing if the volume itself is not there."""
     try:
-        volume = volumes.look(env.files, Path(copy.volume), copy.volume_id, one.store_id)
+        volume = volumes.look(env.files, Path(copy.uri), copy.volume_id, one.store_id)
     except StorageError as why:
         return _wrong(copy, path, 0, str(why), why)
     if volume.identity is None:
@@ -371,7 +372,7 @@ def _raise_what_says_nothing(findings: Sequence[_Finding]) -> None:
 def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
     """Leave word of a bad copy on another volume."""
     volume_id = finding.copy.volume_id
-    volumes = [Path(other.volume) for other in one.copies if other.volume_id != volume_id]
+    volumes = [Path(other.uri) for other in one.copies if other.volume_id != volume_id]
     if volumes:
         made = reports.Report(
             one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason, env.now_ns()
@@ -382,7 +383,7 @@ def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env:
 def _nowhere(one: BlockSlice) -> _Finding:
     """Return what is wrong where no volume of the stream could be seen when the read was planned."""
     nobody = CopyPlace(b"", "", False)
-    return _Finding(nobody, one.path_on(nobody), 0, "no volume that has it can be seen", None, False, is_away=True)
+    return _Finding(nobody, Path(one.block_id.hex()), 0, "no volume that has it can be seen", None, False, is_away=True)
 
 
 def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Environment = REAL) -> T:

@@ -6,13 +6,13 @@ object is made for a block. A `BlockSlice` comes into being when somebody asks f
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from storage_core.files import OS_FILES, Files
 from storage_core.sequences import SequenceSet
-from storage_core.store.volume.placement import block_directory, block_path
+from storage_core.store.volume.block_store import BlockStore, blocks_at
 
 SLICE_DTYPE = np.dtype(
     [
@@ -37,8 +37,11 @@ class CopyPlace:
     """A volume on which blocks may lie."""
 
     volume_id: bytes
-    volume: str  # absolute path; the same on every executor
+    uri: str  # of the volume; of local disks an absolute path, the same on every executor
     expected: bool  # the manifest says that it took the block: a copy that is not there is lost
+
+    def blocks(self, files: Files) -> BlockStore:
+        return blocks_at(files, self.uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,7 @@ class BlockSlice:
     @property
     def paths(self) -> tuple[str, ...]:
         """Return where the block's copies are, one path for each of `copies`."""
-        return tuple(str(self.path_on(one)) for one in self.copies)
-
-    def path_on(self, copy: CopyPlace) -> Path:
-        return block_path(str(block_directory(Path(copy.volume), self.written_as)), self.block_id)
+        return tuple(str(one.blocks(OS_FILES).path(self.written_as, self.block_id)) for one in self.copies)
 
     def split(self, row_count_max: int) -> "list[BlockSlice]":
         """Return slices of at most `row_count_max` sequences that make up this one."""
@@ -102,7 +102,7 @@ class StreamOfSlices:
     def plain(self, rows: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray]:
         """Return what these rows need of it as plain values, and where in that each row's copies are."""
         used, positions = np.unique(rows["copies"], return_inverse=True)
-        copies = [[(one.volume_id, one.volume, one.expected) for one in self.copies[at]] for at in used.tolist()]
+        copies = [[(one.volume_id, one.uri, one.expected) for one in self.copies[at]] for at in used.tolist()]
         removed = self.removed
         if removed:
             removed = removed.clip(int(rows["first"].min()), int(rows["end"].max()))

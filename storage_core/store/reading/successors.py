@@ -67,7 +67,7 @@ class Successors:
     def _ask(self, one: BlockSlice) -> str:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
         try:
-            paths = [Path(volume) for volume in dict.fromkeys(copy.volume for copy in one.copies)]
+            paths = [Path(uri) for uri in dict.fromkeys(copy.uri for copy in one.copies)]
             metadata = Metadata.at(self._env, paths, read_only=True)
             self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:

@@ -356,8 +356,7 @@ class _Builder:
         return StreamConfig.from_mapping({"name": claims.stream, "subjects": sorted(subjects), "num_replicas": 1})
 
     def _subjects(self, copy: Copy) -> set[str]:
-        path = self._remains[copy.holders[0]].path
-        names = surviving.subjects_of(path, copy, self._store_id, self._env)
+        names = surviving.subjects_of(self._remains[copy.holders[0]], copy, self._store_id, self._env)
         return {f"{name.split('.')[0]}.>" if "." in name else name for name in names}
 
     def _find(self, row: np.void, first_guess: bytes, other: bytes) -> Copy | None:

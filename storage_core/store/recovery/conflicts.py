@@ -18,8 +18,6 @@ from storage_core.block.request import FrameRequest
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.surviving import Copy, Remains
-from storage_core.store.volume.identity import STREAMS
-from storage_core.store.volume.placement import block_path
 
 COLUMNS = ("sequence", "subject", "headers", "data", "timestamp_ns")
 
@@ -68,8 +66,7 @@ class Comparison:
         )
         messages: dict[int, bytes] = {}
         for at in copy.holders:
-            directory = str(self._remains[at].path / STREAMS / copy.written_as.hex())
-            file = self._env.files.open(block_path(directory, expected.block_id))
+            file = self._remains[at].blocks(self._env).open(copy.written_as, expected.block_id)
             try:
                 request = FrameRequest(
                     COLUMNS, first_sequence=int(row["first"]), first=first, end=end, on_damage=lambda _: None

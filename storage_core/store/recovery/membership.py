@@ -339,7 +339,7 @@ class Move:
         If the stream gets fewer volumes, those that stay are looked at as well: a copy that goes may be the only one.
         """
         writable = {one.volume_id: one for one in session.writable}
-        sources = [path for _, path in placement.read_directories(session.state, stream, session.volumes)]
+        sources = list(placement.read_volumes(session.state, stream, session.volumes))
         blocks = live_blocks(session.state, stream)
         left = COPIED_PER_TURN_MAX
         for volume_id in target:
@@ -367,20 +367,20 @@ class Move:
                     self._nowhere.add((volume_id, block.block_id))
         return True
 
-    def _copy(self, stream: StreamState, block: LiveBlock, sources: list[Path], volume: Volume) -> bool:
+    def _copy(self, stream: StreamState, block: LiveBlock, sources: Sequence[Volume], volume: Volume) -> bool:
         """Make one copy; return whether it is whole, False if no source is.
 
         Only the manifest says of a copy that it is durable. One that merely reads whole, from an attempt that was
         killed, may be in the page cache alone, and no fsync of today mends one that failed: it is written anew.
         """
-        wrong = look(block, volume.path, stream, self._env)
+        wrong = look(block, volume.blocks, stream)
         if not wrong and volume.volume_id in block.held_by:
             return True
-        if not wrong and volume.path not in sources:
-            sources = [*sources, volume.path]
+        if not wrong and all(one.path != volume.path for one in sources):
+            sources = [*sources, volume]
         own = wrong if wrong and not wrong[0].is_missing else ()
-        with translated(block.path_on(volume.path)):
-            made = copy_block(block, sources, volume.path, self._env, own)
+        with translated(block.path_in(volume.blocks)):
+            made = copy_block(block, [one.blocks for one in sources], volume.blocks, own)
         if made.lost:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost

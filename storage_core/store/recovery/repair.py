@@ -24,7 +24,6 @@ from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.recovery.membership import resume_quietly
 from storage_core.store.recovery.rejoin import Absent
-from storage_core.store.replicas.copies import sweep_leftovers
 from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.verification import (
@@ -39,7 +38,6 @@ from storage_core.store.replicas.verification import (
 )
 from storage_core.store.volume import reports
 from storage_core.store.volume.identity import STREAMS
-from storage_core.store.volume.placement import block_directory
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -270,7 +268,7 @@ class Repair:
                 for one in session.writable:
                     for incarnation in stream.incarnations:
                         try:
-                            sweep_leftovers(block_directory(one.path, incarnation), self._env)
+                            one.blocks.sweep_replacements(incarnation)
                         except OSError as error:
                             logger.warning("%s: leftovers of repairs: %s", one.path, error)
 

@@ -24,11 +24,10 @@ from storage_core.store.ensemble.view import replay
 from storage_core.store.environment import Environment
 from storage_core.store.recovery.rejoin import FOREIGN_NAME, SET_ASIDE_PREFIX
 from storage_core.store.replicas.copies import check_row
-from storage_core.store.volume.block_store import block_id_of
-from storage_core.store.volume.identity import STREAMS, VolumeIdentity, read_identity
+from storage_core.store.volume.block_store import BlockStore
+from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.log_contents import LogContents
-from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.placements import PlacementJournal
 
 logger = logging.getLogger(__name__)
@@ -46,6 +45,9 @@ class Remains:
     is_readable: bool = False  # all of it can: a session would go by it
     incarnations: list[bytes] = field(default_factory=list)  # directories of blocks
     validated: dict[bytes, str] = field(default_factory=dict)  # by digest of a block: what is wrong with it
+
+    def blocks(self, env: Environment) -> BlockStore:
+        return BlockStore(env.files, self.path)
 
 
 @dataclass(slots=True)
@@ -92,11 +94,7 @@ def look_at(path: Path, env: Environment) -> Remains:
         raise
     except StorageError as error:
         one.problem = str(error)
-    root = path / STREAMS
-    if env.files.is_directory(root):
-        for name in sorted(env.files.list_directory(root)):
-            if len(name) == 32 and all(letter in "0123456789abcdef" for letter in name):
-                one.incarnations.append(bytes.fromhex(name))
+    one.incarnations = sorted(one.blocks(env).incarnations())
     return one
 
 
@@ -193,8 +191,8 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     ids = {one.identity.store_id: str(one.path) for one in remains if one.identity is not None}
     if not ids:
         for one in remains:
-            for path in _blocks(one, env):
-                header = _header(path, env)
+            for incarnation, block_id in _blocks(one, env):
+                header = _header(one.blocks(env), incarnation, block_id)
                 if header is not None:
                     ids.setdefault(header[0], str(one.path))
                     break
@@ -207,20 +205,19 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     return next(iter(ids))
 
 
-def _blocks(one: Remains, env: Environment) -> Iterator[Path]:
+def _blocks(one: Remains, env: Environment) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each block there is: the incarnation that it lies under, and its id."""
+    blocks = one.blocks(env)
     for incarnation in one.incarnations:
-        directory = one.path / STREAMS / incarnation.hex()
-        for name in sorted(env.files.list_directory(directory)):
-            if block_id_of(name) is not None:
-                yield directory / name
+        yield from ((incarnation, block_id) for block_id in sorted(blocks.ids(incarnation)))
 
 
-def _header(path: Path, env: Environment) -> tuple[bytes, bytes] | None:
+def _header(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> tuple[bytes, bytes] | None:
     """Return (store, incarnation) that a block's header names, None if it has no whole one."""
     try:
-        file = env.files.open(path)
+        file = blocks.open(incarnation, block_id)
         try:
-            identity = decode_header(file.read_at(0, HEADER_SIZE), str(path)).identity
+            identity = decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity
         finally:
             file.close()
     except (StorageError, OSError) as error:
@@ -281,9 +278,8 @@ def find_copies(
         expected = BlockExpectation(store_id, incarnation, block_id, bytes(row["digest"]), int(row["file_size"]))
         holders, holes = [], SequenceSet.empty()
         for at, one in enumerate(remains):
-            path = block_path(str(one.path / STREAMS / incarnation.hex()), block_id)
             try:
-                file = env.files.open(path)
+                file = one.blocks(env).open(incarnation, block_id)
             except OSError as error:
                 raise_if_of_process(error)
                 continue
@@ -299,7 +295,7 @@ def find_copies(
                 raise
             except (StorageError, OSError) as error:
                 raise_if_of_process(error)
-                logger.warning("%s is not what is claimed of it: %s", path, error)
+                logger.warning("%s is not what is claimed of it: %s", file.path, error)
                 continue
             finally:
                 file.close()
@@ -325,20 +321,20 @@ def _check_content(reader: BlockReader, one: Remains) -> None:
 def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:
     """Return the block files that no claim speaks of."""
     return [
-        path
+        one.blocks(env).path(incarnation, block_id)
         for one in remains
-        for path in _blocks(one, env)
-        if (block_id := block_id_of(path.name)) is not None and block_id not in claimed
+        for incarnation, block_id in _blocks(one, env)
+        if block_id not in claimed
     ]
 
 
-def subjects_of(volume: Path, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
+def subjects_of(one: Remains, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
     """Return the subjects in a block, as far as its footer lists them."""
     row = copy.row
     expected = BlockExpectation(
         store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
     )
-    file = env.files.open(block_path(str(volume / STREAMS / copy.written_as.hex()), expected.block_id))
+    file = one.blocks(env).open(copy.written_as, expected.block_id)
     try:
         subjects = BlockReader.open(file, expected).footer.subjects
     finally:

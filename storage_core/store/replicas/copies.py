@@ -11,7 +11,6 @@ The new file is written whole under `<block id>.repair`, fsynced, read again, an
 of it happens under the volume's lock, so a `.repair` file that is met there is one that a killed holder left.
 """
 
-import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,14 +42,11 @@ from storage_core.files import File
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
-from storage_core.store.environment import Environment
 from storage_core.store.reading.reading import place_and_reason
-from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
-from storage_core.store.volume.placement import block_directory, block_path, holders
-from storage_core.store.writing.mirrored_file import remove
+from storage_core.store.volume.block_store import BlockStore, Replacement
+from storage_core.store.volume.placement import holders
 
 logger = logging.getLogger(__name__)
-REPAIR_SUFFIX = ".repair"
 FOOTER_SEARCH_SIZE = 256 << 10  # bytes at the end in which a footer is looked for by its digest alone
 # What a row of the manifest and the footer of its block both say, under the same names.
 _SUMMARISED = ("row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count")
@@ -79,9 +75,9 @@ class LiveBlock:
     def file_size(self) -> int:
         return self.expected.file_size
 
-    def path_on(self, volume: Path) -> Path:
-        """Return where a volume has it."""
-        return block_path(str(block_directory(volume, self.written_as)), self.block_id)
+    def path_in(self, blocks: BlockStore) -> Path:
+        """Return where a volume has it, for people."""
+        return blocks.path(self.written_as, self.block_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +125,15 @@ def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None 
 
 
 def look(
-    block: LiveBlock,
-    volume: Path,
-    stream: StreamState,
-    env: Environment,
-    afresh: bool = False,
-    row: np.void | None = None,
+    block: LiveBlock, blocks: BlockStore, stream: StreamState, afresh: bool = False, row: np.void | None = None
 ) -> list[Wrong]:
     """Read one copy from end to end; return what is wrong with it, but for what is settled. Never raises.
 
     `afresh`: from the disk, past the page cache. `row`: what a manifest says of the block that is not this store's own;
     then it has to say what the footer says, and all messages are validated.
     """
-    path = block.path_on(volume)
     try:
-        if afresh:
-            env.files.drop_cache(path)
-        file = env.files.open(path)
+        file = blocks.open(block.written_as, block.block_id, afresh)
     except (FileNotFoundError, NotADirectoryError):
         return [Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)]
     except OSError as error:
@@ -223,54 +211,47 @@ class _Parts:
     trailer: Trailer
 
 
-def copy_block(
-    block: LiveBlock, sources: Sequence[Path], target: Path, env: Environment, own: Sequence[Wrong] = ()
-) -> Made:
-    """Write the block on the volume `target`, from what is whole on the volumes `sources`, best first.
+def copy_block(block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Sequence[Wrong] = ()) -> Made:
+    """Write the block among those of `target`, from what is whole in `sources`, best first.
 
     `own`: what is wrong with the copy that is there; it is left alone if nothing of it could be mended. Raises OSError
     if it could not be written; then what was there is still there.
     """
-    opened, unread = _open(block, sources, env)
+    opened, unread = _open(block, sources)
     try:
         parts = _parts(block, opened, unread)
         if parts is None:
             return Made(False, SequenceSet.from_ranges([(block.first, block.end)]), tuple(unread))
-        path = block.path_on(target)
-        if env.files.is_directory(path):
-            raise IsADirectoryError(errno.EISDIR, "a directory lies there: move it away and repair again", str(path))
-        temporary = path.with_suffix(REPAIR_SUFFIX)
-        if not env.files.is_directory(path.parent):
-            make_directory(path.parent, env)
+        replacement = target.replacement(block.written_as, block.block_id)
         try:
-            lost_frames = _write(block, parts, opened, temporary, unread, env)
+            lost_frames = _write(block, parts, opened, replacement, unread)
             lost = _sequences(block, parts.footer, lost_frames)
             if own and all(one.frame in lost_frames for one in own):
-                remove(temporary, env)
+                replacement.discard()
                 return Made(False, lost, tuple(unread))
-            _check(block, temporary, lost_frames, env)
-            env.files.replace(temporary, path)
+            _check(block, replacement, lost_frames)
+            replacement.put()
         except BaseException:
-            _discard(temporary, env)
+            replacement.discard()
             raise
-        env.files.sync_directory(path.parent)
+        target.sync(block.written_as)
         return Made(True, lost, tuple(unread))
     finally:
         for file in opened:
             file.close()
 
 
-def _open(block: LiveBlock, sources: Sequence[Path], env: Environment) -> tuple[list[File], list[str]]:
+def _open(block: LiveBlock, sources: Sequence[BlockStore]) -> tuple[list[File], list[str]]:
     opened: list[File] = []
     unread: list[str] = []
-    for volume in sources:
+    for blocks in sources:
         try:
-            opened.append(env.files.open(block.path_on(volume)))
+            opened.append(blocks.open(block.written_as, block.block_id))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise_if_of_process(error)
-            unread.append(f"{block.path_on(volume)}: {error.strerror or error}")
+            unread.append(f"{block.path_in(blocks)}: {error.strerror or error}")
     return opened, unread
 
 
@@ -351,12 +332,11 @@ def _header(block: LiveBlock, found: bytes, checksum: int, file: str) -> bytes |
 
 
 def _write(
-    block: LiveBlock, parts: _Parts, opened: Sequence[File], path: Path, unread: list[str], env: Environment
+    block: LiveBlock, parts: _Parts, opened: Sequence[File], replacement: Replacement, unread: list[str]
 ) -> set[int]:
     """Write the new file and fsync it; return the positions of the frames that no source has whole."""
     frames, lost = parts.footer.frames, set()
-    _discard(path, env)
-    file = env.files.create(path)
+    file = replacement.create()
     try:
         file.write_at(0, parts.header)
         for position in range(frames.count):
@@ -381,13 +361,13 @@ def _write(
     return lost
 
 
-def _check(block: LiveBlock, path: Path, lost: set[int], env: Environment) -> None:
+def _check(block: LiveBlock, replacement: Replacement, lost: set[int]) -> None:
     """Read the new file as anyone would. Raises CorruptionError: what was written is not what is there."""
-    file = env.files.open(path)
+    file = replacement.open()
     try:
         for one in BlockReader.open(file, block.expected).verify():
             if one.frame not in lost:
-                raise CorruptionError(f"{path}: the new copy does not read as it was written: {one.reason}")
+                raise CorruptionError(f"{replacement.path}: the new copy does not read as it was written: {one.reason}")
     finally:
         file.close()
 
@@ -400,40 +380,3 @@ def _sequences(block: LiveBlock, footer: Footer, positions: set[int]) -> Sequenc
             first = int(footer.frames.first_rows[position])
             parts.append(footer.runs.sequences(first, first + int(footer.frames.row_counts[position])) + block.first)
     return SequenceSet.from_sequences(np.concatenate(parts)) if parts else SequenceSet.empty()
-
-
-def make_directory(directory: Path, env: Environment) -> None:
-    """Make the directory of a stream's blocks, and what it lies in, durably, if somebody took it away.
-
-    One that is there may have been made by a process that was killed before its name was durable.
-    """
-    for one in (directory.parent, directory):
-        env.files.make_directory(one)
-        env.files.sync_directory(one.parent)
-
-
-def _discard(path: Path, env: Environment) -> None:
-    """Take a half-written copy away; no name but its own leads to it."""
-    try:
-        env.files.unlink(path)
-    except FileNotFoundError:
-        return
-
-
-def sweep_leftovers(directory: Path, env: Environment) -> int:
-    """Unlink the `.repair` files that a killed holder left in a directory of blocks; return how many there were.
-
-    Under the volume's lock. Raises OSError.
-    """
-    try:
-        names = env.files.list_directory(directory)
-    except FileNotFoundError:
-        return 0
-    ours = [
-        name
-        for name in names
-        if name.endswith(REPAIR_SUFFIX) and block_id_of(name[: -len(REPAIR_SUFFIX)] + BLOCK_SUFFIX) is not None
-    ]
-    for name in ours:
-        env.files.unlink(directory / name)
-    return len(ours)

@@ -7,7 +7,6 @@ nothing of it is served, because a read goes by digest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def compare(
     if count_max is not None and len(held) > count_max:
         held = np.concatenate((held[: count_max // 2], held[len(held) - count_max // 2 :]))
     blocks = live_blocks(state, stream, rows[held])
-    sizes = _sizes_one_by_one(blocks, volume, env) if count_max is not None else _sizes_at_once(blocks, volume, env)
+    sizes = _sizes_one_by_one(blocks, volume) if count_max is not None else _sizes_at_once(blocks, volume)
     differing = [(one, size) for one, size in zip(blocks, sizes, strict=True) if size != one.file_size]
     if not differing:
         return None
@@ -71,29 +70,28 @@ def compare(
     return Drift(stream.name, volume, found, found_sizes, len(blocks))
 
 
-def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume, env: Environment) -> list[int]:
+def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     sizes = []
     for one in blocks:
         try:
-            sizes.append(env.files.file_size(one.path_on(volume.path)))
+            sizes.append(volume.blocks.size(one.written_as, one.block_id))
         except OSError as error:
             raise_if_limit(error)
             sizes.append(one.file_size if is_of_process(error) else -1)  # what may not be looked at is no drift
     return sizes
 
 
-def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume, env: Environment) -> list[int]:
-    there: dict[Path, dict[str, int]] = {}
-    for directory in {one.path_on(volume.path).parent for one in blocks}:
+def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
+    sizes: dict[bytes, dict[bytes, int]] = {}
+    for incarnation in {one.written_as for one in blocks}:
         try:
-            there[directory] = env.files.file_sizes(directory)
+            sizes[incarnation] = volume.blocks.sizes(incarnation)
         except OSError as error:
             raise_if_limit(error)
             if is_of_process(error):
                 return [one.file_size for one in blocks]
-            there[directory] = {}
-    paths = [one.path_on(volume.path) for one in blocks]
-    return [there[path.parent].get(path.name, -1) for path in paths]
+            sizes[incarnation] = {}
+    return [sizes[one.written_as].get(one.block_id, -1) for one in blocks]
 
 
 def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:

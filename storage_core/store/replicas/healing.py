@@ -8,7 +8,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -20,9 +19,10 @@ from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look, make_directory
+from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look
 from storage_core.store.replicas.findings import Findings
-from storage_core.store.volume.placement import is_recorded, read_directories
+from storage_core.store.volume.block_store import BlockStore
+from storage_core.store.volume.placement import is_recorded, read_volumes
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
@@ -100,13 +100,13 @@ class _Ward:
         self._why_lost: dict[bytes, str] = {}
         self._full: dict[bytes, str] = {}  # volumes without room: why
         self._findings = Findings()
-        self._directories: set[Path] = set()  # of blocks, whose names are durable
+        self._made: set[tuple[bytes, bytes]] = set()  # (volume, incarnation) whose places are durable
 
     def treat(self, stream: StreamState, block: LiveBlock, patient: Patient) -> Outcome:
         """Make new copies of one block wherever there is a bad one."""
         outcome = Outcome(block)
         sources = self._sources(stream, patient)
-        writable = {one.volume_id: one.path for one in self._session.writable}
+        writable = {one.volume_id: one.blocks for one in self._session.writable}
         lost, unread = SequenceSet.empty(), set[str]()
         for volume_id in stream.placement:
             wrong = patient.wrong.get(volume_id)
@@ -116,8 +116,8 @@ class _Ward:
                 outcome.left[volume_id] = self._full.get(volume_id, "the volume cannot be written now")
                 continue
             try:
-                self._make_directory(block.path_on(writable[volume_id]).parent)
-                made = copy_block(block, sources, writable[volume_id], self._env, wrong)
+                self._make_place(block, volume_id, writable[volume_id])
+                made = copy_block(block, sources, writable[volume_id], wrong)
             except (OSError, StorageError) as error:
                 outcome.left[volume_id] = str(error)
                 self._failed(volume_id, error)
@@ -150,41 +150,34 @@ class _Ward:
         """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
         if wrong and (is_missed or not wrong[0].is_missing):
             where = next(
-                (str(block.path_on(one.path)) for one in self._session.volumes if one.volume_id == volume_id), ""
+                (str(block.path_in(one.blocks)) for one in self._session.volumes if one.volume_id == volume_id), ""
             )
             self._findings.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
 
-    def _make_directory(self, directory: Path) -> None:
-        if directory not in self._directories:
-            make_directory(directory, self._env)
-            self._directories.add(directory)
+    def _make_place(self, block: LiveBlock, volume_id: bytes, blocks: BlockStore) -> None:
+        if (volume_id, block.written_as) not in self._made:
+            blocks.make(block.written_as)
+            self._made.add((volume_id, block.written_as))
 
-    def _is_durable(self, stream: StreamState, block: LiveBlock, volume_id: bytes, volume: Path | None) -> bool:
+    def _is_durable(self, stream: StreamState, block: LiveBlock, volume_id: bytes, blocks: BlockStore | None) -> bool:
         """Return whether a copy that nobody vouches for is whole on the disk itself, and make it so if it can be.
 
         What can be read may be in the page cache only, after an fsync that failed also for good.
         """
-        if volume is None:
+        if blocks is None:
             return False
-        path = block.path_on(volume)
         try:
-            self._make_directory(path.parent)
-            file = self._env.files.open(path, writable=True)
-            try:
-                file.sync()
-            finally:
-                file.close()
-            self._env.files.sync_directory(path.parent)
+            self._make_place(block, volume_id, blocks)
+            blocks.sync_block(block.written_as, block.block_id)
         except OSError as error:
             self._failed(volume_id, error)
             return False
-        return not look(block, volume, stream, self._env, afresh=True)
+        return not look(block, blocks, stream, afresh=True)
 
-    def _sources(self, stream: StreamState, patient: Patient) -> list[Path]:
+    def _sources(self, stream: StreamState, patient: Patient) -> list[BlockStore]:
         """Return the volumes to copy from: those that are not known to be bad first."""
-        places = read_directories(self._session.state, stream, self._session.volumes)
-        good = [path for volume_id, path in places if volume_id not in patient.wrong]
-        return good + [path for volume_id, path in places if volume_id in patient.wrong]
+        volumes = read_volumes(self._session.state, stream, self._session.volumes)
+        return [one.blocks for one in sorted(volumes, key=lambda one: one.volume_id in patient.wrong)]
 
     def _failed(self, volume_id: bytes, error: OSError | StorageError) -> None:
         logger.warning("a block could not be repaired: %s", error)
@@ -195,10 +188,10 @@ class _Ward:
         elif says_broken(error) and len(self._session.volumes) > 1:
             self._session.failed(volume_id, error)
 
-    def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], volume: Path) -> None:
+    def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], blocks: BlockStore) -> None:
         is_behind = volume_id not in block.held_by and all(one.is_missing for one in wrong)
         before = "behind" if is_behind else "missing" if wrong[0].is_missing else "damaged"
-        reason = "fetched from another volume" if is_behind else f"{block.path_on(volume)}: {wrong[0].reason}"
+        reason = "fetched from another volume" if is_behind else f"{block.path_in(blocks)}: {wrong[0].reason}"
         event = Event("repaired", block.stream, "", volume_id.hex(), before, "current", reason)
         self._events[block.stream, volume_id].append(event)
 

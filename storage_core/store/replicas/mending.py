@@ -166,7 +166,7 @@ class Mending:
         wrong: dict[bytes, Sequence[Wrong]] = {}
         proven = []
         for volume in case.volumes:
-            found = look(case.block, volume.path, stream, self._env)
+            found = look(case.block, volume.blocks, stream)
             broken = next((one.error for one in found if one.error is not None and says_broken(one.error)), None)
             if broken is not None and len(session.volumes) > 1:
                 session.failed(volume.volume_id, broken)

@@ -5,7 +5,6 @@ on: a copy has a message whole, or it does not.
 """
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage_core.block.reader import BlockReader
@@ -14,7 +13,6 @@ from storage_core.errors import StorageError
 from storage_core.metadata.state import StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
-from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import STRUCTURE, LiveBlock, Wrong
 from storage_core.store.replicas.verification import Progress, check_blocks, counts
 from storage_core.store.volume.volumes import Volume
@@ -36,7 +34,7 @@ def compare(store: "Store", stream: str, progress: Progress | None = None) -> Dr
     there = {volume_id: volumes[volume_id] for volume_id in one.placement if volume_id in volumes}
     counted = [volume for volume in there.values() if counts(state, volume)]
     shown, env = one.shown(), store.environment
-    copies = {volume.volume_id: _Copy(volume, env) for volume in counted}
+    copies = {volume.volume_id: _Copy(volume) for volume in counted}
     together = RunsBuilder()
     for checked in check_blocks(state, [one], counted, env, progress):
         inside = shown.clip(checked.block.first, checked.block.end)
@@ -58,8 +56,8 @@ def compare(store: "Store", stream: str, progress: Progress | None = None) -> Dr
 class _Copy:
     """What has been seen of one copy, block after block."""
 
-    def __init__(self, volume: Volume, env: Environment) -> None:
-        self._volume, self._env = volume, env
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
         self._runs, self._digest = RunsBuilder(), hashlib.blake2b(digest_size=16)
         self._harmless: list[str] = []  # damage that touches no message
 
@@ -73,7 +71,7 @@ class _Copy:
             self._runs.add_set(touched, state)
             wrong = wrong.union(touched)
             if one.end <= one.first:
-                self._harmless.append(f"{block.path_on(self._volume.path)}: {one.reason}")
+                self._harmless.append(f"{block.path_in(self._volume.blocks)}: {one.reason}")
         whole = shown.difference(wrong)
         self._runs.add_set(whole, State.THERE)
         for run in whole.ranges():
@@ -83,7 +81,7 @@ class _Copy:
     def _state(self, block: LiveBlock, wrong: Wrong) -> State:
         if wrong.is_missing:
             return State.MISSING
-        is_other = wrong.frame == STRUCTURE and _is_whole(block.path_on(self._volume.path), self._env)
+        is_other = wrong.frame == STRUCTURE and _is_whole(block, self._volume)
         return State.DIFFERENT if is_other else State.DAMAGED
 
     def drift(self, label: str, stream: StreamState) -> CopyDrift:
@@ -100,10 +98,10 @@ class _Copy:
         )
 
 
-def _is_whole(path: Path, env: Environment) -> bool:
+def _is_whole(block: LiveBlock, volume: Volume) -> bool:
     """Return whether the file is a block in itself, if not the one that it should be."""
     try:
-        file = env.files.open(path)
+        file = volume.blocks.open(block.written_as, block.block_id)
     except OSError as error:
         raise_if_of_process(error)
         return False

@@ -238,15 +238,15 @@ def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlo
 def _look_at(
     blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, env: Environment, afresh: bool
 ) -> list[list[Wrong]]:
-    return [look(one, volume.path, stream, env, afresh) for one in blocks]
+    return [look(one, volume.blocks, stream, afresh) for one in blocks]
 
 
 def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
     """Return what is wrong with the copies of a block, for people."""
-    paths = {one.volume_id: one.path for one in volumes}
+    stores = {one.volume_id: one.blocks for one in volumes}
     return [
         Damage(
-            checked.block.stream, volume_id.hex(), str(checked.block.path_on(paths[volume_id])), one.offset_bytes,
+            checked.block.stream, volume_id.hex(), str(checked.block.path_in(stores[volume_id])), one.offset_bytes,
             one.first, one.end, one.reason,
         )
         for volume_id, found in checked.found.items()

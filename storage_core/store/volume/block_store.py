@@ -6,14 +6,24 @@ lies there is known by its name alone: whose it is says its own header, whether 
     VOLUME/streams/<incarnation, 32 hex>/<block id, 32 hex>.blk
 """
 
-from collections.abc import Iterable
+import errno
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from storage_core.files import File, Files
+from storage_core.deadlines import VolumeCall
+from storage_core.file_kinds import FileKind
+from storage_core.files import File, Files, write_durably
 from storage_core.store.volume.identity import STREAMS
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 BLOCK_SUFFIX = ".blk"
 PART_SUFFIX = ".part"  # records of an import, beside its blocks: imports/parts.py
+REPAIR_SUFFIX = ".repair"  # a copy that is about to take the place of a bad one
 
 
 class BlockStore:
@@ -34,8 +44,8 @@ class BlockStore:
     # --- streams
 
     def incarnations(self) -> list[bytes]:
-        """Return the incarnations that blocks may lie under."""
-        return [bytes.fromhex(name) for name in self._files.list_directory(self._root) if _is_hex(name)]
+        """Return the incarnations that blocks may lie under; none if there is no place for any."""
+        return [bytes.fromhex(name) for name in self._list(self._root) if _is_hex(name)]
 
     def prepare(self, incarnations: Iterable[bytes]) -> None:
         """Make it possible, durably, that blocks are created under these; what is there already is looked at only."""
@@ -44,6 +54,16 @@ class BlockStore:
             if incarnation.hex() not in there:
                 self._files.make_directory(self.directory(incarnation))
         self._files.sync_directory(self._root)
+
+    def make(self, incarnation: bytes) -> None:
+        """Make the place of a stream's blocks, and what it lies in, durably, if somebody took it away.
+
+        One that is there may have been made by a process that was killed before its name was durable.
+        """
+        directory = self.directory(incarnation)
+        for one in (directory.parent, directory):
+            self._files.make_directory(one)
+            self._files.sync_directory(one.parent)
 
     def remove(self, incarnation: bytes) -> None:
         """Remove all that was written under an incarnation. `sync_removals` makes that durable.
@@ -71,22 +91,145 @@ class BlockStore:
         return [name for name in self._names(incarnation) if block_id_of(name) is None]
 
     def _names(self, incarnation: bytes) -> list[str]:
+        return self._list(self.directory(incarnation))
+
+    def _list(self, directory: Path) -> list[str]:
         try:
-            return self._files.list_directory(self.directory(incarnation))
+            return self._files.list_directory(directory)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, incarnation: bytes, block_id: bytes) -> File:
-        """Return the block for reading by ranges. Raises FileNotFoundError."""
-        return self._files.open(self.path(incarnation, block_id))
+    def sizes(self, incarnation: bytes) -> dict[bytes, int]:
+        """Return the file sizes of the blocks under an incarnation, in bytes. Raises FileNotFoundError."""
+        sizes = self._files.file_sizes(self.directory(incarnation))
+        return {block_id: size for name, size in sizes.items() if (block_id := block_id_of(name)) is not None}
+
+    def size(self, incarnation: bytes, block_id: bytes) -> int:
+        """Return the file size of a block, in bytes. Raises FileNotFoundError."""
+        return self._files.file_size(self.path(incarnation, block_id))
+
+    def create(self, incarnation: bytes, block_id: bytes) -> File:
+        """Return a new block, to be written from front to back; `sync` makes its name durable."""
+        return self._files.create(self.path(incarnation, block_id))
+
+    def open(self, incarnation: bytes, block_id: bytes, afresh: bool = False) -> File:
+        """Return the block for reading by ranges. Raises FileNotFoundError. `afresh`: from the disk, past caches."""
+        path = self.path(incarnation, block_id)
+        if afresh:
+            self._files.drop_cache(path)
+        return self._files.open(path)
 
     def delete(self, incarnation: bytes, block_id: bytes) -> None:
         """Remove a block; `sync` makes that durable. Raises FileNotFoundError."""
         self._files.unlink(self.path(incarnation, block_id))
 
+    def discard(self, incarnation: bytes, block_id: bytes) -> None:
+        """Remove a block that nobody was told of, if it is there; what stays harms nobody, and is swept later."""
+        _discard(self._files, self.path(incarnation, block_id))
+
     def sync(self, incarnation: bytes) -> None:
         """Make the names of blocks under an incarnation durable: those that came, and that those are gone that went."""
         self._files.sync_directory(self.directory(incarnation))
+
+    def sync_block(self, incarnation: bytes, block_id: bytes) -> None:
+        """Make a block durable that was found, and of which nobody knows whether it is, name and all."""
+        self.make(incarnation)
+        with closing(self._files.open(self.path(incarnation, block_id), writable=True)) as file:
+            file.sync()
+        self.sync(incarnation)
+
+    def on_volume(self, call: Callable[[], T]) -> VolumeCall[T]:
+        """Return the call as work on this volume: all that it does here has one deadline, and one thread."""
+        return VolumeCall(self._files, self._root, call)
+
+    # --- repair
+
+    def replacement(self, incarnation: bytes, block_id: bytes) -> "Replacement":
+        """Return where a new copy of a block is written that takes the place of a bad or missing one."""
+        path = self.path(incarnation, block_id)
+        if self._files.is_directory(path):
+            raise IsADirectoryError(errno.EISDIR, "a directory lies there: move it away and repair again", str(path))
+        if not self._files.is_directory(path.parent):
+            self.make(incarnation)
+        return Replacement(self._files, path)
+
+    def sweep_replacements(self, incarnation: bytes) -> int:
+        """Remove the replacements that a killed session left; return how many there were. Under the volume's lock."""
+        ours = [
+            name
+            for name in self.strangers(incarnation)
+            if name.endswith(REPAIR_SUFFIX) and block_id_of(name[: -len(REPAIR_SUFFIX)] + BLOCK_SUFFIX) is not None
+        ]
+        for name in ours:
+            self._files.unlink(self.directory(incarnation) / name)
+        return len(ours)
+
+    # --- records of an import, which lie beside its blocks
+
+    def records(self, incarnation: bytes) -> list[str]:
+        """Return the names of the records under an incarnation."""
+        return [name for name in self.strangers(incarnation) if name.endswith(PART_SUFFIX)]
+
+    def put_record(self, incarnation: bytes, name: str, content: bytes) -> None:
+        """Write a record durably, instead of one of this name."""
+        write_durably(self._files, self.directory(incarnation) / name, content, replaces=True)
+
+    def read_record(self, incarnation: bytes, name: str, kind: FileKind) -> bytes:
+        """Return what is in a record. Raises FileNotFoundError, CorruptionError if it is too large for its kind."""
+        with closing(self._files.open(self.directory(incarnation) / name)) as file:
+            return kind.read(file)
+
+    def discard_record(self, incarnation: bytes, name: str) -> None:
+        """Remove a record, if it is there; one that stays is swept later."""
+        _discard(self._files, self.directory(incarnation) / name)
+
+
+class Replacement:
+    """A new copy of a block beside the one that it replaces. Every call may raise OSError."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files, self._path, self.path = files, path, path.with_suffix(REPAIR_SUFFIX)
+
+    def create(self) -> File:
+        self.discard()
+        return self._files.create(self.path)
+
+    def open(self) -> File:
+        return self._files.open(self.path)
+
+    def put(self) -> None:
+        """Give it the block's name. It is durable after `BlockStore.sync`."""
+        self._files.replace(self.path, self._path)
+
+    def discard(self) -> None:
+        """Take it away, if it is there; no name but its own leads to it."""
+        _discard(self._files, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeHandle:
+    """A volume as tasks in other processes get it: enough to reach its blocks. A plain value."""
+
+    volume_id: bytes
+    instance_id: bytes
+    uri: str  # of local disks: an absolute path, the same on every executor
+
+    def blocks(self, files: Files) -> BlockStore:
+        return blocks_at(files, self.uri)
+
+
+def blocks_at(files: Files, uri: str) -> BlockStore:
+    """Return the blocks of the volume at a URI; of local disks that is an absolute path."""
+    return BlockStore(files, Path(uri))
+
+
+def _discard(files: Files, path: Path) -> None:
+    try:
+        files.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("%s could not be removed: %s", path, error)
 
 
 def block_id_of(name: str) -> bytes | None:

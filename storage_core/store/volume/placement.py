@@ -1,37 +1,17 @@
-"""Where the blocks of a stream lie: on which volumes, in which directories, and how many of them decide.
+"""Where the blocks of a stream lie: on which volumes, and how many of them decide.
 
 A stream's placement lists the volumes that keep its blocks; bit i of a block's `holders` speaks of volume i of that
-list. On each volume a block has the same name, in the directory of the incarnation that it was written as. Worked out
-from metadata and from the volumes as they were found: nothing is opened here.
+list. Worked out from metadata and from the volumes as they were found: nothing is opened here.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from storage_core.errors import NoQuorumError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.raft.rules import majority
-from storage_core.store.volume.block_store import BLOCK_SUFFIX
+from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDirectory:
-    """Where one volume keeps the blocks of a stream."""
-
-    volume_id: bytes
-    instance_id: bytes
-    path: str  # absolute; the same on every executor
-
-
-def block_directory(volume: Path, incarnation: bytes) -> Path:
-    return volume / "streams" / incarnation.hex()
-
-
-def block_path(directory: str, block_id: bytes) -> Path:
-    return Path(directory) / (block_id.hex() + BLOCK_SUFFIX)
 
 
 def quorum(stream: StreamState) -> int:
@@ -61,7 +41,7 @@ def is_recorded(state: StoreState, volume: Volume) -> bool:
     return volume.identity.instance_id == voter.instance_id
 
 
-def write_directories(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[BlockDirectory, ...]:
+def write_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[VolumeHandle, ...]:
     """Return where new blocks of the stream go, in the order of its placement.
 
     Raises NoQuorumError, which names each volume that is of no use, if they are fewer than a majority of the placement.
@@ -71,8 +51,7 @@ def write_directories(state: StoreState, stream: StreamState, volumes: Sequence[
     for volume_id in stream.placement:
         volume = found.get(volume_id)
         if volume is not None and volume.identity is not None and is_recorded(state, volume):
-            directory = block_directory(volume.path, stream.incarnation)
-            made.append(BlockDirectory(volume_id, volume.identity.instance_id, str(directory)))
+            made.append(VolumeHandle(volume_id, volume.identity.instance_id, str(volume.path)))
         else:
             missing.append(_why_not(state, volume_id, volume))
     if len(made) < quorum(stream):
@@ -101,14 +80,12 @@ def _why_not(state: StoreState, volume_id: bytes, volume: Volume | None) -> str:
     return f"{where} was made anew and has not been verified since"
 
 
-def read_directories(
-    state: StoreState, stream: StreamState, volumes: Sequence[Volume]
-) -> tuple[tuple[bytes, Path], ...]:
-    """Return the volumes, id and root, on which blocks of the stream may be found, the best ones first.
+def read_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> tuple[Volume, ...]:
+    """Return the volumes on which blocks of the stream may be found, the best ones first.
 
     These are the volumes of the placement that count, in its order, then those that the placement may have been moved
     away from, and at last volumes with a doubtful identity: a block is served only if its digest is right, whatever
-    volume it lies on. `block_directory` leads on from a root.
+    volume it lies on.
     """
 
     def rank(volume: Volume) -> tuple[bool, bool, int]:
@@ -117,7 +94,7 @@ def read_directories(
         return not is_recorded(state, volume), not placed, position
 
     readable = [one for one in volumes if one.is_there or one.state is not VolumeState.MISSING]
-    return tuple((one.volume_id, one.path) for one in sorted(readable, key=rank))
+    return tuple(sorted(readable, key=rank))
 
 
 def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> tuple[bytes, ...]:

@@ -116,7 +116,7 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
             compression=stream.config.compression,
             block_max_msgs=stream.config.block_max_msgs,
             block_max_bytes=stream.config.block_max_bytes,
-            directories=placement.write_directories(state, stream, volumes),
+            volumes=placement.write_volumes(state, stream, volumes),
             replica_count=len(stream.placement),
         )
     # Never older than the store remembers: the clock may have been ahead when that was decided.
@@ -143,7 +143,7 @@ def _check_target(session: Session, target: WriteTarget) -> None:
     if stream is None or stream.name != target.stream:
         raise OutdatedTransaction
     takes = (stream.config.subjects, _message_size_max(stream.config), len(stream.placement))
-    used = {one.volume_id for one in target.directories}
+    used = {one.volume_id for one in target.volumes}
     if takes != (target.subjects, target.max_msg_size, target.replica_count) or not used <= set(stream.placement):
         raise OutdatedTransaction
 

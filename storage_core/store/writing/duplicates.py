@@ -18,7 +18,6 @@ in which something was met.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,6 @@ from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ask_block
 from storage_core.store.volume import placement
-from storage_core.store.volume.placement import block_path
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -230,12 +228,12 @@ def _ask_grave(
 
     The manifest has forgotten its digest: header and footer vouch for each other, and the header says whose it is.
     """
-    directories = placement.read_directories(state, stream, volumes)
-    is_sure = len(directories) == len(volumes)
-    for _, root in directories:
-        path = block_path(str(placement.block_directory(Path(root), incarnation)), block_id)
+    readable = placement.read_volumes(state, stream, volumes)
+    is_sure = len(readable) == len(volumes)
+    for volume in readable:
+        path = volume.blocks.path(incarnation, block_id)
         try:
-            file = env.files.open(path)
+            file = volume.blocks.open(incarnation, block_id)
             try:
                 reader = BlockReader.open(file)
                 identity = reader.identity

@@ -1,4 +1,4 @@
-"""MirroredFile: one file that is written to several volumes at once, each of which may fail on its own.
+"""MirroredFile: one block that is written to several volumes at once, each of which may fail on its own.
 
 The writer of a block sees a single file. Every write goes to all volumes in parallel, from the same buffer, and returns
 when the slowest is done; small pieces wait for the next large one, so that a frame costs one round. The files are made
@@ -14,22 +14,21 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from storage_core.deadlines import DeadlineFile, VolumeCall
+from storage_core.deadlines import DeadlineFile
 from storage_core.files import PAGE_SIZE, File, OsFile
 from storage_core.os_errors import CLOSED, FULL, LIMITS, raise_if_limit
 from storage_core.store.environment import Environment
+from storage_core.store.volume.block_store import BlockStore, VolumeHandle
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 BROKEN_DISK = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ETIMEDOUT)
 GATHERED_SIZE_MAX = 64 << 10  # bytes of small writes that wait for company
 STARTED_SIZE_MIN = 8 << 20  # bytes that the disk is told to begin with at a time
 
 
 class MirroredFile:
-    """A new file on several volumes. Not thread-safe; written front to back.
+    """A new block on several volumes. Not thread-safe; written front to back.
 
     Raises OSError when too few volumes are left.
     """
@@ -37,14 +36,21 @@ class MirroredFile:
     opened_size = 0
 
     def __init__(
-        self, places: Sequence[tuple[bytes, Path]], needed: int, env: Environment, named: bool = False
+        self,
+        volumes: Sequence[VolumeHandle],
+        incarnation: bytes,
+        block_id: bytes,
+        needed: int,
+        env: Environment,
+        named: bool = False,
     ) -> None:
         """`named`: `sync` makes the names durable as well, beside the content; else that is left to the caller."""
-        self.path = places[0][1]
         self._named = named
         self.failures: dict[bytes, OSError] = {}  # by volume
         self._needed, self._env = needed, env
-        self._paths = dict(places)
+        self._incarnation, self._block_id = incarnation, block_id
+        self._blocks = {one.volume_id: one.blocks(env.files) for one in volumes}
+        self.path = self._path(volumes[0].volume_id)
         self._files: dict[bytes, File] = {}  # empty until the first round
         self.is_made = False  # whether there are files, which take a descriptor each until they are closed
         self._start = 0  # where the gathered bytes go
@@ -56,10 +62,8 @@ class MirroredFile:
         """Return the volumes that have all that was written."""
         return tuple(self._files)
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Return where the copies of these volumes are."""
-        return tuple(self._paths[one] for one in self._files)
+    def _path(self, volume_id: bytes) -> Path:
+        return self._blocks[volume_id].path(self._incarnation, self._block_id)
 
     def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
         end = self._start + len(self._gathered)
@@ -93,11 +97,10 @@ class MirroredFile:
         self._start += len(gathered)
         self._gathered.clear()
         volume_ids = list(self._files)
-        calls = [self._on(one, self._files[one].sync) for one in volume_ids]
+        calls = [self._blocks[one].on_volume(self._files[one].sync) for one in volume_ids]
         if self._named:
-            calls += [
-                self._on(one, partial(self._env.files.sync_directory, self._paths[one].parent)) for one in volume_ids
-            ]
+            stores = [self._blocks[one] for one in volume_ids]
+            calls += [blocks.on_volume(partial(blocks.sync, self._incarnation)) for blocks in stores]
         outcomes = self._env.parallel(calls)
         for at, of_name in enumerate(outcomes[len(volume_ids) :]):
             if not isinstance(outcomes[at], BaseException):
@@ -121,7 +124,7 @@ class MirroredFile:
             _close(file)
 
     def discard(self) -> None:
-        """Close and remove every copy: nobody was told of this file."""
+        """Close, if it is open, and remove every copy: nobody was told of this block."""
         for volume_id in list(self._files):
             self._abandon(volume_id)
 
@@ -130,33 +133,31 @@ class MirroredFile:
             self._everywhere(lambda file: None)
         return next(iter(self._files.values()))
 
-    def _on(self, volume_id: bytes, call: Callable[[], T]) -> VolumeCall[T]:
-        return VolumeCall(self._env.files, self._paths[volume_id], call)
-
     def _everywhere(self, call: Callable[[File], None]) -> None:
         """Do it with every file; the first call creates them."""
         if self.is_made:
             volume_ids = list(self._files)
-            outcomes = self._env.parallel([self._on(one, partial(call, self._files[one])) for one in volume_ids])
+            calls = [self._blocks[one].on_volume(partial(call, self._files[one])) for one in volume_ids]
+            outcomes = self._env.parallel(calls)
         else:
             self.is_made = True
-            volume_ids = list(self._paths)
+            volume_ids = list(self._blocks)
             outcomes = self._env.parallel(
-                [self._on(one, partial(self._create, self._paths[one], call)) for one in volume_ids]
+                [blocks.on_volume(partial(self._create, blocks, call)) for blocks in self._blocks.values()]
             )
             for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
                 if not isinstance(outcome, BaseException):
                     self._files[volume_id] = outcome
         self._settle(volume_ids, outcomes)
 
-    def _create(self, path: Path, call: Callable[[File], None]) -> File:
+    def _create(self, blocks: BlockStore, call: Callable[[File], None]) -> File:
         """Return a new file with which `call` was done; if that fails, there is none."""
-        file = self._env.files.create(path)
+        file = blocks.create(self._incarnation, self._block_id)
         try:
             call(file)
         except BaseException:
             _close(file)
-            remove(path, self._env)
+            blocks.discard(self._incarnation, self._block_id)
             raise
         return file
 
@@ -167,10 +168,10 @@ class MirroredFile:
         """
         for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                raise_if_limit(outcome, self._paths[volume_id])
+                raise_if_limit(outcome, self._path(volume_id))
         for volume_id, outcome in zip(volume_ids, outcomes, strict=True):
             if isinstance(outcome, OSError):
-                outcome.filename = outcome.filename or str(self._paths[volume_id])  # calls on open files name none
+                outcome.filename = outcome.filename or str(self._path(volume_id))  # calls on open files name none
                 self.failures[volume_id] = outcome
                 self._abandon(volume_id)
             elif isinstance(outcome, BaseException):
@@ -184,7 +185,7 @@ class MirroredFile:
         if file is None:  # never made
             return
         _close(file)
-        remove(self._paths[volume_id], self._env)
+        self._blocks[volume_id].discard(self._incarnation, self._block_id)
 
 
 def says_broken(error: OSError) -> bool:
@@ -192,14 +193,18 @@ def says_broken(error: OSError) -> bool:
     return error.errno in BROKEN_DISK
 
 
-def remove(path: Path, env: Environment) -> None:
-    """Unlink what a task wrote and nobody was told of; what stays harms nobody, and is swept or repaired later."""
-    try:
-        env.files.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        logger.warning("%s could not be removed: %s", path, error)
+def sync_names(volumes: Sequence[VolumeHandle], incarnation: bytes, env: Environment) -> dict[bytes, OSError]:
+    """Make the names of new blocks durable; return the volumes on which that failed."""
+    stores = {one.volume_id: one.blocks(env.files) for one in volumes}
+    outcomes = env.parallel([partial(blocks.sync, incarnation) for blocks in stores.values()])
+    failed = {}
+    for (volume_id, blocks), outcome in zip(stores.items(), outcomes, strict=True):
+        if isinstance(outcome, OSError):
+            outcome.filename = outcome.filename or str(blocks.directory(incarnation))
+            failed[volume_id] = outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return failed
 
 
 def _close(file: File) -> None:

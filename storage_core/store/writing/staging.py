@@ -11,7 +11,6 @@ import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +22,10 @@ from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, Sto
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
 from storage_core.raft.rules import majority
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.volume.placement import BlockDirectory, block_path
+from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.writing.content import message_hashes
 from storage_core.store.writing.messages import Acceptance, Messages, check_messages
-from storage_core.store.writing.mirrored_file import MirroredFile, remove
+from storage_core.store.writing.mirrored_file import MirroredFile
 from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class WriteTarget:
     compression: str
     block_max_msgs: int
     block_max_bytes: int
-    directories: tuple[BlockDirectory, ...]  # of the volumes that take blocks now, in the order of the placement
+    volumes: tuple[VolumeHandle, ...]  # that take blocks now, in the order of the placement
     replica_count: int  # volumes in the placement, those that take no blocks now included
 
     @property
@@ -107,7 +106,7 @@ class Stager:
         self._staged: list[StagedBlock] = []
         self._file: MirroredFile | None = None
         self._writer: BlockWriter | None = None
-        self._paths: list[Path] = []  # of all copies of sealed blocks
+        self._sealed: list[MirroredFile] = []
         self._rows = self._bytes = 0
 
     @property
@@ -161,8 +160,7 @@ class Stager:
     def _open(self) -> None:
         target, block_id = self._target, self._env.new_id()
         identity = BlockIdentity(self._transaction.store_id, target.incarnation, block_id, self._transaction.id)
-        places = [(one.volume_id, block_path(one.path, block_id)) for one in target.directories]
-        self._file = MirroredFile(places, target.quorum, self._env, named=True)
+        self._file = MirroredFile(target.volumes, target.incarnation, block_id, target.quorum, self._env, named=True)
         self._writer = BlockWriter(self._file, identity, self._codec)
         self._rows = self._bytes = 0
 
@@ -176,9 +174,9 @@ class Stager:
         except OSError as error:
             raise self._refused(error) from error
         self._file.close()
-        self._paths.extend(self._file.paths)
+        self._sealed.append(self._file)
         target, held = self._target, self._file.holders
-        holders = tuple((one.volume_id, one.instance_id) for one in target.directories if one.volume_id in held)
+        holders = tuple((one.volume_id, one.instance_id) for one in target.volumes if one.volume_id in held)
         self._staged.append(
             StagedBlock(
                 target.stream, target.incarnation, self._transaction.id, self._partition, len(self._staged), summary,
@@ -199,9 +197,9 @@ class Stager:
         if self._file is not None:
             self._file.discard()
         self._file = self._writer = None
-        for path in self._paths:
-            remove(path, self._env)
-        self._paths, self._staged = [], []
+        for file in self._sealed:
+            file.discard()
+        self._sealed, self._staged = [], []
 
     def _refused(self, error: OSError) -> StorageError:
         """Return an error of the operating system as ours, naming the stream and every volume that failed."""
@@ -215,7 +213,7 @@ def _failures(failures: Mapping[bytes, OSError]) -> tuple[WriteFailure, ...]:
 
 def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> StorageError:
     """Return what a task fails with after the decisive `error`; too few volumes of the placement took a block."""
-    where = f"stream {target.stream!r}, {error.filename or target.directories[0].path}"
+    where = f"stream {target.stream!r}, {error.filename or target.volumes[0].uri}"
     also = "".join(f"; also {one}" for one in others)
     if target.replica_count > 1:
         also += f"; {target.quorum} of {target.replica_count} volumes must take a block"

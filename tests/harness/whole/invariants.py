@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.block_places import block_directory, block_path
 from harness.model import seen_in_store
 from harness.processes import Machine
 from harness.simulated_disk import NOTHING_KEPT, SimulatedDirectory, SimulatedDisk
@@ -28,7 +29,7 @@ from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog
 from storage_core.store.volume.log_contents import LogContents
-from storage_core.store.volume.placement import block_directory, block_path, holders
+from storage_core.store.volume.placement import holders
 from storage_core.store.volume.state import VolumeState
 
 if TYPE_CHECKING:

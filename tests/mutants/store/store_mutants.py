@@ -30,6 +30,7 @@ from storage_core.store.replicas import healing
 from storage_core.store.replicas.copies import LiveBlock, Made
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume import log
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.log import VolumeLog
 from storage_core.store.writing import orphans, staging
 from storage_core.store.writing.mirrored_file import MirroredFile
@@ -212,14 +213,14 @@ def acks_before_blocks_are_fsynced() -> list[Replacement]:
         self._everywhere(lambda file: file.write_at(start, gathered))
         self._start += len(gathered)
         self._gathered.clear()
-        for path in self.paths:
-            self._env.files.sync_directory(path.parent)
+        for blocks in self._blocks.values():
+            blocks.sync(self._incarnation)
 
     return [(MirroredFile, "sync", sync)]
 
 
 def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
-    return [(staging, "MirroredFile", lambda places, needed, env, named: MirroredFile(places, needed, env))]
+    return [(staging, "MirroredFile", lambda *arguments, named: MirroredFile(*arguments))]
 
 
 def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
@@ -254,15 +255,15 @@ def takes_the_last_sequence_as_proof_of_currency() -> list[Replacement]:
 def repairs_with_a_copy_that_nobody_looked_at() -> list[Replacement]:
     """What the source gave back, which was half of it, takes the name of the bad copy."""
 
-    def copy(block: LiveBlock, sources: Sequence[Path], target: Path, env: Any, own: Any = ()) -> Made:
-        path, source = block.path_on(target), env.files.open(block.path_on(sources[0]))
+    def copy(block: LiveBlock, sources: Sequence[BlockStore], target: BlockStore, own: Any = ()) -> Made:
+        source = sources[0].open(block.written_as, block.block_id)
         content = source.read_at(0, source.size() // 2).ljust(source.size(), b"\0")
-        temporary = path.with_suffix(".repair")
-        made = env.files.create(temporary)
+        replacement = target.replacement(block.written_as, block.block_id)
+        made = replacement.create()
         made.write_at(0, content)
         made.sync()
-        env.files.replace(temporary, path)
-        env.files.sync_directory(path.parent)
+        replacement.put()
+        target.sync(block.written_as)
         return Made(True, SequenceSet.empty(), ())
 
     return [(healing, "copy_block", copy)]

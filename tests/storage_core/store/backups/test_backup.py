@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness.backups import BACKUP, NEW, files_below, lived, reopened, restored, small
+from harness.block_places import block_directory
 from harness.cases import Cases, quiet
 from harness.faults import end_at
 from harness.life import LOADED, WRITER, stage, to_table
@@ -42,7 +43,6 @@ from storage_core.store.ensemble import creation
 from storage_core.store.environment import REAL
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
-from storage_core.store.volume.placement import block_directory
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,15 @@ import pytest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import RESTORE_MARK
+from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Voter
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StoreState, StreamState, encode_state
 from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup_format import Manifest
+from storage_core.store.replicas.copies import live_blocks
+from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import VolumeIdentity
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "backup.md"
@@ -47,11 +50,11 @@ def test_the_worked_example_is_what_the_document_says() -> None:
     encoded = b"".join(bytes.fromhex(line[8:58]) for line in dump)
     assert backup_format.encode_manifest(example()) == encoded
     found = read(encoded)
-    (block,) = found.blocks(found.state.streams["notes"])
+    (block,) = live_blocks(found.state, found.state.streams["notes"])
     assert (found.manifest.index, found.manifest.is_whole, found.directory) == (3, True, Path("/backup"))
     assert (block.first, block.end, block.file_size) == (1, 4, 1049)
-    assert block.path_on(Path("/backup")) == Path("/backup/00000001.blk")
-    assert block.path_on(Path("/volume")).parent == Path("/volume/streams") / b"INCARNATION-----".hex()
+    assert block.path_in(found.files(OS_FILES)) == Path("/backup/00000001.blk")
+    assert block.path_in(BlockStore(OS_FILES, Path("/volume"))).parent.name == b"INCARNATION-----".hex()
 
 
 def test_every_key_of_the_manifest_is_described() -> None:

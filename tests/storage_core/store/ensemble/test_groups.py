@@ -87,8 +87,9 @@ def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path])
     store = Store.create(paths)
     store.add_stream({"name": "S"})
     good, bad = staged(store, b"good"), staged(store, b"bad")
-    for directory in bad[0].targets["S"].directories:
-        (Path(directory.path) / f"{bad[1][0].summary.block_id.hex()}.blk").unlink()
+    target = bad[0].targets["S"]
+    for volume in target.volumes:
+        volume.blocks(OS_FILES).delete(target.incarnation, bad[1][0].summary.block_id)
     outcomes: list[object] = []
     groups = CommitGroups(store.session)
     with store.session() as session, session.group():

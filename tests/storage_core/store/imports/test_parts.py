@@ -18,6 +18,7 @@ from storage_core.store.imports.parts import (
     encode_record,
     read_record,
 )
+from storage_core.store.volume.block_store import BlockStore
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "import.md"
 HEAD = ImportHead(b"IMPORT-ID-------", b"SOURCE-DIGEST---", "ORDERS", (b"VOLUME-ID-------",))
@@ -65,12 +66,13 @@ def test_a_record_of_a_newer_program_is_told_apart_from_damage(monkeypatch: pyte
 
 
 def test_what_cannot_be_believed_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    path = tmp_path / HEAD_FILE
-    assert read_record(path, OS_FILES) is None
-    path.write_bytes(encode_record(HEAD))
-    assert read_record(path, OS_FILES) == HEAD
-    path.write_bytes(encode_record(HEAD)[:-1])
-    assert read_record(path, OS_FILES) is None
+    blocks, incarnation = BlockStore(OS_FILES, tmp_path), b"its incarnation."
+    assert read_record(blocks, incarnation, HEAD_FILE) is None
+    blocks.make(incarnation)
+    blocks.put_record(incarnation, HEAD_FILE, encode_record(HEAD))
+    assert read_record(blocks, incarnation, HEAD_FILE) == HEAD
+    blocks.put_record(incarnation, HEAD_FILE, encode_record(HEAD)[:-1])
+    assert read_record(blocks, incarnation, HEAD_FILE) is None
 
 
 def test_the_example_in_the_document_is_right() -> None:

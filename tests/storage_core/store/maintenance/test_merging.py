@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from harness.block_places import block_directory, block_path
 from harness.faults import end_at, fail_at, let_everything_happen
 from harness.life import to_table
 from harness.model import Row, seen_in_store, seen_in_stream
@@ -28,7 +29,6 @@ from storage_core.store.recovery import adopt
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
-from storage_core.store.volume.placement import block_directory, block_path
 
 NAME = "orders"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.block_places import block_directory
 
 from storage_core.errors import DataLossError, NoQuorumError
 from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
-from storage_core.store.volume.placement import block_directory
 
 MESSAGES = 20
 

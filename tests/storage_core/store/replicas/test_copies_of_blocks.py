@@ -298,11 +298,12 @@ def test_what_another_instance_of_a_volume_took_is_not_counted(store: Store) -> 
 
 def test_a_volume_that_missed_blocks_without_being_broken_is_written_down(store: Store) -> None:
     transaction = store.begin(["S"])
-    shutil.rmtree(transaction.targets["S"].directories[1].path)  # not seen by this executor, say
+    target = transaction.targets["S"]
+    shutil.rmtree(target.volumes[1].blocks(OS_FILES).directory(target.incarnation))  # not seen by this executor, say
     stager = Stager(transaction, transaction.targets["S"], 0)
     stager.write(write_columns(0, ROWS))
     staged = stager.finish()
-    missed = transaction.targets["S"].directories[1].volume_id
+    missed = target.volumes[1].volume_id
     assert all([failure.volume_id for failure in one.failures] == [missed] for one in staged)
     store.commit(transaction, staged)
     (event,) = [one for one in store.state().events if one.kind == "behind"]

@@ -44,13 +44,13 @@ def numbers(scattered: Scattered, volume_ids: list[bytes]) -> list[int]:
 
 
 def write_numbers(scattered: Scattered) -> list[int]:
-    found = placement.write_directories(scattered.state, scattered.stream, scattered.volumes)
+    found = placement.write_volumes(scattered.state, scattered.stream, scattered.volumes)
     return numbers(scattered, [one.volume_id for one in found])
 
 
 def read_numbers(scattered: Scattered) -> list[int]:
-    found = placement.read_directories(scattered.state, scattered.stream, scattered.volumes)
-    return numbers(scattered, [volume_id for volume_id, _ in found])
+    found = placement.read_volumes(scattered.state, scattered.stream, scattered.volumes)
+    return numbers(scattered, [one.volume_id for one in found])
 
 
 @pytest.mark.parametrize(("replicas", "quorum"), [(1, 1), (3, 2), (5, 3)])
@@ -69,8 +69,8 @@ def test_holder_bits_stand_for_positions_in_the_placement_and_strangers_have_non
 
 def test_blocks_are_written_to_the_placement_in_its_order(five: Scattered) -> None:
     assert write_numbers(five) == [3, 0, 1]
-    found = placement.write_directories(five.state, five.stream, five.volumes)
-    assert [Path(one.path) for one in found] == [five.directory(number) for number in (3, 0, 1)]
+    found = placement.write_volumes(five.state, five.stream, five.volumes)
+    assert [one.uri for one in found] == [str(five.volumes[number].path) for number in (3, 0, 1)]
     assert [one.instance_id for one in found] == [b"INSTANCE-%07d" % number for number in (3, 0, 1)]
 
 
@@ -90,11 +90,11 @@ def test_a_volume_that_does_not_count_takes_no_blocks_and_two_are_too_many(five:
 
     ids = {number: five.volumes[number].volume_id for number in range(5)}
     afflict(0)
-    found = placement.write_directories(five.state, five.stream, five.volumes)
+    found = placement.write_volumes(five.state, five.stream, five.volumes)
     assert [one.volume_id for one in found] == [ids[3], ids[1]]
     afflict(1)
     with pytest.raises(NoQuorumError, match="stream 'S': 1 of its 3 volumes can be written, 2 are needed") as raised:
-        placement.write_directories(five.state, five.stream, five.volumes)
+        placement.write_volumes(five.state, five.stream, five.volumes)
     if trouble == "not at hand":
         assert ids[0].hex() in str(raised.value) and ids[1].hex() in str(raised.value)
     else:

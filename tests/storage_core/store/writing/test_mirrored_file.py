@@ -9,7 +9,10 @@ import pytest
 
 from storage_core.files import OS_FILES, PAGE_SIZE, OsFile, OsFiles
 from storage_core.store.environment import REAL
+from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.writing.mirrored_file import STARTED_SIZE_MIN, MirroredFile
+
+INCARNATION = b"its incarnation."
 
 
 class ListeningFile(OsFile):
@@ -37,13 +40,15 @@ class ListeningFiles(OsFiles):
 
     def create(self, path: Path) -> ListeningFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self.made.append(ListeningFile(path, descriptor, path.name == self.refusing))
+        self.made.append(ListeningFile(path, descriptor, path.parents[2].name == self.refusing))
         return self.made[-1]
 
 
 def mirrored(place: Path, files: ListeningFiles) -> MirroredFile:
-    places = [(name.encode(), place / name) for name in ("a", "b", "c")]
-    return MirroredFile(places, 2, replace(REAL, files=files))
+    volumes = [VolumeHandle(name.encode(), bytes(16), str(place / name)) for name in ("a", "b", "c")]
+    for volume in volumes:
+        volume.blocks(files).directory(INCARNATION).mkdir(parents=True, exist_ok=True)
+    return MirroredFile(volumes, INCARNATION, b"the only block..", 2, replace(REAL, files=files))
 
 
 def test_disks_begin_with_whole_pages_once_and_in_order(tmp_path: Path) -> None:
@@ -73,7 +78,7 @@ def test_a_disk_that_refuses_to_begin_is_left_out(tmp_path: Path) -> None:
     file.sync()
     assert file.holders == (b"a", b"c")
     assert file.failures[b"b"].errno == errno.EIO
-    assert not (tmp_path / "b").exists()
+    assert not list((tmp_path / "b").rglob("*.blk"))
     file.close()
 
 
