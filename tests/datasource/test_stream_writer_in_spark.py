@@ -225,6 +225,18 @@ def test_driver_on_a_copy_of_the_checkpoint_is_refused_where_it_cuts_batches_els
     assert pipeline.numbers() == list(range(7))
 
 
+def test_a_batch_of_no_partitions_is_stored_under_its_number(pipeline: Pipeline) -> None:
+    """Spark then has one task without rows write: the same batch with rows, of another driver, is refused."""
+    pipeline.put(0, 3)
+    nothing = pipeline.run(lambda rows: rows.where("1 = 0").selectExpr("cast(number as string) as data"))
+    (writer,) = pipeline.store.stream_state("ORDERS").writers.values()
+    assert (writer.query, writer.last_batch) == (nothing.id, 0)
+    pipeline.forget_commit(0)
+    with pytest.raises(StreamingQueryException, match="JSTREAM_FENCED"):
+        pipeline.run()
+    assert pipeline.numbers() == []
+
+
 def test_complete_mode_keeps_the_newest_result_alone(pipeline: Pipeline) -> None:
     def totals(rows: "DataFrame") -> "DataFrame":
         return rows.groupBy("number").count().selectExpr("concat(number, ' x ', count) as data")
