@@ -15,15 +15,12 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
-from storage_core.deadlines import VolumeCall
 from storage_core.errors import DiskFullError, RequirementError, StorageError
-from storage_core.files import Files
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
 from storage_core.metadata.config import StreamConfig
@@ -38,7 +35,6 @@ from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.identity import STREAMS
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
@@ -389,12 +385,8 @@ def good_copies(
         and placement.is_recorded(session.state, one)
         and one.volume_id not in failing
     ]
-    looks = [
-        VolumeCall(
-            env.files, one.path / STREAMS, partial(_look, session.state.store_id, one, blocks, env.files, is_own)
-        )
-        for one in usable
-    ]
+    store_id = session.state.store_id
+    looks = [one.blocks.on_volume(partial(_look, store_id, one, blocks, is_own)) for one in usable]
     held: list[list[Volume]] = [[] for _ in blocks]
     wrong: list[list[Exception | str]] = [[] for _ in blocks]
     for volume, found in zip(usable, env.parallel(looks), strict=True):
@@ -421,25 +413,21 @@ def good_copies(
     return held
 
 
-def _look(
-    store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], files: Files, is_own: bool
-) -> list[Exception | str]:
+def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], is_own: bool) -> list[Exception | str]:
     """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
     assert volume.identity is not None
     instance = (volume.volume_id, volume.identity.instance_id)
     found: list[Exception | str] = []
     for block in blocks:
-        path = volume.blocks.path(block.incarnation, block.summary.block_id)
+        incarnation, block_id = block.incarnation, block.summary.block_id
         if instance not in block.holders:
-            found.append(f"{path} was not written")
+            found.append(f"{volume.blocks.path(incarnation, block_id)} was not written")
             continue
-        expected = BlockExpectation(
-            store_id, block.incarnation, block.summary.block_id, block.summary.digest, block.summary.file_size
-        )
+        expected = BlockExpectation(store_id, incarnation, block_id, block.summary.digest, block.summary.file_size)
         try:
-            size = files.file_size(path) if is_own else None
+            size = volume.blocks.size(incarnation, block_id) if is_own else None
             if size != block.summary.file_size:
-                _check(path, expected, files)
+                _check(volume.blocks, expected)
         except (StorageError, OSError) as error:
             found.append(error)
         else:
@@ -447,9 +435,9 @@ def _look(
     return found
 
 
-def _check(path: Path, expected: BlockExpectation, files: Files) -> None:
+def _check(blocks: BlockStore, expected: BlockExpectation) -> None:
     """Raise StorageError or OSError if a file is not this block, as its size, trailer and footer tell."""
-    file = files.open(path)
+    file = blocks.open(expected.incarnation, expected.block_id)
     try:
         BlockReader.open(file, expected)
     finally:
