@@ -9,7 +9,7 @@ lies there is known by its name alone: whose it is says its own header, whether 
 import errno
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -191,7 +191,8 @@ class Replacement:
         self._files, self._path, self.path = files, path, path.with_suffix(REPAIR_SUFFIX)
 
     def create(self) -> File:
-        self.discard()
+        with suppress(FileNotFoundError):
+            self._files.unlink(self.path)  # what a killed session left
         return self._files.create(self.path)
 
     def open(self) -> File:

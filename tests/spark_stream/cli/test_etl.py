@@ -238,7 +238,7 @@ def test_a_launcher_that_ends_is_told_by_its_last_words(
         env={**os.environ, "PYTHONPATH": str(ROOT), "JSTREAM_STORE": str(volume)},
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 1 and done.stderr.startswith("error: Spark's JVM did not start: ")
+    assert done.returncode == 1 and done.stderr.startswith("error: [JSTREAM_RUN_FAILED] Spark's JVM did not start: ")
     assert told in done.stderr and "needs Java" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
