@@ -10,10 +10,13 @@ out first and whole, so there is one such JVM; the other worker takes the rest, 
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,8 @@ from harness.cases import REPORTS  # noqa: E402
 WORKER_COUNT_MAX = 2  # each may hold a JVM of 1 GB and as much of its own
 USES_SHARED_JVM = re.compile(r"\b(delta_)?spark: ")  # a fixture among the arguments of a function
 LONG = ("lives", "simulation", "specification")  # folders whose tests are handed out before all others
+CLASSES = ROOT / ".venv" / f"spark-{version('pyspark')}.jsa"  # archived; made by the first run of the whole
+MEMORY, MEMORY_NEEDED = Path("/dev/shm"), 6 * 1024**3  # bytes
 RECORDED_ENVIRONMENT = ROOT / ".venv" / "environment.sh"  # written by scripts/setup_environment.py
 SESSION_CATALOG = "spark.sql.catalog.spark_catalog"
 NO_DELTA = "Delta's JARs are not here: see what `make setup` says, or set JSTREAM_DELTA_JARS"
@@ -50,9 +55,23 @@ def set_environment() -> None:
     # A shell that runs the tests in the background has them ignore Ctrl-C, and so what they start would.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A JVM of a test ends before the code that its second compiler makes would pay for the making. With one compiler
-    # it has room for 48 MB of code unless told otherwise, which all tests together fill: then it fails.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_options())
+    # Stores are fsynced all the time, which takes no time in memory.
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_NEEDED:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def jvm_options() -> str:
+    """Return what makes JVMs of tests start quickly.
+
+    They end before the code that the second compiler makes would pay for the making. With one compiler a JVM has room
+    for 48 MB of code unless told otherwise, which all tests together fill: then it fails.
+    """
+    options = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+    if not CLASSES.is_file() or " " in str(CLASSES):
+        return options
+    # What does not fit the archive is not taken from it, and nobody needs to hear of that.
+    return f"{options} -XX:SharedArchiveFile={CLASSES} -Xlog:disable -Xlog:all=error:stderr"
 
 
 def set_hypothesis_profile() -> None:
@@ -84,7 +103,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if not is_whole or config.option.keyword or config.option.lf or config.option.collectonly:
         return 0
+    archive_classes()
     return min(WORKER_COUNT_MAX, len(os.sched_getaffinity(0)))
+
+
+def archive_classes() -> None:
+    """Make the archive that JVMs start from, unless it is there or the caller has set how they start."""
+    if CLASSES.is_file() or not CLASSES.parent.is_dir() or os.environ["SPARK_SUBMIT_OPTS"] != jvm_options():
+        return
+    command = [sys.executable, str(ROOT / "tests" / "harness" / "class_archive.py"), str(CLASSES)]
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    except subprocess.SubprocessError as error:
+        print(f"JVMs start without an archive of classes: {error}", file=sys.stderr)
+    os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()  # for the workers
 
 
 @pytest.hookimpl(optionalhook=True)
