@@ -1,10 +1,11 @@
-"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, one JVM, Delta, two workers.
+"""What all tests share: the environment that `make setup` recorded, Hypothesis profiles, a JVM, Delta, two workers.
 
-A JVM takes ten seconds until its first read, so tests use the sessions `spark` and `delta_spark` of one together.
+A JVM takes ten seconds until its first read, so tests of a process use the sessions `spark` and `delta_spark` of one.
 Tests that kill a driver, or need another master, start a process of their own with `spark_settings`.
 
-`make test` runs the whole in two processes of pytest-xdist. All tests of the shared JVM are one group, which is handed
-out first and whole, so there is one such JVM; the other worker takes the rest, test by test, the long ones first.
+`make test` runs the whole in two processes of pytest-xdist. The tests of the data source that share a JVM are one
+group, those of pipelines another; each worker is handed one of them first and whole, so that it starts one JVM, and
+then takes of the rest, test by test, the long ones first.
 """
 
 import os
@@ -140,7 +141,7 @@ def group_of(module: str) -> str:
     if beside.parent != ROOT / "tests" and beside.is_file():
         text += beside.read_text()
     if USES_SHARED_JVM.search(text):
-        return "jvm"
+        return f"jvm of {path.relative_to(ROOT / 'tests').parts[0]}"
     return module if 'scope="module"' in text else ""
 
 
