@@ -105,18 +105,6 @@ class SequenceSet:
         """Return how many sequences of the set lie in `[first, end)`."""
         return len(self.clip(first, end))
 
-    def expand(self) -> np.ndarray:
-        """Return every sequence, ascending."""
-        lengths = self.ends - self.starts
-        total = int(lengths.sum())
-        if not total:
-            return np.empty(0, np.int64)
-        step = np.ones(total, np.int64)
-        step[0] = self.starts[0]
-        heads = np.cumsum(lengths)[:-1]
-        step[heads] = self.starts[1:] - self.ends[:-1] + 1
-        return np.cumsum(step)
-
     # --- operations
 
     def clip(self, first: int, end: int) -> "SequenceSet":

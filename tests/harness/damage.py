@@ -13,11 +13,11 @@ from harness.faults import file_kind
 from harness.life import STEPS
 from harness.model import seen_in_store
 from harness.processes import Machine
+from harness.replicas import replica_states
 from harness.scenes import shown_before
 from harness.simulated_disk import NOTHING_KEPT, PAGE_SIZE, SimulatedDirectory, SimulatedDisk
 
 from storage_core.errors import StorageError
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 KINDS = ("identity", "segment", "snapshot", "block", "journal", "index")

@@ -12,11 +12,11 @@ from harness.faults import FaultyFiles, end_at
 from harness.life import STEPS
 from harness.model import seen_in_store
 from harness.processes import VOLUMES, Machine
+from harness.replicas import replica_states
 from harness.scenes import machine_before, shown_before
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 from storage_core.errors import StorageError
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 STEP = 16

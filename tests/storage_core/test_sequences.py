@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.sequences import expand
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def members_of(found: SequenceSet) -> set[int]:
     """Return the members, having checked that the runs are in their normal form."""
     assert (found.starts < found.ends).all()
     assert (found.starts[1:] > found.ends[:-1]).all(), "runs are sorted and do not touch"
-    listed = found.expand().tolist()
+    listed = expand(found)
     assert len(listed) == len(found) == len(set(listed))
     return set(listed)
 

@@ -76,15 +76,6 @@ SUBSCRIPTIONS = Kind(
     first_tag=1 << 3 | VARINT,
     kept=(1, 2),
 )
-CLIENTS = Kind(
-    "client",
-    {1: ("client registered", _CLIENT), 2: ("client removed", {1: BYTES})},
-    typed=True,
-    size_mask=0xFFFFFF,
-    payload_size_max=0xFFFFFF,
-    first_tag=1 << 3 | BYTES,
-    kept=(),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,16 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from storage_core.errors import StorageError, UnsupportedVersionError
 from storage_core.files import OS_FILES, Files
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.copies import CopiesStore
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
-from storage_core.foreign.stan.directory import CLIENTS_FILE, ChannelDirectory, find_channels, read_cluster_id
+from storage_core.foreign.stan.directory import ChannelDirectory, find_channels, read_cluster_id
 from storage_core.foreign.stan.reading import SEQUENCE_END
 from storage_core.foreign.stan.state import ChannelState, SliceState, load_channel
-from storage_core.foreign.stan.subscriptions import (
-    Client,
-    ReplayOptions,
-    Subscription,
-    as_consumer,
-    replay_clients,
-    replay_subscriptions,
-)
+from storage_core.foreign.stan.subscriptions import ReplayOptions, as_consumer, replay_subscriptions
 from storage_core.sequences import SequenceSet
 
 LAYOUT = "stan"
@@ -48,17 +40,6 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         Raises NotAStoreError if its server.dat is missing, CorruptionError if it is damaged.
         """
         return read_cluster_id(root, self._files)
-
-    def subscriptions(
-        self, stream: str, on_damage: Callable[[ForeignDamage], None] | None = None
-    ) -> list[Subscription]:
-        """Return the subscriptions of a channel's only copy by id; see replay_subscriptions for what damage does."""
-        directory = self.directory(stream)
-        return replay_subscriptions(directory.subscriptions_path, stream, self._replay(), on_damage, self._files)
-
-    def clients(self, root: str, on_damage: Callable[[ForeignDamage], None] | None = None) -> list[Client]:
-        """Return the clients registered at the server of one of the `roots`, by id."""
-        return replay_clients(str(Path(root) / CLIENTS_FILE), self._replay(), on_damage, self._files)
 
     def _load(self, one: ChannelDirectory) -> ChannelState:
         return load_channel(one, self._files)

@@ -1,10 +1,10 @@
-"""Consumers of a channel and clients of a store: subs.dat and clients.dat replayed in order.
+"""Consumers of a channel: subs.dat replayed in order.
 
 A subscription is made by type 1, replaced by 2 (what is pending stays), removed by 3; type 5 says that a message was
 sent to it and is pending, 4 that it was acknowledged. The type is not covered by the checksum, so that damage may turn
 an acknowledgement (4) into a delivery (5) unseen.
 
-Source: nats-streaming-server, stores/filestore.go (`recoverSubscriptions`, `recoverClients`), spb/protocol.proto.
+Source: nats-streaming-server, stores/filestore.go (`recoverSubscriptions`), spb/protocol.proto.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,13 @@ from storage_core.foreign.budget import PLACE_COUNT_MAX, together
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.slices import ForeignDamage
 from storage_core.foreign.stan.protobuf import decode_one
-from storage_core.foreign.stan.record import CLIENTS, SUBSCRIPTIONS, Kind, Records
+from storage_core.foreign.stan.record import SUBSCRIPTIONS, Kind, Records
 from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, fold, scan_file
 from storage_core.os_errors import raise_if_of_process
 
 _NEW, _REPLACED, _REMOVED, _ACKED, _SENT = 1, 2, 3, 4, 5
-_CLIENT_NEW, _CLIENT_REMOVED = 1, 2
-LIVE_COUNT_MAX = 100_000  # subscriptions of a channel, or clients; a server's limit is a thousand
+LIVE_COUNT_MAX = 100_000  # subscriptions of a channel; a server's limit is a thousand
 PENDING_COUNT_MAX = 1_000_000  # deliveries of a channel that wait for their acknowledgement
 OnDamage = Callable[[ForeignDamage], None]
 
@@ -57,16 +56,6 @@ class Subscription:
     def ack_floor(self) -> int:
         """Return the sequence up to which everything sent was acknowledged."""
         return self.pending[0] - 1 if self.pending else self.last_sent
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    id: str
-    heartbeat_inbox: str
-    connection_id: bytes
-    protocol: int
-    ping_interval_s: int
-    ping_max_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +121,6 @@ def replay_subscriptions(
         replace(one.state, last_sent=one.last_sent, pending=tuple(sorted(one.pending)))
         for _, one in sorted(live.items())
     ]
-
-
-def replay_clients(
-    path: str,
-    options: ReplayOptions = ReplayOptions(),  # noqa: B008 - a frozen value
-    on_damage: OnDamage | None = None,
-    files: Files = OS_FILES,
-) -> list[Client]:
-    """Return the clients in a clients.dat by id; damage as in replay_subscriptions."""
-    live: dict[str, Client] = {}
-    left_out = 0
-    for window, records in _replayed(path, "", CLIENTS, options, on_damage, files):
-        for row, code in enumerate(records.types.tolist()):
-            client = _client(_payload(window, records, row))
-            if code != _CLIENT_NEW:
-                live.pop(client.id, None)
-            elif client.id in live or len(live) < LIVE_COUNT_MAX:
-                live[client.id] = client
-            else:
-                left_out += 1
-    _tell_left_out(left_out, path, "", CLIENTS, options, on_damage)
-    return [one for _, one in sorted(live.items())]
 
 
 def as_consumer(one: Subscription, file: str) -> ForeignConsumer:
@@ -282,19 +249,6 @@ def _subscription(payload: bytes, stream: str) -> Subscription:
         is_durable=bool(_number(fields, 10)),
         is_offline=bool(_number(fields, 11)),
         pending=(),
-    )
-
-
-def _client(payload: bytes) -> Client:
-    fields, _ = decode_one(payload)
-    connection = fields.get(3, b"")
-    return Client(
-        id=_text(fields, 1),
-        heartbeat_inbox=_text(fields, 2),
-        connection_id=connection if isinstance(connection, bytes) else b"",
-        protocol=_int32(fields, 4),
-        ping_interval_s=_int32(fields, 5),
-        ping_max_out=_int32(fields, 6),
     )
 
 

@@ -212,7 +212,8 @@ class Consumer:
         few looks more where other fetches keep taking what this one looked at.
 
         `max_bytes` bounds the bytes of subjects, headers and data (default FETCH_SIZE_MAX); one message is returned
-        whatever its size. If that or max_ack_pending kept messages back, `fetching.capped_by(table)` says which.
+        whatever its size. If that or max_ack_pending kept messages back, the table's schema has metadata
+        `jstream.capped`, with the name of the bound.
 
         Messages that cannot be read now, and that nobody has declared lost, are waited for: with on_data_loss
         "continue" the others are handed out meanwhile; with "fail" DataLossError is raised, as it is for declared

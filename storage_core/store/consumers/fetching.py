@@ -399,11 +399,6 @@ def with_counts(table: pa.Table, consumer: ConsumerState, capped: str = "") -> p
     return made.replace_schema_metadata({CAPPED: capped.encode()}) if capped else made
 
 
-def capped_by(table: pa.Table) -> str:
-    """Return what kept further messages out of a fetched table: `max_bytes`, `max_ack_pending`; empty: nothing did."""
-    return (table.schema.metadata or {}).get(CAPPED, b"").decode()  # type: ignore[no-any-return]
-
-
 def unreadable_reason(stream: StreamState, consumer: ConsumerState, sequence: int) -> str:
     """Return why a consumer that fails on loss stops before this sequence, and what somebody can do about it."""
     return (

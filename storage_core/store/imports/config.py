@@ -5,7 +5,6 @@ names cannot have is `_` and two hex digits, so that `orders.eu` becomes `orders
 taken over if this version carries it out; whatever else asks for something is told, and nothing is dropped in silence.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +35,6 @@ _CONSUMER_OURS = ("name", "Name", "durable_name", "Created", "created", "num_rep
 _CODECS = {"s2": "lz4"}  # what stands for a codec that we do not write
 # Keys of STAN's subscriptions that say who read, not how.
 _STAN_IDENTITY = ("id", "client_id", "queue_group", "is_offline", "inbox", "ack_inbox")
-_ESCAPED = re.compile(r"__|_([0-9A-F]{2})")
 
 
 # --- names
@@ -54,12 +52,6 @@ def default_name(foreign: str) -> str:
         else:
             parts.append(letter if byte < 0x80 and (letter.isalnum() or letter == "-") else f"_{byte:02X}")
     return "".join(parts)
-
-
-def original_name(name: str) -> str:
-    """Return the foreign name that `default_name` changed into this one."""
-    encoded = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
-    return encoded.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def stream_names(foreign: Sequence[str], as_names: Mapping[str, str]) -> dict[str, str]:

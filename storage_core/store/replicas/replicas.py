@@ -74,11 +74,6 @@ class Replica:
         return self.state == VolumeState.CURRENT
 
 
-def replica_states(store: "Store", stream: StreamState) -> list[Replica]:
-    """Return the copies of a stream in the order of its placement. Takes no lock, reads no block."""
-    return Survey(store).replicas(stream)
-
-
 class Survey:
     """One look at all volumes of a store: made once, and asked about any number of its streams."""
 

@@ -7,7 +7,7 @@ from storage_core.errors import (
     CorruptRecordError,
 )
 from storage_core.raft import log_format
-from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, EntryId, Vote
+from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE, Record
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 
@@ -70,12 +70,6 @@ class LogContents:
         if self.entries:
             return self.entries[-1].id
         return self.snapshot.entry if self.snapshot is not None else START
-
-    @property
-    def tip_history(self) -> bytes:
-        if self.entries:
-            return self.entries[-1].history
-        return self.snapshot.history if self.snapshot is not None else bytes(HISTORY_SIZE)
 
     @property
     def term(self) -> int:

@@ -166,7 +166,6 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
         if isinstance(opened, StanStore):
             for root in opened.roots:
                 try:
-                    opened.clients(root, told.append)
                     opened.cluster_id(root)
                 except StorageError as error:
                     refused.append(str(error))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.block_places import block_directory, block_path
 from harness.model import seen_in_store
 from harness.processes import Machine
+from harness.replicas import replica_states
 from harness.simulated_disk import NOTHING_KEPT, SimulatedDirectory, SimulatedDisk
 from harness.whole.beyond import Beyond
 from harness.whole.expectation import Violation
@@ -24,7 +25,6 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity, read_identity
 from storage_core.store.volume.log import DIRECTORY, VolumeLog

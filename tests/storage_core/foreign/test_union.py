@@ -2,6 +2,7 @@
 
 import pickle
 
+from harness.sequences import expand
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,12 +71,10 @@ def test_ranges_know_what_no_copy_has_and_how_much_there_is_at_most(
     for one in plan_union(copies):
         shown = [
             {at for part in own.slices for at in range(max(part.first, one.first), min(part.end, one.end))}
-            - set(SequenceSet.decode(own.removed).expand().tolist())
+            - set(expand(SequenceSet.decode(own.removed)))
             for own in one.copies
         ]
-        assert set(range(one.first, one.end)) - set().union(*shown) == set(
-            SequenceSet.decode(one.removed).expand().tolist()
-        )
+        assert set(range(one.first, one.end)) - set().union(*shown) == set(expand(SequenceSet.decode(one.removed)))
         assert one.row_count == max(map(len, shown))
 
 

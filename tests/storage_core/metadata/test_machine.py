@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness.metadata_history import INIT, ONE, OTHER, VOLUME, History, blocks, config, refusal, transaction
+from harness.sequences import expand
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
@@ -565,8 +566,8 @@ class Model(RuleBasedStateMachine):
             assert stream.data_size == sum(live.values())
             assert stream.next_sequence == self.next[name]
             assert stream.low_watermark == self.low_watermark[name]
-            assert set(stream.shown().expand().tolist()) == set(live)
-            assert set(stream.lost.expand().tolist()) == {one for one in self.lost[name] if one >= stream.low_watermark}
+            assert set(expand(stream.shown())) == set(live)
+            assert set(expand(stream.lost)) == {one for one in self.lost[name] if one >= stream.low_watermark}
             assert not stream.lost.difference(stream.removed)
             if live:
                 assert stream.first_sequence <= min(live)

@@ -72,9 +72,7 @@ def test_random_damage_never_crashes_and_never_invents(
                     assert [row["sequence"] for row in rows] == sorted({row["sequence"] for row in rows}), (
                         f"seed={seed}"
                     )
-                    StanStore([store], **options).subscriptions(channel, lambda _: None)
-                for root in StanStore([store]).roots:
-                    StanStore([store], **options).clients(root, lambda _: None)
+                    StanStore([store], **options).consumers(channel, lambda _: None)
             except StorageError:
                 outcomes["refused"] += 1
                 continue

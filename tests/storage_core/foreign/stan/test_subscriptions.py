@@ -1,4 +1,4 @@
-"""Consumers and clients: what the real server recovers, and the contract for damage."""
+"""Consumers: what the real server recovers, and the contract for damage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,6 @@ from storage_core.foreign.stan.subscriptions import (
     ReplayOptions,
     Subscription,
     as_consumer,
-    replay_clients,
     replay_subscriptions,
 )
 
@@ -50,30 +49,30 @@ def seen(one: Subscription) -> dict[str, Any]:
     return shown | {key: value for key, value in named.items() if value}
 
 
+def subscriptions_of(store: StanStore, channel: str) -> list[Subscription]:
+    return replay_subscriptions(store.directory(channel).subscriptions_path, channel)
+
+
 def by_inbox(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: str(row["ack_inbox"]))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_consumers_and_clients_are_those_that_the_server_told(
-    case: Callable[[str], Any], read_only_files: Any, name: str
-) -> None:
+def test_consumers_are_those_that_the_server_told(case: Callable[[str], Any], read_only_files: Any, name: str) -> None:
     one = case(name)
     store = StanStore([one.store], files=read_only_files)
     for channel, told in one.info["channels"].items():
-        found = [seen(subscription) for subscription in store.subscriptions(channel)]
+        found = [seen(subscription) for subscription in subscriptions_of(store, channel)]
         assert by_inbox(found) == by_inbox(told["subscriptions"])
     (root,) = store.roots
     assert store.cluster_id(root) == one.info["cluster_id"]
-    clients = [{"id": client.id, "hb_inbox": client.heartbeat_inbox} for client in store.clients(root)]
-    assert clients == one.info["clients"]
 
 
 def test_cut_record_stops_the_replay_unless_an_option_reads_past_the_end(case: Callable[[str], Any]) -> None:
     one = case("damaged-truncated-subs")
     for options in ({}, {"no_crc": True}):
         with pytest.raises(CorruptRecordError) as raised:
-            StanStore([one.store], **options).subscriptions("foo")
+            StanStore([one.store], **options).consumers("foo")
         assert raised.value.code == "JSTREAM_CORRUPT_RECORD" and raised.value.offset_bytes == 1089
         assert str(raised.value.file).endswith("foo/subs.dat")
         text = str(raised.value)
@@ -84,7 +83,8 @@ def test_cut_record_stops_the_replay_unless_an_option_reads_past_the_end(case: C
         assert "\n  payload  08 " in text
         assert "truncateBadEof (--truncate-bad-eof) reads past an unexpected end" in text
     told: list[ForeignDamage] = []
-    found = StanStore([one.store], truncate_bad_eof=True).subscriptions("foo", told.append)
+    path = StanStore([one.store]).directory("foo").subscriptions_path
+    found = replay_subscriptions(path, "foo", ReplayOptions(truncate_bad_eof=True), told.append)
     # The server lost the same removal: the subscription shows again, and is offline there as its client is gone.
     assert by_inbox([{**seen(one), "is_offline": None} for one in found]) == by_inbox(
         [{**told, "is_offline": None} for told in one.info["channels"]["foo"]["subscriptions"]]
@@ -138,7 +138,6 @@ def test_table_has_a_row_a_subscription(tmp_path: Path, content: list[bytes]) ->
 
 def test_missing_file_is_no_subscription(tmp_path: Path) -> None:
     assert replay_subscriptions(str(tmp_path / "subs.dat"), "foo") == []
-    assert replay_clients(str(tmp_path / "clients.dat")) == []
 
 
 def test_cut_at_every_length_applies_the_whole_records(tmp_path: Path, content: list[bytes]) -> None:
@@ -188,19 +187,6 @@ def test_bad_checksum_is_applied_with_no_crc_and_told(writer: Any, tmp_path: Pat
     found = replayed(tmp_path / "subs.dat", damaged, no_crc=True, on_damage=told.append)
     assert found == replayed(tmp_path / "subs.dat", content)
     assert ["applied all the same" in damage.reason for damage in told] == [True]
-
-
-def test_clients_come_and_go(writer: Any, tmp_path: Path) -> None:
-    records = [
-        writer.record(writer.proto(f1="alpha", f2="hb", f3=b"\x01\xff", f4=1, f5=5, f6=3), 1),
-        writer.record(writer.proto(f1="beta", f2="hb2"), 1),
-        writer.record(writer.proto(f1="alpha"), 2),
-        writer.record(writer.proto(f1="nobody"), 2),
-        writer.record(writer.proto(f1="beta", f2="hb3", f5=9), 1),
-    ]
-    (tmp_path / "clients.dat").write_bytes(writer.version + b"".join(records))
-    (beta,) = replay_clients(str(tmp_path / "clients.dat"))
-    assert (beta.id, beta.heartbeat_inbox, beta.ping_interval_s) == ("beta", "hb3", 9)
 
 
 def test_more_subscriptions_and_deliveries_than_are_kept_are_told(

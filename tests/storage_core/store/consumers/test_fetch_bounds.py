@@ -11,10 +11,13 @@ from harness.faults import Call, FaultyFiles
 
 from storage_core.files import OS_FILES
 from storage_core.store.consumers.consumer import LOOKS_MIN
-from storage_core.store.consumers.fetching import capped_by
 from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
+
+
+def capped_by(table: pa.Table) -> str:
+    return str((table.schema.metadata or {}).get(b"jstream.capped", b"").decode())
 
 
 @pytest.mark.parametrize(

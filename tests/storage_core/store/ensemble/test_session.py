@@ -46,7 +46,7 @@ def add_uncommitted(store: Store) -> Entry:
     """Write an entry as a holder does that is killed before it writes the commit record."""
     log, seen = store.volumes()[0].log, log_contents(store)
     index, term, chain = seen.tip
-    entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
+    entry = make_entry(chain, index + 1, term, seen.entries[-1].history, encode_envelope(Envelope(1, NoOp())))
     log.append(seen.position, [entry])
     return entry
 

@@ -116,7 +116,7 @@ def strand_entries(store: Store) -> None:
     seen = log.read()
     (index, term, chain), position = seen.tip, seen.position
     for _ in range(3):
-        entry = make_entry(chain, index + 1, term, seen.tip_history, encode_envelope(Envelope(1, NoOp())))
+        entry = make_entry(chain, index + 1, term, seen.entries[-1].history, encode_envelope(Envelope(1, NoOp())))
         position, index, chain = log.append(position, [entry]), entry.index, entry.chain
 
 

@@ -13,6 +13,7 @@ from harness.cases import Cases
 from harness.channels import write_channel
 from harness.faults import Call, end_at, fail_at
 from harness.processes import Machine
+from harness.sequences import expand
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 
 from storage_core.errors import (
@@ -173,7 +174,7 @@ def test_consumers_go_on_where_they_were() -> None:
     exact = consumers["exact"]
     (before,) = (one for one in opened("nats", "consumers").consumers("CONS") if one.name == "exact")
     assert exact.next_sequence == 14
-    assert list(exact.outstanding().expand()) == list(before.pending)
+    assert expand(exact.outstanding()) == list(before.pending)
     assert (exact.config.ack_policy, exact.config.ack_wait, exact.config.max_deliver) == ("explicit", SECOND_NS, 5)
     assert consumers["filtered"].config.filter_subjects == ("cons.3",)
     assert consumers["ackall"].config.ack_policy == "all"

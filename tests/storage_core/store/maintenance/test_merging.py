@@ -15,6 +15,7 @@ from harness.faults import end_at, fail_at, let_everything_happen
 from harness.life import to_table
 from harness.model import Row, seen_in_store, seen_in_stream
 from harness.processes import SECOND_NS, Machine, SimulatedClock
+from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.block.format import BlockHeader, BlockIdentity
@@ -26,7 +27,6 @@ from storage_core.store.maintenance import merging
 from storage_core.store.maintenance.merging import COMPACTING, FAN_IN, MAINTAINING
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.recovery import adopt
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume import locks
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from harness.faults import FaultyFiles, end_at
 from harness.forged_blocks import Forger
+from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.block.format import digest_of
@@ -25,7 +26,6 @@ from storage_core.metadata.state import encode_state
 from storage_core.raft import log_format
 from storage_core.store.environment import REAL, one_after_another
 from storage_core.store.recovery import adopt
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 from storage_core.store.volume.placements import PlacementJournal
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from harness.faults import FaultyFiles, end_at
+from harness.replicas import replica_states
 from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
 from storage_core.files import OS_FILES
 from storage_core.store.environment import REAL, one_after_another
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 MESSAGES = 8

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from harness.block_places import block_directory
+from harness.replicas import replica_states
 
 from storage_core.errors import DataLossError, NoQuorumError
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 MESSAGES = 20

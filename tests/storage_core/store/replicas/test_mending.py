@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.replicas import replica_states
 
 from storage_core.errors import UnavailableError
 from storage_core.files import OS_FILES, Files
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.replicas import mending
-from storage_core.store.replicas.replicas import replica_states
 from storage_core.store.store import Store
 
 MESSAGES = 12

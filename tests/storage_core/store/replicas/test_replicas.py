@@ -11,13 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from harness.faults import READING, Call, FaultyFiles
+from harness.replicas import replica_states
 
 from storage_core import Store
 from storage_core.errors import NotFoundError, StoreBusyError
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import ChangeVolumes, VolumeChange, Voter
 from storage_core.store.environment import REAL
-from storage_core.store.replicas.replicas import STATES, Replica, replica_states, worst
+from storage_core.store.replicas.replicas import STATES, Replica, worst
 from storage_core.store.stream import Stream
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report
