@@ -64,7 +64,7 @@ class Peers:
         self.store = str(run.place / "store")
         self.store_r3 = ",".join(str(run.place / f"r3-{number}") for number in range(3))
         for place in (self.store, self.store_r3):
-            Store.create(place, deleted_file_retention="0s").close()  # or every write would have to get memory anew
+            Store.create(place, deleted_block_retention="0s").close()  # or every write would have to get memory anew
         orders(self.spark, run.messages).write.parquet(str(run.place / "rows"))
         self.rows = self.spark.read.parquet(str(run.place / "rows"))
         self.spark.dataSource.register(MemorySource)

@@ -51,7 +51,7 @@ def make_store(folder: Path, count: int) -> str:
     """Return the volumes of a store of so many, as one text."""
     volumes = [str(folder / f"r{count}-volume-{number}") for number in range(count)]
     # Streams of earlier rounds go at once, or every write would have to get memory for the page cache anew.
-    Store.create(volumes, deleted_file_retention="0s").close()
+    Store.create(volumes, deleted_block_retention="0s").close()
     return ",".join(volumes)
 
 

@@ -166,7 +166,7 @@ def compare(run: Run) -> None:
     run.spark.dataSource.register(DiscardSink)
     frame = orders(run.spark, run.messages)
     # Streams of earlier rounds go at once, or every write would have to get memory for the page cache anew.
-    with Store.create(str(run.place / "store"), deleted_file_retention="0s") as store:
+    with Store.create(str(run.place / "store"), deleted_block_retention="0s") as store:
         store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
     jstream_write(frame, "ORDERS", str(run.place / "store"))
     readable = {name: prepare(run, name) for name in ("parquet", *(["delta"] if run.delta else []))}

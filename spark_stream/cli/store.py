@@ -20,10 +20,10 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 @app.command("create")
 def create(
     volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one a disk.")],
-    deleted_file_retention: Annotated[
+    deleted_block_retention: Annotated[
         str | None,
         typer.Option(
-            "--deleted-file-retention", metavar="DURATION", help="How long removed messages stay on disk: 24h."
+            "--deleted-block-retention", metavar="DURATION", help="How long removed messages stay on disk: 24h."
         ),
     ] = None,
     snapshot_every: Annotated[
@@ -43,8 +43,10 @@ def create(
     from storage_core import Store
 
     settings: dict[str, Any] = {}
-    if deleted_file_retention is not None:
-        settings["deleted_file_retention"] = parse_duration_option(deleted_file_retention, "--deleted-file-retention")
+    if deleted_block_retention is not None:
+        settings["deleted_block_retention"] = parse_duration_option(
+            deleted_block_retention, "--deleted-block-retention"
+        )
     if snapshot_every is not None:
         settings["snapshot_every"] = snapshot_every
     if permissions is not None:
@@ -76,7 +78,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("streams", info["streams"]),
         ("messages", info["messages"]),
         ("size", show_size(info["bytes"])),
-        ("deleted file retention", format_duration(info["settings"]["deleted_file_retention"])),
+        ("deleted block retention", format_duration(info["settings"]["deleted_block_retention"])),
         ("snapshot every", f"{info['settings']['snapshot_every']} changes"),
         ("permissions", info["settings"]["permissions"]),
     ]

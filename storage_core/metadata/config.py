@@ -213,7 +213,7 @@ def check_labels(description: object, metadata: object) -> None:
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of a store chose."""
 
-    deleted_file_retention: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
+    deleted_block_retention: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
     snapshot_every: int = 128  # entries between two snapshots of the metadata
     permissions: str | msgspec.UnsetType = msgspec.UNSET  # GROUP; unset, and left out of what is stored: PRIVATE
 
@@ -232,9 +232,9 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             if key not in cls.__struct_fields__:
                 hint = did_you_mean(key, cls.__struct_fields__) or f"; taken are {', '.join(cls.__struct_fields__)}"
                 raise ValueError(f"unknown setting: {key!r}{hint}")
-        if "deleted_file_retention" in values:
-            values["deleted_file_retention"] = parse_duration_ns(
-                values["deleted_file_retention"], "deleted_file_retention"
+        if "deleted_block_retention" in values:
+            values["deleted_block_retention"] = parse_duration_ns(
+                values["deleted_block_retention"], "deleted_block_retention"
             )
         if "snapshot_every" in values:
             values["snapshot_every"] = _count("snapshot_every", values["snapshot_every"])

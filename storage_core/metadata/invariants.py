@@ -53,7 +53,7 @@ def check_state(state: StoreState) -> None:
     _check_number("created_ns", state.created_ns, 0)
     _check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
     _check_number("snapshot_every", state.settings.snapshot_every, 1)
-    _check_number("deleted_file_retention", state.settings.deleted_file_retention, 0)
+    _check_number("deleted_block_retention", state.settings.deleted_block_retention, 0)
     _check_voters(state)
     for name, writer in state.writers.items():
         _check_writer(name, writer, NUMBER_MAX)

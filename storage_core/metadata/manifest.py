@@ -31,7 +31,7 @@ PENDING_DELETE_DTYPE = np.dtype(
     [
         ("incarnation", "V16"),
         ("block_id", "V16"),
-        ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked deleted_file_retention later
+        ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked deleted_block_retention later
     ]
 )
 ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate

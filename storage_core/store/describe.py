@@ -44,7 +44,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
         "store_id": state.store_id.hex(),
         "created": rfc3339(state.created_ns),
         "settings": {
-            "deleted_file_retention": state.settings.deleted_file_retention,
+            "deleted_block_retention": state.settings.deleted_block_retention,
             "snapshot_every": state.settings.snapshot_every,
             "permissions": GROUP if state.settings.is_shared else PRIVATE,
         },

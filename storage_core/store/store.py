@@ -71,7 +71,7 @@ class Store:
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
         """Make a store on empty or missing directories, one, three or five, and open it; what they lie in is made, too.
 
-        Settings: deleted_file_retention, snapshot_every. Raises ValueError (number of volumes, one twice or within
+        Settings: deleted_block_retention, snapshot_every. Raises ValueError (number of volumes, one twice or within
         another, unknown setting), AlreadyExistsError (a directory that is not empty).
         """
         made = creation.create_volumes(_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)

@@ -20,7 +20,7 @@ LIVED = 17  # steps of the life: two streams, messages removed and purged, a wri
 def lived(volume_count: int = 1, steps: int = LIVED) -> Machine:
     """A store that has lived so many steps of the scripted life."""
     machine = Machine(3, volume_count)
-    store = machine.create(snapshot_every=3, deleted_file_retention="1h")
+    store = machine.create(snapshot_every=3, deleted_block_retention="1h")
     for step in STEPS[:steps]:
         step.act(store)
     return machine

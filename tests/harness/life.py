@@ -21,7 +21,7 @@ from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 ORDERS = {"name": "orders", "subjects": ["orders.>"], "block_max_msgs": 2, "duplicate_window": "1h"}
 NOTES = {"name": "notes", "block_max_msgs": 2}
 SNAPSHOT_EVERY = 3  # entries
-SETTINGS = {"snapshot_every": SNAPSHOT_EVERY, "deleted_file_retention": "0s"}
+SETTINGS = {"snapshot_every": SNAPSHOT_EVERY, "deleted_block_retention": "0s"}
 WRITER = WriterBatch("loader", "7")
 
 FIRST = [Row("orders.eu", b"o1", (("key", b"value"), ("key", None))), Row("orders.us", None), Row("orders.eu", b"")]

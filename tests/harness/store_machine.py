@@ -88,7 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, seed: int, snapshot_every: int, keep: str) -> None:
         self.machine = Machine(seed)
         env = self.machine.environment()
-        Store.create(VOLUME, env=env, snapshot_every=snapshot_every, deleted_file_retention=keep)
+        Store.create(VOLUME, env=env, snapshot_every=snapshot_every, deleted_block_retention=keep)
         self.files = [self.machine.files() for _ in range(2)]
         self.stores = [self.machine.open(files) for files in self.files]
         for name in NAMES:

@@ -83,7 +83,7 @@ class Life:
     def _create(self) -> None:
         settings = {
             "snapshot_every": self.random.choice((3, 8, 128)),
-            "deleted_file_retention": self.random.choice(("0s", "1h")),
+            "deleted_block_retention": self.random.choice(("0s", "1h")),
         }
         self.note(str(settings))
         process = self.crew.start()

@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[str], float]] = {  # in nanoseconds
     ),
     "configuration of a consumer": lambda text: ConsumerConfig.from_mapping({"name": "c", "ack_wait": text}).ack_wait,
     "settings of a store": lambda text: (
-        StoreSettings.from_mapping({"deleted_file_retention": text}).deleted_file_retention
+        StoreSettings.from_mapping({"deleted_block_retention": text}).deleted_block_retention
     ),
     "option of the data source": lambda text: parse_duration_s("lockTimeout", text) * 1e9,
     "command line": lambda text: parse_duration_option(text, "--wait"),

@@ -6,8 +6,8 @@
     4  the mark is taken away; only now is there a backup
 
 What is in it is settled by one view at the beginning: blocks never change, and those that are removed meanwhile stay on
-the volumes for deleted_file_retention. No lock of the store is held. An interrupted backup is gone on with by making it
-again: it is then one of that time, and blocks that are there and whole are not copied again.
+the volumes for deleted_block_retention. No lock of the store is held. An interrupted backup is gone on with by making
+it again: it is then one of that time, and blocks that are there and whole are not copied again.
 """
 
 import os

@@ -157,7 +157,7 @@ class Maintenance:
     def _unlink(self, session: Session, everything: bool) -> None:
         """Unlink what has been in its delete for long enough. A volume that is away finds it when it is repaired."""
         deletes = session.state.deletes
-        due = deletes[deletes["dropped_ns"] <= self._env.now_ns() - session.state.settings.deleted_file_retention]
+        due = deletes[deletes["dropped_ns"] <= self._env.now_ns() - session.state.settings.deleted_block_retention]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):

@@ -1,7 +1,7 @@
 """Planning a read: from metadata alone to a list of slices, each one block and what to take from it.
 
 A plan is made of plain values that travel to executors. It repeats exactly for as long as removed messages are kept
-(deleted_file_retention): a slice carries the removals as of the plan, and blocks are never changed.
+(deleted_block_retention): a slice carries the removals as of the plan, and blocks are never changed.
 
 A slice names every volume on which its block may lie, those that the manifest says took it first. Which of them comes
 first differs from block to block, so that a read uses all disks. Slices share these lists, and paths are put together

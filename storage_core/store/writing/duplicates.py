@@ -5,7 +5,7 @@ shown or not: work that was done and removed shall not be taken in again by a pu
 whose messages are all gone lie in the pending_deletes, whose rows do not say when the block was committed; its header
 says when its append began, and their msg_ids count from then on. What this does not cover:
 
-- a block that was unlinked before the window ended (`deleted_file_retention` shorter than `duplicate_window`), or of
+- a block that was unlinked before the window ended (`deleted_block_retention` shorter than `duplicate_window`), or of
 which no
   copy in the pending_deletes is whole: its msg_ids are forgotten;
 - an overwrite forgets all that it replaces;

@@ -89,7 +89,7 @@ def make_fresh(volume: Path) -> None:
 
 def make_lived(volume: Path) -> None:
     world = World("lived")
-    store = Store.create(volume, env=world.environment(), snapshot_every=8, deleted_file_retention="1h")
+    store = Store.create(volume, env=world.environment(), snapshot_every=8, deleted_block_retention="1h")
     orders = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"], "metadata": {"owner": "shop"}})
     events = store.add_stream({"name": "EVENTS", "subjects": ["events.*"], "compression": "lz4", "block_max_msgs": 10})
     audit = store.add_stream({"name": "AUDIT", "compression": "zstd", "deny_delete": True, "deny_purge": True})

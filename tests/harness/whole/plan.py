@@ -36,7 +36,7 @@ class Plan:
     settle_share: float  # of unknown outcomes that are settled before anything else is done
     probe_share: float  # of steps after which it is asked what a power loss would leave
     snapshot_every: int  # entries
-    deleted_file_retention: str
+    deleted_block_retention: str
     block_sizes: tuple[int, ...] = (2, 3, 100)  # messages, of which streams get one
 
     def with_merging(self) -> "Plan":
@@ -97,7 +97,7 @@ class Plan:
             settle_share=random.choice((0.3, 0.8, 1.0)),
             probe_share=random.choice((0.1, 0.3)),
             snapshot_every=random.choice((1, 3, 10, 50)),
-            deleted_file_retention=random.choice(("0s", "0s", "1h")),
+            deleted_block_retention=random.choice(("0s", "0s", "1h")),
         )
 
 

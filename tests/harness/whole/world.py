@@ -83,7 +83,7 @@ class World:
         self.note(f"seed {self.seed}: {self.plan}")
         settings = {
             "snapshot_every": self.plan.snapshot_every,
-            "deleted_file_retention": self.plan.deleted_file_retention,
+            "deleted_block_retention": self.plan.deleted_block_retention,
         }
         self.machine.create(**settings)
         self.processes = [self._new_process() for _ in range(self.plan.process_count)]

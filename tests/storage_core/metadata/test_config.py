@@ -156,8 +156,10 @@ def test_numbers_may_come_as_text(text: str) -> None:
 
 
 def test_store_settings() -> None:
-    assert StoreSettings.from_mapping({}) == StoreSettings(deleted_file_retention=24 * 3600 * 10**9, snapshot_every=128)
-    assert StoreSettings.from_mapping({"deleted_file_retention": "1h"}).deleted_file_retention == 3600 * 10**9
+    assert StoreSettings.from_mapping({}) == StoreSettings(
+        deleted_block_retention=24 * 3600 * 10**9, snapshot_every=128
+    )
+    assert StoreSettings.from_mapping({"deleted_block_retention": "1h"}).deleted_block_retention == 3600 * 10**9
     for keys, said in (
         ({"snapshot_every": 0}, "snapshot_every: 0 is not 1 to 100000 entries"),
         ({"snapshot_evry": 5}, "unknown setting: 'snapshot_evry'; did you mean 'snapshot_every'?"),

@@ -82,7 +82,7 @@ def full_state() -> StoreState:
     return StoreState(
         store_id=b"S" * 16,
         created_ns=1,
-        settings=StoreSettings(deleted_file_retention=7, snapshot_every=8),
+        settings=StoreSettings(deleted_block_retention=7, snapshot_every=8),
         voters=(Voter(b"V" * 16, b"I" * 16, "../v", True, "its fsync failed"),),
         lock_domain="here",
         host="host",

@@ -100,7 +100,7 @@ def test_every_file_that_anything_makes_has_the_mode_of_the_store(
     tmp_path: Path, umask: None, permissions: str, expected: set[tuple[bool, int]]
 ) -> None:
     paths = [tmp_path / "below" / name for name in ("v0", "v1", "v2")]
-    with Store.create(paths, permissions=permissions, snapshot_every=2, deleted_file_retention=0) as store:
+    with Store.create(paths, permissions=permissions, snapshot_every=2, deleted_block_retention=0) as store:
         assert store.info()["settings"]["permissions"] == permissions
         live_everything(store)
         shutil.rmtree(paths[1])

@@ -20,7 +20,7 @@ CONTENT = b"precious content that is nobody's business"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store.create(tmp_path / "volume", snapshot_every=3, deleted_file_retention="0s")
+    made = Store.create(tmp_path / "volume", snapshot_every=3, deleted_block_retention="0s")
     stream = made.add_stream({"name": "orders"})
     for number in range(4):
         stream.append([to_table([Row("orders", b"%d" % number)])])

@@ -13,7 +13,7 @@ from storage_core.store.writing.staging import StagedBlock, Stager, Transaction
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store.create(tmp_path / "volume", deleted_file_retention="0s")
+    made = Store.create(tmp_path / "volume", deleted_block_retention="0s")
     made.add_stream({"name": "orders"})
     return made
 

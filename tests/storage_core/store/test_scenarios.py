@@ -140,7 +140,7 @@ def test_19_counts_are_the_same_whatever_index_db_says(store: Store, how: str) -
 
 def test_20_a_clock_that_jumps_both_ways_loses_and_doubles_nothing() -> None:
     machine = Machine(7)
-    store = Store.create(VOLUME, env=machine.environment(), snapshot_every=3, deleted_file_retention="1h")
+    store = Store.create(VOLUME, env=machine.environment(), snapshot_every=3, deleted_block_retention="1h")
     stream = store.add_stream({"name": "orders", "duplicate_window": "10m"})
     expected: list[bytes] = []
     for number, jump_s in enumerate([0, 86_400 * 365, -86_400 * 400, -3_600, 7_200, -1, 86_400 * 3650, -86_400 * 3650]):
@@ -159,7 +159,7 @@ def test_20_a_clock_that_jumps_both_ways_loses_and_doubles_nothing() -> None:
 def test_20_removed_messages_are_not_unlinked_early_by_a_plan_s_clock() -> None:
     """A clock that went back keeps deletes for longer; the reads that were planned go on."""
     machine = Machine(8)
-    store = Store.create(VOLUME, env=machine.environment(), deleted_file_retention="1h")
+    store = Store.create(VOLUME, env=machine.environment(), deleted_block_retention="1h")
     stream = store.add_stream({"name": "orders"})
     put(stream, b"one")
     planned = stream.read()

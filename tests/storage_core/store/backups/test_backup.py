@@ -365,7 +365,7 @@ def test_volumes_that_are_not_empty_or_too_many_are_refused_and_left_alone(saved
 
 
 def test_blocks_removed_for_longer_than_they_are_kept_are_told_of(saved: Machine) -> None:
-    """The plan of a backup is older than deleted_file_retention: it is made again, and goes on."""
+    """The plan of a backup is older than deleted_block_retention: it is made again, and goes on."""
     machine = saved.copy()
     store, other = machine.open(), machine.open()
     removed: list[bool] = []

@@ -5,14 +5,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from harness.format_examples import MADE_NS, backup_manifest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import RESTORE_MARK
 from storage_core.files import OS_FILES
-from storage_core.metadata.commands import Voter
-from storage_core.metadata.config import StreamConfig
-from storage_core.metadata.manifest import BLOCK_DTYPE, Table
-from storage_core.metadata.state import StoreState, StreamState, encode_state
 from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup_format import Manifest
 from storage_core.store.replicas.copies import live_blocks
@@ -21,24 +18,6 @@ from storage_core.store.volume.identity import VolumeIdentity
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "backup.md"
 PATH = Path("/backup/jstream.backup")
-MADE_NS = 1_700_000_000_000_000_000
-
-
-def example() -> Manifest:
-    row = np.zeros(1, BLOCK_DTYPE)
-    row[0] = (
-        b"BLOCK-ID--------", b"DIGEST----------", 1, 3, 3, 1049, 30, MADE_NS + 1, MADE_NS + 3, MADE_NS + 5, 0, 0, 1,
-    )  # fmt: skip
-    stream = StreamState(
-        StreamConfig(name="NOTES", subjects=("notes.>",)), b"INCARNATION-----", MADE_NS, (b"V" * 16,), next_sequence=4,
-        blocks=Table.of(row), message_count=3, data_size=30, histories=((b"HISTORY1", 1),),
-    )  # fmt: skip
-    voters = (Voter(b"V" * 16, b"I" * 16, "."),)
-    state = StoreState(
-        b"S" * 16, MADE_NS, voters=voters, lock_domain="d0", host="host-a", streams={"notes": stream}
-    )  # fmt: skip
-    numbers = np.array([(b"BLOCK-ID--------", 1)], backup_format.NUMBER_DTYPE)
-    return Manifest(MADE_NS + 9, 3, "host-a", True, numbers.tobytes(), encode_state(state))
 
 
 def read(encoded: bytes) -> backup_format.Backup:
@@ -48,7 +27,7 @@ def read(encoded: bytes) -> backup_format.Backup:
 def test_the_worked_example_is_what_the_document_says() -> None:
     dump = DOCUMENT.read_text().split("## Worked example")[1].split("```")[1].strip().splitlines()
     encoded = b"".join(bytes.fromhex(line[8:58]) for line in dump)
-    assert backup_format.encode_manifest(example()) == encoded
+    assert backup_format.encode_manifest(backup_manifest()) == encoded
     found = read(encoded)
     (block,) = live_blocks(found.state, found.state.streams["notes"])
     assert (found.manifest.index, found.manifest.is_whole, found.directory) == (3, True, Path("/backup"))
@@ -64,7 +43,7 @@ def test_every_key_of_the_manifest_is_described() -> None:
 
 
 def test_a_flip_of_any_bit_and_a_cut_anywhere_are_refused() -> None:
-    whole = backup_format.encode_manifest(example())
+    whole = backup_format.encode_manifest(backup_manifest())
     for bit in range(len(whole) * 8):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -80,7 +59,7 @@ def test_a_flip_of_any_bit_and_a_cut_anywhere_are_refused() -> None:
 def test_a_manifest_of_a_newer_version_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(backup_format, "FORMAT_VERSION", 2)
-        newer = backup_format.encode_manifest(example())
+        newer = backup_format.encode_manifest(backup_manifest())
     with pytest.raises(UnsupportedVersionError, match="version 2; this program reads version 1"):
         read(newer)
 
@@ -98,13 +77,13 @@ def test_a_manifest_of_a_newer_version_is_refused_as_such(monkeypatch: pytest.Mo
 def test_numbers_that_are_not_those_of_the_blocks_are_refused(numbers: list[tuple[bytes, int]]) -> None:
     rows = np.array(numbers, backup_format.NUMBER_DTYPE).tobytes()
     with pytest.raises(CorruptionError, match="number"):
-        read(backup_format.encode_manifest(msgspec.structs.replace(example(), numbers=rows)))
+        read(backup_format.encode_manifest(msgspec.structs.replace(backup_manifest(), numbers=rows)))
 
 
 def test_a_payload_that_is_no_manifest_is_refused() -> None:
     for changed in ({"state": b"no state"}, {"numbers": b"1"}, {"made_ns": "now"}):
         with pytest.raises(StorageError):
-            read(backup_format.encode_manifest(msgspec.structs.replace(example(), **changed)))
+            read(backup_format.encode_manifest(msgspec.structs.replace(backup_manifest(), **changed)))
 
 
 def test_only_eight_digits_and_a_suffix_are_a_number() -> None:

@@ -156,7 +156,7 @@ def test_a_restore_that_took_longer_than_it_was_prepared_for_is_refused(saved: M
 
     def take_very_long(done: int, total: int) -> None:
         if done == total:
-            machine.clock.sleep((PREPARED_NS + store.state().settings.deleted_file_retention) / SECOND_NS + 1)
+            machine.clock.sleep((PREPARED_NS + store.state().settings.deleted_block_retention) / SECOND_NS + 1)
             other.maintain()
 
     with pytest.raises((RequirementError, StorageError)):
@@ -172,7 +172,7 @@ def target(count: int) -> Machine:
     """A machine with a small backup, and a store to restore it into."""
     machine = small(count)
     backup(machine.open(), BACKUP)
-    made = Store.create(list(OTHER[:count]), deleted_file_retention="1h", env=machine.environment())
+    made = Store.create(list(OTHER[:count]), deleted_block_retention="1h", env=machine.environment())
     made.add_stream({"name": "mine"})
     made.stream("mine").append(to_table([Row("mine", b"m")]))
     return machine

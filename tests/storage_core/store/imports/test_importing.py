@@ -384,7 +384,7 @@ def some(calls: list[Call], count: int) -> list[Call]:
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_import_that_ends_at_any_call_is_there_whole_or_not_at_all_and_goes_on(what: str, count: int) -> None:
     machine = Machine(6, count)
-    machine.create(deleted_file_retention="1h")
+    machine.create(deleted_block_retention="1h")
     source = open_foreign(SMALL)
     (name,) = source.streams()
     expected = read(source, name)
@@ -445,7 +445,7 @@ def test_a_call_that_fails_is_survived_or_leaves_no_stream(error: int) -> None:
 
 def test_an_import_that_was_given_up_leaves_nothing_after_a_week() -> None:
     machine = Machine(6, 3)
-    store = machine.create(deleted_file_retention="1h")
+    store = machine.create(deleted_block_retention="1h")
 
     def killed(tasks: Sequence[PartTask], step: Callable[[int], None]) -> Any:
         yield write_part(tasks[0], store.environment)

@@ -13,7 +13,7 @@ from storage_core.store.store import Store
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
-    with Store.create(paths, deleted_file_retention="0s") as store:
+    with Store.create(paths, deleted_block_retention="0s") as store:
         for name in ("GOES", "STAYS"):
             store.add_stream({"name": name}).publish(name, b"x")
     return paths

@@ -143,7 +143,7 @@ def test_readers_of_older_plans_go_on_with_the_old_blocks() -> None:
 
 def test_old_blocks_are_unlinked_when_they_have_been_kept_for_long_enough() -> None:
     machine = Machine(1, volume_count=3)
-    store = filled(machine, 5, deleted_file_retention="1h")
+    store = filled(machine, 5, deleted_block_retention="1h")
     store.compact()
     assert [len(names) for names in files_of(machine, store)] == [6, 6, 6]
     machine.clock.now += 3_601 * SECOND_NS
@@ -447,7 +447,7 @@ def meet(machine: Machine, call: int, fault: str, act: Callable[[Store], object]
 @pytest.mark.parametrize("fault", ["kill", "power", "EIO", "ENOSPC"])
 def test_nothing_is_lost_whatever_call_of_a_merge_goes_wrong(volume_count: int, fault: str) -> None:
     lived = Machine(1, volume_count)
-    store = filled(lived, 4, snapshot_every=2, deleted_file_retention="0s")
+    store = filled(lived, 4, snapshot_every=2, deleted_block_retention="0s")
     store.stream(NAME).remove([2])
     expected = seen_in_store(store, with_times=True)
     for call in range(calls_of(lived, compact_and_maintain)):

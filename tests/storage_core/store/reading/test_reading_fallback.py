@@ -430,7 +430,7 @@ def test_a_question_about_a_block_is_answered_by_a_copy_that_can(scattered: Scat
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store.create([tmp_path / f"volume-{number}" for number in range(3)], deleted_file_retention="0s")
+    made = Store.create([tmp_path / f"volume-{number}" for number in range(3)], deleted_block_retention="0s")
     stream = made.add_stream({"name": "S", "num_replicas": 3})
     for _ in range(2):
         stream.append(pa.record_batch({"data": [b"x"] * 10}))

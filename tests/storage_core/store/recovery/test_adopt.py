@@ -361,7 +361,7 @@ def _adopt(paths: list[Path], files: FaultyFiles) -> None:
 def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[list[Path], list[bytes]]:
     """Return three volumes without a quorum of metadata, on which blocks were merged, and what they showed."""
     paths = [root / f"volume-{number}" for number in range(3)]
-    with Store.create(paths, snapshot_every=5, deleted_file_retention="0s" if unlinked else "24h") as store:
+    with Store.create(paths, snapshot_every=5, deleted_block_retention="0s" if unlinked else "24h") as store:
         stream = store.add_stream({"name": "S", "subjects": ["s.>"]})
         for message in EXPECTED:
             stream.publish("s.a", message)
@@ -420,7 +420,7 @@ def test_a_store_is_adopted_from_merged_blocks_or_from_those_they_were_made_of(
 
 def test_a_merged_block_whose_last_messages_were_removed_before_is_adopted(tmp_path: Path) -> None:
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
-    with Store.create(paths, deleted_file_retention="0s") as store:
+    with Store.create(paths, deleted_block_retention="0s") as store:
         stream = store.add_stream({"name": "S"})
         for first in (1, 4):
             stream.append([{"subject": "S", "data": b"%d" % one} for one in range(first, first + 3)])

@@ -53,7 +53,7 @@ def test_a_segment_that_is_rolled_while_it_is_read_is_no_damage(tmp_path: Path, 
 
 def test_a_block_that_is_merged_and_unlinked_while_others_are_read_is_not_missing(tmp_path: Path) -> None:
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
-    with Store.create(paths, deleted_file_retention=0) as writer:
+    with Store.create(paths, deleted_block_retention=0) as writer:
         stream = writer.add_stream({"name": "S", "subjects": ["s.>"]})
         for number in range(8):
             stream.publish("s.a", b"message %d" % number)

@@ -48,13 +48,13 @@ class Lived:
         return Store.open(self.store.paths, env=self.env).stream("S")
 
 
-def make(root: Path, volume_count: int = 1, deleted_file_retention: str = "1h", **config: object) -> Lived:
+def make(root: Path, volume_count: int = 1, deleted_block_retention: str = "1h", **config: object) -> Lived:
     clock = Clock()
     env = replace(REAL, now_ns=clock)
     store = Store.create(
         [root / f"volume-{number}" for number in range(volume_count)],
         env=env,
-        deleted_file_retention=deleted_file_retention,
+        deleted_block_retention=deleted_block_retention,
     )
     settings = {"name": "S", "duplicate_window": "10m", "num_replicas": volume_count, **config}
     store.add_stream(settings)
@@ -98,7 +98,7 @@ def test_it_does_not_count_when_the_window_is_over(tmp_path: Path, how: str, blo
 
 
 def test_what_was_unlinked_is_forgotten(tmp_path: Path) -> None:
-    lived = make(tmp_path, deleted_file_retention="0s")
+    lived = make(tmp_path, deleted_block_retention="0s")
     lived.stream.append(rows("a", "b"))
     lived.stream.purge()
     lived.store.maintain()

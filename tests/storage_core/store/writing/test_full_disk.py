@@ -61,7 +61,7 @@ def fill(path: Path) -> None:
 
 
 def test_a_full_disk_refuses_appends_and_takes_them_again_when_there_is_room(mounted: Path) -> None:
-    store = Store.create(mounted / "volume", snapshot_every=5, deleted_file_retention="0s")
+    store = Store.create(mounted / "volume", snapshot_every=5, deleted_block_retention="0s")
     stream = store.add_stream({"name": "orders"})
     ballast = mounted / "ballast"
     ballast.write_bytes(bytes(300_000))
@@ -114,7 +114,7 @@ def jstream(*arguments: str) -> None:
 
 def test_a_disk_that_appends_filled_to_the_last_byte_is_emptied_by_other_processes(mounted: Path) -> None:
     volume = mounted / "volume"
-    store = Store.create(volume, deleted_file_retention="0s")
+    store = Store.create(volume, deleted_block_retention="0s")
     stream = store.add_stream({"name": "orders"})
     acked = append_until_full(stream)
     fill(mounted / "ballast")
@@ -152,7 +152,7 @@ def make_full(root: Path, count: int, full: int) -> tuple[Store, FaultyFiles, li
     """Return a store with two streams and a consumer on `count` volumes; `full` of them will take nothing more."""
     paths = [root / f"v{number}" for number in range(count)]
     files = FaultyFiles(OS_FILES, counted=(*CHANGING, *LOCKING))
-    store = Store.create(paths, deleted_file_retention="0s", env=Environment(files=files))
+    store = Store.create(paths, deleted_block_retention="0s", env=Environment(files=files))
     stream = store.add_stream({"name": "orders", "subjects": ["orders.>"]})
     store.add_stream({"name": "other"})
     stream.add_consumer({"name": "reader"})
@@ -267,7 +267,7 @@ def test_blocks_that_an_entry_elsewhere_may_name_wait_for_room(tmp_path: Path) -
 
 def test_work_is_acknowledged_on_a_full_disk_and_leaves_room_for_removals(mounted: Path) -> None:
     volume = mounted / "volume"
-    store = Store.create(volume, deleted_file_retention="0s", snapshot_every=100_000)
+    store = Store.create(volume, deleted_block_retention="0s", snapshot_every=100_000)
     stream = store.add_stream({"name": "orders"})
     acked = append_until_full(stream)
     (mounted / "ballast").touch()

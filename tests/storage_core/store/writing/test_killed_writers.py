@@ -100,7 +100,7 @@ def contents(paths: list[Path]) -> dict[int, str]:
 
 def kill_again_and_again(place: Path, volume_count: int, seed: int, kills: int) -> None:
     paths = [place / f"volume-{number}" for number in range(volume_count)]
-    Store.create(paths, snapshot_every=5, deleted_file_retention="0s").add_stream({"name": "S", "block_max_msgs": 4})
+    Store.create(paths, snapshot_every=5, deleted_block_retention="0s").add_stream({"name": "S", "block_max_msgs": 4})
     chance, model = random.Random(seed), Model()
     for life in range(kills):
         command = [sys.executable, "-c", WRITER, json.dumps([str(path) for path in paths]), f"{seed}-{life}"]
