@@ -29,6 +29,7 @@ import typer.main
 
 import storage_core.errors
 from spark_stream.cli.app import app
+from spark_stream.cli.named_stores import FOLDER_FILE
 from spark_stream.metrics import METRICS
 from spark_stream.pipelines.config import load_pipeline
 
@@ -103,6 +104,7 @@ def run(command: list[str], place: Path) -> None:
     # What runs here runs once: a JVM that compiles quickly is better than one that compiles well.
     environment = {**os.environ, "MPLBACKEND": "agg", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
     environment.pop("JSTREAM_STORE", None)
+    environment["XDG_CONFIG_HOME"] = str(place / ".config")  # where `jstream context` keeps its names
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
@@ -312,6 +314,7 @@ def test_make_targets_named_in_the_text_are_targets() -> None:
 def test_files_named_in_the_text_are_there() -> None:
     folders = ("benchmarks", "conf", "datasource", "scripts", "spark_stream", "storage_core", "tests")
     there = [f"/{file.name}" for file in ROOT.glob("*.*")]
+    there.append(f"/{FOLDER_FILE}")  # users write it
     there += [f"/{file.relative_to(ROOT).as_posix()}" for name in folders for file in (ROOT / name).rglob("*.*")]
     wrong = []
     for page in ALL_PAGES:

@@ -11,6 +11,7 @@ from spark_stream.cli import (
     block,
     cluster,
     consumer,
+    context,
     drift,
     etl,
     events,
@@ -25,6 +26,7 @@ from spark_stream.cli import consumer_moves as consumer_moves  # its commands be
 from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.apply import apply
+from spark_stream.cli.completion import completion
 from spark_stream.cli.export import export
 from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.init import init
@@ -68,18 +70,19 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    context: typer.Context,
+    ctx: typer.Context,
     store: GroupStoreOption = None,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     Warnings.listen()
-    remember_store(context, store)
+    remember_store(ctx, store)
 
 
 MESSAGES, STREAMS = "Messages", "Stores, streams, consumers"
 COPIES, ELSEWHERE, PIPELINES = "Volumes and their copies", "Backups, and stores of other servers", "Pipelines"
+SHELL = "Your shell"
 
 app.add_typer(store.app, name="store", rich_help_panel=STREAMS)
 app.add_typer(stream.app, name="stream", rich_help_panel=STREAMS)
@@ -102,6 +105,8 @@ app.add_typer(import_.app, name="import", rich_help_panel=ELSEWHERE)
 app.command("init", rich_help_panel=PIPELINES)(init)
 app.command("apply", rich_help_panel=PIPELINES)(apply)
 app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
+app.add_typer(context.app, name="context", rich_help_panel=SHELL)
+app.command("completion", rich_help_panel=SHELL)(completion)
 
 
 def main() -> None:

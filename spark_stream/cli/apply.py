@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.named_stores import STORE_VARIABLE, volumes_of
 from spark_stream.cli.options import (
-    STORE_VARIABLE,
     ForceOption,
     GroupStoreOption,
     JsonOption,
     TakeOverOption,
     ask_consent,
+    named_store,
     open_store,
     require_consent_possible,
 )
@@ -43,7 +44,11 @@ def apply(
     from spark_stream.pipelines.definitions import execute as carry_out
 
     wanted = load_definitions(file)
-    volumes = store or ",".join(wanted.store) or context.obj or _of_the_environment()
+    volumes = volumes_of(store or "") or ",".join(wanted.store) or named_store(context, None)
+    if not volumes:
+        raise WrongUsage(
+            f"no store: name it in the file (store = [...]), pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}"
+        )
     if execute and delete:
         require_consent_possible("apply --delete", force)
     with open_store(volumes, take_over=take_over and execute) as opened:
@@ -71,17 +76,6 @@ def apply(
             if 0 < done < len(found.actions):
                 say(f"{done} of {counted(len(found.actions), 'change')} were made before that failed:")
         say(f"done: {counted(len(found.actions), 'change')}" if found.actions else "nothing to do")
-
-
-def _of_the_environment() -> str:
-    import os
-
-    volumes = os.environ.get(STORE_VARIABLE, "")
-    if not volumes:
-        raise WrongUsage(
-            f"no store: name it in the file (store = [...]), pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}"
-        )
-    return volumes
 
 
 def _as_json(plan: "Plan", executed: bool) -> dict[str, object]:

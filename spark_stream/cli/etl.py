@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
-from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, open_store
+from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, named_store, open_store
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say, write
 from spark_stream.cli.start import EXIT_INTERRUPTED
@@ -206,7 +206,7 @@ def fetch_jars(
 def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
     from spark_stream.pipelines.config import load_pipeline
 
-    return load_pipeline(file, store or context.obj)
+    return load_pipeline(file, named_store(context, store))
 
 
 def _check_metrics(textfile: Path | None) -> None:

@@ -35,6 +35,9 @@ ALIASES = {"del": "rm", "list": "ls", "show": "info"}  # as the command line of 
 
 NUMBER_MAX = 2**63 - 1
 
+PROGRAM = "jstream"
+COMPLETION_VARIABLE = "_JSTREAM_COMPLETE"  # set by a shell that wants to know how a line may go on
+
 # Whatever the parser of the command line raises derives from this class. Typer has moved it about (Click's own, then
 # a copy inside Typer), while BadParameter has stayed where it is.
 _PARSER_ERROR: type[Any] = typer.BadParameter.__mro__[2]
@@ -93,7 +96,7 @@ class VerbGroup(TyperGroup):
         verbs = self.list_commands(ctx)
         if args[0] not in verbs and ALIASES.get(args[0]) in verbs:
             args = [ALIASES[args[0]], *args[1:]]
-        if args[0] not in verbs and not args[0].startswith("-"):
+        if args[0] not in verbs and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise WrongUsage(f"no such command: {args[0]}{nearest(args[0], verbs)}{_help_hint(ctx)}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
@@ -115,14 +118,24 @@ class RootGroup(VerbGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> NoReturn:
+        if os.environ.get(COMPLETION_VARIABLE):
+            self._complete(extra)
         words = list(sys.argv[1:] if args is None else args)
         sys.exit(self._run(words, **extra))
+
+    def _complete(self, extra: dict[str, Any]) -> NoReturn:
+        """Answer a shell's question how its line may go on."""
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+        self._main_shell_completion(extra, PROGRAM, COMPLETION_VARIABLE)
+        sys.exit(EXIT_DONE)
 
     def _run(self, words: list[str], **extra: Any) -> int:
         """Return the exit code of the command that `words` name; its complaint has been printed then."""
         try:
             try:
-                with self.make_context("jstream", words, **extra) as context:
+                with self.make_context(PROGRAM, words, **extra) as context:
                     self.invoke(context)
             finally:
                 with naming_stdout():

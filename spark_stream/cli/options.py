@@ -6,21 +6,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.named_stores import STORE_VARIABLE, default_store, volumes_of
 
 if TYPE_CHECKING:
     from storage_core import Store
 
 log = logging.getLogger("storage_core.command_line")  # whose warnings a command prints
-STORE_VARIABLE = "JSTREAM_STORE"
 REMEDY = "`jstream repair` brings copies and volumes back from good ones"
 KEY_VARIABLE = "JSTREAM_ENCRYPTION_KEY"
 KEY_SIZE_MAX = 64 << 10  # bytes
-_STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Default: ${STORE_VARIABLE}."
+_STORE_HELP = f"Volumes of the store, comma-separated; any live one will do. Or @CONTEXT. Default: ${STORE_VARIABLE}."
 
 
 def remember_store(context: typer.Context, store: str | None) -> None:
@@ -29,12 +29,44 @@ def remember_store(context: typer.Context, store: str | None) -> None:
         context.obj = store
 
 
+def named_store(context: typer.Context, store: str | None) -> str:
+    """Return the volumes to use: `--store` after the verb, else before it, else what stands for it; empty for none."""
+    named = store or context.obj
+    return volumes_of(str(named)) if named else default_store()
+
+
 def resolve_store(context: typer.Context, store: str | None) -> str:
-    """Return the volumes to use: `--store` after the verb, else before it, else of the environment."""
-    volumes = store or context.obj or os.environ.get(STORE_VARIABLE, "")
-    if not volumes and not context.resilient_parsing:
-        raise WrongUsage(f"no store: pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}")
-    return str(volumes)
+    """Return the volumes to use. Raises WrongUsage if nothing names a store."""
+    if context.resilient_parsing:
+        return store or ""
+    volumes = named_store(context, store)
+    if not volumes:
+        raise WrongUsage(
+            f"no store: pass --store VOLUME[,VOLUME] or set {STORE_VARIABLE}; `jstream context add` remembers one"
+        )
+    return volumes
+
+
+def complete_stream(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the streams whose names begin so, for the shell; none where the store cannot be read."""
+    try:
+        from storage_core import Store
+
+        logging.getLogger("storage_core").addHandler(logging.NullHandler())  # warnings would stand in the line
+        with Store.open(named_store(context, _typed_store(context)), read_only=True) as store:
+            return [name for name in store.streams() if name.startswith(incomplete)]
+    except Exception:  # a shell that completes has no place for an error
+        return []
+
+
+def _typed_store(context: typer.Context) -> str | None:
+    """Return the `--store` of the line, the nearest to its end."""
+    level: Any = context
+    while level is not None:
+        if level.params.get("store"):
+            return str(level.params["store"])
+        level = level.parent
+    return None
 
 
 GroupStoreOption = Annotated[str | None, typer.Option("--store", metavar="VOLUME[,VOLUME]", help=_STORE_HELP)]
@@ -54,7 +86,9 @@ TakeOverOption = Annotated[
     bool,
     typer.Option("--take-over", help="From now on this host writes the store: the other one is down, or it is a copy."),
 ]
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+StreamArgument = Annotated[
+    str, typer.Argument(metavar="STREAM", help="Name of the stream.", autocompletion=complete_stream)
+]
 EncryptionKeyOption = Annotated[
     Path | None,
     typer.Option(

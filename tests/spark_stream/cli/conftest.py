@@ -84,6 +84,12 @@ class Jstream:
         return text
 
 
+@pytest.fixture(autouse=True)
+def no_contexts_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that whoever runs the tests has named are none of theirs."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+
+
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     """The volume of a new store."""
