@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from datasource.values import COUNT_MAX, parse_object, parse_time_ns
 from storage_core.errors import DataLossError
+from storage_core.quantities import rfc3339
 from storage_core.store.consumers.query_position import Start
-from storage_core.store.describe import rfc3339
 from storage_core.suggestions import did_you_mean
 
 log = logging.getLogger("jstream")

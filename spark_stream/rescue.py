@@ -20,10 +20,10 @@ from storage_core.comparison import Drift, State
 from storage_core.foreign import LAYOUTS, ForeignStore, open_foreign, recognise_foreign
 from storage_core.foreign import side_by_side as foreign_side_by_side
 from storage_core.foreign.stan.store import StanStore
+from storage_core.paths import Paths, resolve_paths
 from storage_core.store.imports import importing
 from storage_core.store.imports.importing import ImportRequest
-from storage_core.store.replicas import side_by_side
-from storage_core.store.store import Paths, Store, resolve_paths
+from storage_core.store.store import Store
 
 __all__ = ["Drift", "ForeignStore", "Picture", "State", "compare", "import_streams", "open", "picture"]
 
@@ -44,7 +44,7 @@ def open(paths: Paths, layout: str = "", **options: Any) -> ForeignStore:
 def compare(store: Store | ForeignStore, stream: str, progress: Progress | None = None) -> Drift:
     """Compare all copies of a stream, message by message; reads every byte of them. Raises NotFoundError."""
     if isinstance(store, Store):
-        return side_by_side.compare(store, stream, progress)
+        return store.compare(stream, progress)
     return foreign_side_by_side.compare(store, stream, progress)
 
 

@@ -9,6 +9,7 @@ Every function takes the name of what it reads, which its ValueError begins with
 """
 
 import re
+import time
 from datetime import datetime, timedelta, timezone
 
 _UNITS_NS = {
@@ -100,3 +101,9 @@ def parse_time_ns(text: object, name: str) -> int:
     raise ValueError(
         f"{name}: {text!r} is not a time; valid ones are ISO 8601, like 2026-11-21T12:00:00Z, without a zone UTC"
     )
+
+
+def rfc3339(time_ns: int) -> str:
+    """Return the time in UTC with nanoseconds, for example 2026-01-31T23:59:59.000000001Z."""
+    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"

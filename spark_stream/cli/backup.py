@@ -115,9 +115,7 @@ def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str,
     told = f"{counted(len(found['streams']), 'stream')} in {counted(found['blocks'], 'block')}"
     ask_consent(f"Restore store {found['store_id']} as of {found['time']} ({told}) onto {', '.join(volumes)}?", force)
     with progress_bar("blocks") as progress:
-        restored = restore_store(directory, volumes, progress)
-    restored.store.close()
-    return restored.report
+        return restore_store(directory, volumes, progress).report
 
 
 def _restore_streams(

@@ -97,7 +97,7 @@ def _deliver(text: str) -> dict[str, Any]:
     if text.isdecimal():
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": int(text)}
 
-    from storage_core.store.describe import rfc3339
+    from storage_core.quantities import rfc3339
 
     moment_ns = parse_point_ns(text, "--deliver", DELIVER_WORDS)
     return {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(moment_ns)}

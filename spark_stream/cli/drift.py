@@ -60,15 +60,9 @@ def own(
         if streams or picture or json:
             raise WrongUsage(f"put the options behind the verb: jstream drift {context.invoked_subcommand} ...")
         return
-    from storage_core.store.replicas.side_by_side import compare
-
     check_picture(picture)
     with open_store(resolve_store(context, store)) as opened:
-
-        def compare_one(name: str, progress: ProgressCall | None) -> "Drift":
-            return compare(opened, name, progress)
-
-        found = _compare_all(streams or opened.streams(), compare_one, "blocks")
+        found = _compare_all(streams or opened.streams(), opened.compare, "blocks")
     show(found, picture, json, REMEDY)
 
 

@@ -136,8 +136,8 @@ def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
 
 
 def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
+    from storage_core.paths import resolve_paths
     from storage_core.store.recovery import adopt
-    from storage_core.store.store import resolve_paths
 
     plan = adopt.plan(resolve_paths(volumes))
     if json:

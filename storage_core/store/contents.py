@@ -3,22 +3,20 @@
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from storage_core.block.hashing import msg_id_hashes
 from storage_core.errors import DataLossError, StaleIncarnationError, UnavailableError
 from storage_core.metadata.state import StreamState
-from storage_core.store import describe
+from storage_core.quantities import rfc3339
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest, whole_blocks
 from storage_core.store.reading.reading import ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.writing.duplicates import msg_ids
 from storage_core.subjects import match_mask
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 _MESSAGE_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start
@@ -41,14 +39,14 @@ class Message:
         return {
             "subject": self.subject,
             "seq": self.sequence,
-            "time": describe.rfc3339(self.timestamp_ns),
+            "time": rfc3339(self.timestamp_ns),
             "headers": headers,
             "data": _base64(self.data),
         }
 
 
 def messages(
-    store: "Store", stream: StreamState, first: int, end: int, subject_filters: tuple[str, ...] = ()
+    store: OpenStore, stream: StreamState, first: int, end: int, subject_filters: tuple[str, ...] = ()
 ) -> Iterator[Message]:
     """Yield the messages of [first, end) as values; for people and single messages, not for data that flows."""
     request = ReadRequest((stream.name,), {stream.name: (first, end)}, subject_filters=subject_filters)
@@ -60,7 +58,7 @@ def messages(
             yield Message(stream.name, row["sequence"], row["subject"], row["timestamp_ns"], pairs, row["data"])
 
 
-def last_sequence_of(store: "Store", stream: StreamState, subject_filter: str) -> int | None:
+def last_sequence_of(store: OpenStore, stream: StreamState, subject_filter: str) -> int | None:
     """Return the sequence of the newest message that the filter takes, searching backwards."""
     filters = (subject_filter,)
     options = ReadOptions(("sequence",), subject_filters=filters)
@@ -73,7 +71,7 @@ def last_sequence_of(store: "Store", stream: StreamState, subject_filter: str) -
     return None
 
 
-def first_at_time(store: "Store", stream: StreamState, time_ns: int) -> int | None:
+def first_at_time(store: OpenStore, stream: StreamState, time_ns: int) -> int | None:
     """Return the first sequence whose time is not before `time_ns`, None if there is none."""
     request = ReadRequest((stream.name,), time_first_ns=time_ns)
     options = ReadOptions(("sequence",), time_first_ns=time_ns)
@@ -83,7 +81,7 @@ def first_at_time(store: "Store", stream: StreamState, time_ns: int) -> int | No
     return None
 
 
-def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]) -> dict[str, int]:
+def subject_counts(store: OpenStore, stream: StreamState, filters: tuple[str, ...]) -> dict[str, int]:
     """Return the subjects of the messages that are shown, with their numbers, sorted.
 
     Blocks that are shown whole and carry counts are answered by their footers, others by their subject column.
@@ -102,7 +100,7 @@ def subject_counts(store: "Store", stream: StreamState, filters: tuple[str, ...]
     return dict(sorted(counts.items()))
 
 
-def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | None:
+def _footer_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]] | None:
     try:
         counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
     except (
@@ -113,7 +111,7 @@ def _footer_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]] | N
     return None if counted is None else list(counted.items())
 
 
-def _column_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]]:
+def _column_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]]:
     found: dict[str, int] = {}
     for batch in read_slices([one], ReadOptions(("subject",)), env=store.environment):
         for pair in batch.column("subject").value_counts().to_pylist():
@@ -121,7 +119,7 @@ def _column_counts(store: "Store", one: BlockSlice) -> list[tuple[str, int]]:
     return list(found.items())
 
 
-def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
+def find_msg_id(store: OpenStore, stream: StreamState, msg_id: str) -> int | None:
     """Return the first sequence that carries this msg_id within the duplicate window, None if there is none."""
     wanted = msg_id_hashes(pa.array([msg_id], pa.string()))[0]
     recent = store.environment.now_ns() - stream.config.duplicate_window
@@ -135,7 +133,7 @@ def find_msg_id(store: "Store", stream: StreamState, msg_id: str) -> int | None:
     return None
 
 
-def slices(store: "Store", stream: StreamState, request: ReadRequest) -> BlockSlices:
+def slices(store: OpenStore, stream: StreamState, request: ReadRequest) -> BlockSlices:
     """Return the plan of a read of one stream; raises StaleIncarnationError if it was made again since `stream`."""
     plan = store.plan(request)
     if plan.ranges[0].incarnation != stream.incarnation:

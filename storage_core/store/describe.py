@@ -1,21 +1,20 @@
 """What a store and its streams look like to people and scripts: JSON with the keys of the NATS JetStream API."""
 
 import html
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import GROUP, PRIVATE
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
+from storage_core.store.contents import messages
+from storage_core.store.opened import OpenStore
 from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
 from storage_core.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
@@ -26,12 +25,6 @@ EVENT_KINDS = (
     "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
     "query_unreadable", "consumer_skipped",
 )  # fmt: skip
-
-
-def rfc3339(time_ns: int) -> str:
-    """Return the time in UTC with nanoseconds, for example 2026-01-31T23:59:59.000000001Z."""
-    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanoseconds:09d}Z"
 
 
 # --- the store and its volumes
@@ -128,15 +121,15 @@ def _change(state: StoreState) -> dict[str, Any] | None:
 # --- streams
 
 
-def stream_info(store: "Store", stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
+def stream_info(store: OpenStore, stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
     """Return the shape of `stream info --json`. Reads two messages for their times."""
     times = (_time_of(store, stream, stream.first_sequence), _time_of(store, stream, _last_shown(stream)))
-    return {**stream_summary(stream, times), "cluster": _cluster(survey or Survey(store), stream)}
+    return {**stream_summary(stream, times), "cluster": _cluster(survey or store.survey(), stream)}
 
 
-def stream_report(store: "Store", names: Sequence[str] | None, exact_times: bool) -> list[dict[str, Any]]:
+def stream_report(store: OpenStore, names: Sequence[str] | None, exact_times: bool) -> list[dict[str, Any]]:
     """Return streams in the shape of `stream info --json`; None: all of them, by name."""
-    survey = Survey(store)
+    survey = store.survey()
     state = survey.view.state
     streams = by_name(state) if names is None else [store.stream_state(name, state) for name in names]
     if exact_times:
@@ -187,13 +180,11 @@ def _last_shown(stream: StreamState) -> int:
     return last
 
 
-def _time_of(store: "Store", stream: StreamState, sequence: int) -> str:
-    from storage_core.store import contents
-
+def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     if not stream.low_watermark <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME
     try:
-        found = next(contents.messages(store, stream, sequence, sequence + 1), None)
+        found = next(messages(store, stream, sequence, sequence + 1), None)
     except StorageError:
         return ZERO_TIME  # what is damaged is told by the replica's state, not by failing to show the rest
     return rfc3339(found.timestamp_ns) if found is not None else ZERO_TIME

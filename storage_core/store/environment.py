@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from storage_core import deadlines
 from storage_core.deadlines import VolumeCall
 from storage_core.files import OS_FILES, Files
-from storage_core.store.volume import lock_domain as machine
-from storage_core.store.volume import second_process
+from storage_core.store import lock_domain as machine
+from storage_core.store import second_process
 
 T = TypeVar("T")
 THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for another one

@@ -5,31 +5,30 @@ Store imports this module when one of them is called, since it stands on most of
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from storage_core.comparison import Drift
 from storage_core.errors import ReadOnlyError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers import ownership
 from storage_core.store.maintenance import deleted
 from storage_core.store.maintenance.compaction import Compaction
 from storage_core.store.maintenance.merging import COMPACTING, MAINTAINING, MergePolicy
+from storage_core.store.opened import OpenStore
 from storage_core.store.recovery import membership
 from storage_core.store.recovery.membership import Membership
 from storage_core.store.recovery.repair import Repair
-from storage_core.store.replicas import drift, verification
+from storage_core.store.replicas import drift, side_by_side, verification
 from storage_core.store.replicas.scrub import Scrub
 from storage_core.store.replicas.verification import Progress
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.writing import orphans
 
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
-
 logger = logging.getLogger(__name__)
 INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nobody's answer waits longer for that
 
 
-def look_at_open(store: "Store", state: StoreState) -> None:
+def look_at_open(store: OpenStore, state: StoreState) -> None:
     """Do the maintenance of a writable open if a short look says that some is due: bounded, and never waiting for
     it."""
     env = store.environment
@@ -46,7 +45,7 @@ def look_at_open(store: "Store", state: StoreState) -> None:
         logger.info("%s: maintenance is left for later: %s", store.label, error)
 
 
-def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
+def verify(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     state = store.state()
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
     report, indexes, found = verification.verify(
@@ -57,7 +56,7 @@ def verify(store: "Store", progress: Progress | None, streams: Sequence[str] | N
     return report
 
 
-def _write_down(store: "Store", indexes: Mapping[bytes, VolumeIndex], found: verification.Found) -> None:
+def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], found: verification.Found) -> None:
     """Write what was verified into index.db, a cache, and what was found into the metadata, as events.
 
     Where the store cannot be written the answer is the same. While it is busy reports are left, of which the next
@@ -73,13 +72,18 @@ def _write_down(store: "Store", indexes: Mapping[bytes, VolumeIndex], found: ver
         found.leave_reports(store.volumes(), store.environment)
 
 
-def repair(store: "Store", progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
+def compare(store: OpenStore, stream: str, progress: Progress | None) -> Drift:
+    state = store.state()
+    return side_by_side.compare(state, store.stream_state(stream, state), store.volumes(), store.environment, progress)
+
+
+def repair(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     _check_names(store, streams)
     return Repair(store.metadata, store.environment, store.lock_timeout_s).run(streams, progress)
 
 
 def scrub(
-    store: "Store",
+    store: OpenStore,
     progress: Progress | None,
     limit_bytes: int | None,
     rate_bytes_per_s: int | None,
@@ -90,18 +94,18 @@ def scrub(
     return scrubbing.run(progress, limit_bytes, rate_bytes_per_s, streams)
 
 
-def compact(store: "Store", streams: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
+def compact(store: OpenStore, streams: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
     _check_names(store, streams)
     return compaction(store, COMPACTING).run(streams, progress)
 
 
-def compaction(store: "Store", policy: MergePolicy) -> Compaction:
+def compaction(store: OpenStore, policy: MergePolicy) -> Compaction:
     if store.read_only:
         raise ReadOnlyError(f"{store.label} was opened for reading only", store=store.label)
     return Compaction(store.metadata, store.environment, store.lock_timeout_s, policy)
 
 
-def maintain(store: "Store") -> None:
+def maintain(store: OpenStore) -> None:
     """Do all maintenance that is due, one kind after another; others get their turn in between."""
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
@@ -123,16 +127,16 @@ def maintain(store: "Store") -> None:
         store.maintenance.after(session, everything=True)
 
 
-def membership_of(store: "Store") -> Membership:
+def membership_of(store: OpenStore) -> Membership:
     """Return what adds, removes and replaces volumes."""
     return Membership(store.metadata, store.environment, store.lock_timeout_s)
 
 
-def change_replicas(store: "Store", stream: StreamState, replicas: int) -> None:
+def change_replicas(store: OpenStore, stream: StreamState, replicas: int) -> None:
     """Copy the stream's blocks to more volumes, or let some of them go."""
     membership.change_replicas(store.metadata, store.environment, store.lock_timeout_s, stream.incarnation, replicas)
 
 
-def _check_names(store: "Store", streams: Sequence[str] | None) -> None:
+def _check_names(store: OpenStore, streams: Sequence[str] | None) -> None:
     for name in streams or ():
         store.stream_state(name)

@@ -7,65 +7,39 @@ used from several threads; several processes may open the same volumes. What ope
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from storage_core.errors import (
     AlreadyExistsError,
-    NoQuorumError,
     NotAStoreError,
-    ReadOnlyError,
     StoreBusyError,
-    StreamNotFoundError,
 )
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
-from storage_core.metadata.state import StoreState, StreamState
-from storage_core.paths import local_path
+from storage_core.paths import Paths, check_apart, resolve_paths
 from storage_core.store import describe
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.groups import CommitGroups
-from storage_core.store.ensemble.moving import move
-from storage_core.store.ensemble.session import Session
-from storage_core.store.ensemble.view import View
 from storage_core.store.environment import REAL, Environment
-from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
-from storage_core.store.reading.slices import BlockSlices
-from storage_core.store.replicas.replicas import Survey
+from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.stream import Stream
 from storage_core.store.volume import placement
-from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import appends
-from storage_core.store.writing.appends import CommitResult, WriterBatch
-from storage_core.store.writing.duplicates import MsgIdWindow
-from storage_core.store.writing.limits import Excess, Limits, may_go
-from storage_core.store.writing.staging import StagedBlock, Transaction
+from storage_core.store.writing.limits import Excess, Limits
 
 if TYPE_CHECKING:
+    from storage_core.comparison import Drift
     from storage_core.store.maintenance.compaction import Compaction
-    from storage_core.store.maintenance.maintenance import Maintenance
     from storage_core.store.maintenance.merging import MergePolicy
 
-T = TypeVar("T")
-LOCK_TIMEOUT_S = 60.0
 CREATION_POLL_S = 0.02  # while another process or thread makes the same store
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-class Store:
+class Store(OpenStore):
     """A store of numbered streams on its volumes. Make one with `create` or `open`; a context manager."""
-
-    def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
-        self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
-        self._window, self._limits = MsgIdWindow(), Limits(env)
-        self._commits = CommitGroups(self.session)
-        self.read_only = read_only
 
     @classmethod
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
@@ -74,7 +48,7 @@ class Store:
         Settings: deleted_block_retention, snapshot_every. Raises ValueError (number of volumes, one twice or within
         another, unknown setting), AlreadyExistsError (a directory that is not empty).
         """
-        made = creation.create_volumes(_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
+        made = creation.create_volumes(check_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
         return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
 
     @classmethod
@@ -135,45 +109,6 @@ class Store:
 
     # --- who and where
 
-    @property
-    def id(self) -> bytes:
-        """The store's id, 16 bytes."""
-        return self.metadata.store_id
-
-    @property
-    def paths(self) -> list[str]:
-        """Absolute paths of the volumes, in the order of the store's voters."""
-        return [str(one.path) for one in self.metadata.volumes()]
-
-    def volumes(self) -> tuple[Volume, ...]:
-        """Return every volume of the store, in the order of its voters, as it is found now."""
-        return self.metadata.volumes()
-
-    @property
-    def label(self) -> str:
-        """The store's volumes, for messages."""
-        return self.metadata.label
-
-    @property
-    def environment(self) -> Environment:
-        return self._env
-
-    def state(self) -> StoreState:
-        """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
-        return self.view().state
-
-    def view(self) -> View:
-        """Return the newest committed state, and where in the metadata log it stands."""
-        return self.metadata.view(self.lock_timeout_s)
-
-    def index(self) -> int:
-        """Return the log index that `state` stands at: it grows with every change."""
-        return self.view().index
-
-    def check_host(self) -> None:
-        """Raise OtherHostError if another host writes the store; takes no lock, and writes nothing."""
-        move(self.state(), self.volumes(), self.label, self._env)
-
     def close(self) -> None:
         """Let go of everything; nothing is held between calls, so this only ends the object's use."""
 
@@ -185,31 +120,14 @@ class Store:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Store({', '.join(self.paths)})"
-
     def _repr_html_(self) -> str:
         return describe.store_html(self.info(), self.cluster_info())
 
     # --- streams
 
-    def streams(self) -> list[str]:
-        """Return the names of the streams, sorted."""
-        return sorted(stream.name for stream in self.state().streams.values())
-
     def stream(self, name: str) -> Stream:
         """Return the stream; raises NotFoundError naming the nearest name."""
         return Stream(self, self.stream_state(name).incarnation, name)
-
-    def stream_state(self, name: str, state: StoreState | None = None) -> StreamState:
-        """Return the state of the stream of that name; raises NotFoundError naming the nearest name."""
-        if not isinstance(name, str):
-            raise ValueError(f"name of a stream: {name!r} is not text")
-        state = state or self.state()
-        found = state.stream(name)
-        if found is None:
-            raise StreamNotFoundError(name, self.label, (stream.name for stream in state.streams.values()))
-        return found
 
     def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
         """Make a stream, on every volume unless num_replicas says less; a StreamConfig always says, 1 by default.
@@ -263,91 +181,12 @@ class Store:
         merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
         return Limits(self._env).excess(state, replace(stream, config=merged), self.volumes())
 
-    def enforce_limits(self) -> int:
-        """Remove from every stream what is over its limits, also of those that nobody writes; return how many."""
-        count = 0
-        for stream in self.state().streams.values():
-            if may_go(stream):
-                with self.session(frees=True) as session:
-                    count += appends.enforce(session, stream.incarnation, self._limits)
-        return count
-
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""
         with self.session(frees=True) as session:
             session.propose(DeleteStream(self.stream_state(name, session.state).incarnation))
 
-    # --- appends: begin, write through Stagers, then commit or abort
-
-    def begin(self, streams: Iterable[str] | None = None) -> Transaction:
-        """Return a new transaction over these streams, None for all; it can be sent to other processes.
-
-        Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
-        """
-        if self.read_only:
-            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
-        state = self.state()
-        names = [one.name for one in state.streams.values()] if streams is None else _names(streams) or []
-        for name in names:
-            self.stream_state(name, state)
-        transaction = appends.begin(state, self.volumes(), names, self._env)
-        return replace(transaction, is_routed=streams is None)
-
-    def begin_locally(self, name: str, incarnation: bytes) -> Transaction | None:
-        """Return a transaction over one stream by what this process knows, without a look at the volumes.
-
-        For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
-        raises OutdatedTransaction. None if this process does not know enough.
-        """
-        view, volumes = self.metadata.memory.known.view, self.metadata.known_volumes
-        if self.read_only or view is None or any(one.identity is None for one in volumes):
-            return None
-        stream = view.state.by_incarnation(incarnation)
-        if stream is None or stream.name != name:
-            return None
-        try:
-            return replace(appends.begin(view.state, volumes, [name], self._env), is_local=True)
-        except NoQuorumError:
-            return None
-
-    def commit(
-        self,
-        transaction: Transaction,
-        staged: Sequence[StagedBlock],
-        writer: WriterBatch | None = None,
-        overwrite: Sequence[str] = (),
-    ) -> CommitResult:
-        """Make the staged blocks part of their streams: all of them, durably, when this returns.
-
-        `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
-        before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
-        RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
-        OutcomeUnknownError if the disks failed in between.
-        """
-        return self._commits.run(
-            lambda session: appends.commit(
-                session, transaction, staged, writer, overwrite, self._window, self._limits, self._env
-            )
-        )
-
-    def abort(self, transaction: Transaction) -> bool:
-        """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
-        with self.session() as session:
-            return appends.abort(session, transaction, self._env)
-
     # --- reading
-
-    def plan(self, request: ReadRequest) -> ReadPlan:
-        """Return what a read has to fetch, from metadata alone. Takes no lock."""
-        view = self.view()
-        volumes = self.volumes()
-        slices, ranges = [], []
-        for name in request.streams:
-            stream = self.stream_state(name, view.state)
-            found, covered = plan_stream(view.state, stream, volumes, request)
-            slices.append(found)
-            ranges.append(covered)
-        return ReadPlan(BlockSlices.concatenate(slices), tuple(ranges), view.index)
 
     def first_at_time(self, stream: str, time_ns: int) -> int | None:
         """Return the first sequence whose time is not before `time_ns`; None if there is none."""
@@ -361,7 +200,7 @@ class Store:
 
     def cluster_info(self) -> dict[str, Any]:
         """Return what each volume is like: its metadata, and all copies of streams on it taken together."""
-        return describe.cluster_info(Survey(self))
+        return describe.cluster_info(self.survey())
 
     def report(self, streams: Sequence[str] | None = None, exact_times: bool = False) -> list[dict[str, Any]]:
         """Return these streams (None: all, by name) as `Stream.info` has them, from one look at the volumes.
@@ -369,7 +208,7 @@ class Store:
         Without `exact_times` no message is read: the bounds of the first and last block stand for the times of the
         first and last message.
         """
-        return describe.stream_report(self, _names(streams), exact_times)
+        return describe.stream_report(self, names_of(streams), exact_times)
 
     def events(
         self, limit: int | None = None, stream: str | None = None, kind: str | None = None
@@ -393,7 +232,16 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.verify(self, progress, _names(streams))
+        return operations.verify(self, progress, names_of(streams))
+
+    def compare(self, stream: str, progress: Callable[[int, int], None] | None = None) -> "Drift":
+        """Return all copies of a stream side by side, message by message; reads every byte of them.
+
+        `progress` hears (copies of blocks done, copies in all). Raises NotFoundError.
+        """
+        from storage_core.store import operations
+
+        return operations.compare(self, stream, progress)
 
     def repair(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
@@ -407,7 +255,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.repair(self, progress, _names(streams))
+        return operations.repair(self, progress, names_of(streams))
 
     def scrub(
         self,
@@ -423,7 +271,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, _names(streams))
+        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -436,7 +284,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        return operations.compact(self, _names(streams), progress)
+        return operations.compact(self, names_of(streams), progress)
 
     def compaction(self, policy: "MergePolicy") -> "Compaction":
         """Return what merges blocks, for whoever carries out its tasks elsewhere. Raises ReadOnlyError."""
@@ -466,7 +314,7 @@ class Store:
         """
         from storage_core.store import operations
 
-        operations.membership_of(self).add(_apart(resolve_paths(paths)))
+        operations.membership_of(self).add(check_apart(resolve_paths(paths)))
 
     def remove_volumes(self, names: Sequence[str]) -> None:
         """Remove volumes by name (id in hex), two at a time; streams are moved to others first. Their files stay.
@@ -507,7 +355,7 @@ class Store:
         """
         from storage_core.store.backups import backup
 
-        return backup.backup(self, directory, _names(streams), progress)
+        return backup.backup(self, directory, names_of(streams), progress)
 
     @classmethod
     def restore(
@@ -519,11 +367,11 @@ class Store:
     ) -> "Store":
         """Make a store of a backup on one, three or five directories that are empty or not there yet, and open it.
 
-        Raises what restore.restore does; then nothing was made.
+        Raises what restore.restore_store does; then nothing was made.
         """
-        from storage_core.store.backups.restore import restore  # which makes stores
+        from storage_core.store.backups.restore import restore_store
 
-        return restore(directory, volumes, progress=progress, env=env)
+        return cls(restore_store(directory, volumes, progress, env).metadata, env, False, LOCK_TIMEOUT_S)
 
     def restore_streams(
         self,
@@ -536,76 +384,6 @@ class Store:
 
         Returns what was restored. Raises what restored_streams.restore_streams does; then the store is as before.
         """
-        from storage_core.store.backups.restored_streams import restore_streams  # which works on stores
+        from storage_core.store.backups.restored_streams import restore_streams
 
-        return restore_streams(self, directory, _names(streams), as_names, progress)
-
-    # --- turns
-
-    @contextmanager
-    def session(self, frees: bool = False) -> Iterator[Session]:
-        """Hold the store, and do the bounded maintenance after what was done with it. `frees`: as `Metadata.session`
-        has it."""
-        with self.metadata.session(self.lock_timeout_s, frees=frees) as session:
-            yield session
-            self.maintenance.after(session)
-
-    @cached_property
-    def maintenance(self) -> "Maintenance":
-        """The bounded maintenance of this store, for whoever holds it."""
-        from storage_core.store.maintenance.maintenance import Maintenance
-
-        return Maintenance(self._env)
-
-    def together(self, call: Callable[[Session], T]) -> T:
-        """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it."""
-        return self._commits.run(call)
-
-
-def resolve_paths(paths: Paths) -> list[Path]:
-    """Return absolute paths; text may list several, separated by commas, an element of a list is one, commas and all.
-
-    Raises ValueError for none, one twice, and what is no local path.
-    """
-    given = _listed(paths)
-    if not given or not all(one.strip() for one in given):
-        raise ValueError(f"path: {paths!r} names no volume")
-    resolved = [Path(local_path(one, "path")) for one in given]
-    for position, path in enumerate(resolved):
-        for earlier in resolved[:position]:
-            if os.path.realpath(earlier) == os.path.realpath(path):
-                raise ValueError(f"path: {given[position]!r} is given twice")
-    return resolved
-
-
-def _listed(paths: object) -> list[str]:
-    if isinstance(paths, str):
-        return [part.strip() for part in paths.split(",")]
-    listed = [paths] if isinstance(paths, os.PathLike) or not isinstance(paths, Iterable) else list(paths)
-    texts = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed]
-    for one in texts:
-        if not isinstance(one, str):
-            raise ValueError(f"path: {paths!r} is neither a path nor a list of paths")
-    return [one for one in texts if isinstance(one, str)]
-
-
-def _names(streams: object) -> list[str] | None:
-    """Return names of streams as a list, None for all; text is one name. Raises ValueError for what are no names."""
-    if streams is None:
-        return None
-    listed: list[Any] = [streams] if isinstance(streams, str) or not isinstance(streams, Iterable) else list(streams)
-    for one in listed:
-        if not isinstance(one, str):
-            raise ValueError(f"streams: {streams!r} is neither the name of a stream nor a list of names")
-    return listed
-
-
-def _apart(paths: Sequence[Path]) -> Sequence[Path]:
-    """Return the paths; raises ValueError if one lies within another, and would be lost with it."""
-    for one in paths:
-        for other in paths:
-            if Path(os.path.realpath(other)) in Path(os.path.realpath(one)).parents:
-                raise ValueError(
-                    f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own"
-                )
-    return paths
+        return restore_streams(self, directory, names_of(streams), as_names, progress)

@@ -1,7 +1,7 @@
 """Stream: the face of one stream towards Python. It names one incarnation: a stream made again is another one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,15 +26,13 @@ from storage_core.store import contents, describe
 from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -49,7 +47,7 @@ class Published(NamedTuple):
 class Stream:
     """A named, numbered log of messages. From `Store.stream` or `Store.add_stream`."""
 
-    def __init__(self, store: "Store", incarnation: bytes, name: str) -> None:
+    def __init__(self, store: OpenStore, incarnation: bytes, name: str) -> None:
         self._store, self.incarnation, self.name = store, incarnation, name
 
     def state(self) -> StreamState:

@@ -9,7 +9,6 @@ from harness.processes import Machine
 
 from storage_core.errors import NotAStoreError
 from storage_core.store.backups.backup import open_backup
-from storage_core.store.backups.restore import restore
 from storage_core.store.store import Store
 
 BACKUP = Path("/disk/backup")
@@ -36,7 +35,7 @@ def small(volume_count: int = 1) -> Machine:
 
 
 def restored(machine: Machine, count: int = 1, files: FaultyFiles | None = None) -> Store:
-    return restore(BACKUP, list(NEW[:count]), env=machine.environment(files))
+    return Store.restore(BACKUP, list(NEW[:count]), env=machine.environment(files))
 
 
 def reopened(machine: Machine, count: int = 1) -> Store:

@@ -35,12 +35,11 @@ _RESTORE = """
 import json, sys, time
 from storage_core.errors import StorageError
 from storage_core.store.store import Store
-from storage_core.store.backups.restore import restore
 ended = []
 for path in sys.argv[1:]:
     began, error, text = time.process_time(), None, ""
     try:
-        store = restore(path, path + "-restored")
+        store = Store.restore(path, path + "-restored")
         store.verify()
         for name in store.streams():
             store.stream(name).read().read_all().to_pylist()

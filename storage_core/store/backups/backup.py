@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,25 +34,23 @@ from storage_core.files import write_durably
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
+from storage_core.quantities import rfc3339
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup_format import Backup, BackupBlocks, Manifest
-from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import Environment
+from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.volume import identity, locks, placement
 from storage_core.store.volume.block_store import REPAIR_SUFFIX, BlockStore
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 
 
 def backup(
-    store: "Store", directory: PathLike, streams: Sequence[str] | None = None, progress: Progress | None = None
+    store: OpenStore, directory: PathLike, streams: Sequence[str] | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Back up the store, or these streams, into a directory that is missing, empty or holds an unfinished backup.
 
@@ -123,7 +121,7 @@ def check_apart(directory: Path, volume: Path) -> None:
         raise ValueError(f"a backup in {directory} and a volume in {root}: one must not lie in the other")
 
 
-def _selected(store: "Store", state: StoreState, names: Sequence[str] | None) -> StoreState:
+def _selected(store: OpenStore, state: StoreState, names: Sequence[str] | None) -> StoreState:
     """Return the state with these streams, and without what only the volumes of the store mean something to."""
     chosen = state.streams
     if names is not None:
@@ -209,7 +207,7 @@ class _Planned:
 class _Work:
     """Blocks being copied into a directory that is locked."""
 
-    def __init__(self, store: "Store", path: Path, state: StoreState) -> None:
+    def __init__(self, store: OpenStore, path: Path, state: StoreState) -> None:
         self._store, self._path, self._state, self._env = store, path, state, store.environment
         self._numbers: dict[bytes, int] = {}  # by block id
         self._blocks = BackupBlocks(self._env.files, path, self._numbers)

@@ -30,6 +30,9 @@ from storage_core.file_kinds import RESTORE_MARK
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
+from storage_core.paths import Paths, resolve_paths
+from storage_core.quantities import rfc3339
+from storage_core.store import lock_domain
 from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup import (
     PathLike,
@@ -37,17 +40,15 @@ from storage_core.store.backups.backup import (
     check_apart,
     describe,
     open_backup,
-    selected,
     write_file,
 )
 from storage_core.store.backups.backup_format import Backup
-from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import REAL, Environment
+from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
-from storage_core.store.store import LOCK_TIMEOUT_S, Paths, Store, resolve_paths
-from storage_core.store.volume import identity, lock_domain, locks
+from storage_core.store.volume import identity, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
@@ -58,43 +59,19 @@ logger = logging.getLogger(__name__)
 class Restored:
     """A store that was restored, and what there is to say about that."""
 
-    store: Store
+    metadata: Metadata
     report: dict[str, Any]
-
-
-def restore(
-    directory: PathLike,
-    volumes: Paths,
-    streams: Sequence[str] | None = None,
-    as_names: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
-    env: Environment = REAL,
-) -> Store:
-    """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty.
-
-    With `streams`, `volumes` are those of a store that there is, and these streams are restored into it, under the
-    names that `as_names` gives them. `progress` hears (blocks done, blocks in all). Raises NotAStoreError (no backup),
-    CorruptionError (a damaged one), UnsupportedVersionError, NotFoundError (a stream that is not in it),
-    AlreadyExistsError (a volume that is not empty, a name that is taken), DiskFullError and its like; then everything
-    is as it was before.
-    """
-    from storage_core.store.backups.restored_streams import restore_streams
-
-    if streams is None:
-        if as_names:
-            raise ValueError("as_names: a store is restored with its streams' own names; name the streams as well")
-        return restore_store(directory, volumes, progress, env).store
-    found = open_backup(directory, env)  # before the store is opened: what is wrong with it is said first
-    selected(found, streams)
-    store = Store.open(volumes, env=env)
-    restore_streams(store, directory, streams, as_names, progress)
-    return store
 
 
 def restore_store(
     directory: PathLike, volumes: Paths, progress: Progress | None = None, env: Environment = REAL
 ) -> Restored:
-    """Make a store of a backup, as `restore` says."""
+    """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty.
+
+    `progress` hears (blocks done, blocks in all). Raises NotAStoreError (no backup), CorruptionError (a damaged one),
+    UnsupportedVersionError, AlreadyExistsError (a volume that is not empty), DiskFullError and its like; then
+    everything is as it was before.
+    """
     paths = [Path(os.path.realpath(path)) for path in resolve_paths(volumes)]
     found = open_backup(directory, env)
     creation.check_count(paths)
@@ -105,16 +82,16 @@ def restore_store(
         made = _make(paths, found, progress, env)
     else:
         made = finished
-    store = Store(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
+    store = OpenStore(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
     try:
         with store.session():  # whose maintenance writes the journals of placements
             pass
     except StorageError as error:
         logger.warning("%s: restored, but not written yet: %s", store.label, error)
-    return Restored(store, _report(found, store, finished is not None))
+    return Restored(store.metadata, _report(found, store, finished is not None))
 
 
-def _report(found: Backup, store: Store, finished: bool) -> dict[str, Any]:
+def _report(found: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
     state = store.state()
     streams = []
     for one in describe(found)["streams"]:

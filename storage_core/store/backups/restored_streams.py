@@ -35,19 +35,19 @@ from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams
 from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.quantities import rfc3339
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX as ENTRY_SIZE_MAX
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup import PathLike, Progress, open_backup, selected, stream_summary
 from storage_core.store.backups.backup_format import Backup
 from storage_core.store.backups.restore import Progressing, check_files
-from storage_core.store.describe import rfc3339
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
+from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
-from storage_core.store.store import Store
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
@@ -61,7 +61,7 @@ _COLUMNS = ("sequence", *FRAME_SCHEMA.names)
 
 
 def restore_streams(
-    store: Store,
+    store: OpenStore,
     directory: PathLike,
     streams: Sequence[str] | None = None,
     as_names: Mapping[str, str] | None = None,
@@ -126,7 +126,7 @@ def _check_free(state: StoreState, names: Sequence[str]) -> None:
 
 
 def _prepare(
-    store: Store, session: Session, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
+    store: OpenStore, session: Session, chosen: Sequence[StreamState], names: Sequence[str], env: Environment
 ) -> list[StreamState]:
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
     _check_free(session.state, names)
@@ -167,7 +167,7 @@ def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
     return command
 
 
-def _report(store: Store, found: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
+def _report(store: OpenStore, found: Backup, chosen: Sequence[StreamState], names: Sequence[str]) -> dict[str, Any]:
     state = store.state()
     streams = []
     for before, name in zip(chosen, names, strict=True):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ from storage_core.metadata.consumers import ACK, NAK, TERM, WITHHOLD, acknowledg
 from storage_core.metadata.pending import pending_set
 from storage_core.metadata.reconcile import CONTINUE, FAIL, RANGES_SHOWN, Action, Decision, says_the_same
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.quantities import rfc3339
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
 from storage_core.store.consumers import fetching
@@ -61,10 +62,8 @@ from storage_core.store.consumers.fetching import (
     work_out,
 )
 from storage_core.store.ensemble.session import Session
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.reading import ReadDamage
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 _NOT_WRITABLE = (DiskFullError, NoQuorumError, ReadOnlyError, StoreBusyError, VolumeFailedError)
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.1  # between two looks of a fetch that waits
@@ -126,12 +125,12 @@ class Consumer:
     ack_wait.
     """
 
-    def __init__(self, store: "Store", incarnation: bytes, stream_name: str, name: str) -> None:
+    def __init__(self, store: OpenStore, incarnation: bytes, stream_name: str, name: str) -> None:
         self._store, self._incarnation, self.stream_name, self.name = store, incarnation, stream_name, name
         self._probed_to = 1  # where the last look at messages that are due again ended
 
     @classmethod
-    def add(cls, store: "Store", stream: StreamState, config: ConsumerConfig) -> "Consumer":
+    def add(cls, store: OpenStore, stream: StreamState, config: ConsumerConfig) -> "Consumer":
         """Make a consumer of the stream; raises AlreadyExistsError, ValueError for a start beyond the end."""
         start = _start(store, stream, config)
         store.together(lambda session: session.propose(AddConsumer(stream.incarnation, config, start)))
@@ -404,7 +403,7 @@ class Consumer:
         found = {
             "stream_name": stream.name,
             "name": consumer.name,
-            "created": describe.rfc3339(consumer.created_ns),
+            "created": rfc3339(consumer.created_ns),
             "config": consumer.config.to_json(),
             "delivered": {"stream_seq": delivered},
             "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
@@ -470,7 +469,7 @@ def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events
     return MoveConsumer(stream.incarnation, consumer.name, made.next_sequence, pending_end, events)
 
 
-def _start(store: "Store", stream: StreamState, config: ConsumerConfig) -> int:
+def _start(store: OpenStore, stream: StreamState, config: ConsumerConfig) -> int:
     """Return the sequence with which a new consumer begins."""
     first, end = stream.first_sequence, stream.next_sequence
     if config.deliver_policy == "new":

@@ -20,7 +20,6 @@ then checks that the consumer still stands where it stood.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +35,9 @@ from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
 from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 FETCH_SCHEMA = READ_SCHEMA.append(pa.field("delivery_count", pa.int64(), nullable=False))
 CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more messages back
@@ -178,7 +175,7 @@ def work_out(
 
 
 def look_again(
-    store: "Store", stream: StreamState, consumer: ConsumerState, due: SequenceSet, count_max: int, start: int
+    store: OpenStore, stream: StreamState, consumer: ConsumerState, due: SequenceSet, count_max: int, start: int
 ) -> tuple[Probe, int]:
     """Return which of the messages that are due again can be read, until there are `count_max`, and where that ended.
 
@@ -225,7 +222,7 @@ def _shown_from(stream: StreamState, first: int) -> SequenceSet:
     return SequenceSet.from_ranges([(first, end)]).difference(stream.removed.clip(first, end))
 
 
-def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
+def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
     If the consumer's policy is to fail, only those before the first that cannot be looked at.
@@ -249,7 +246,7 @@ def look_for(store: "Store", stream: StreamState, consumer: ConsumerState, count
     return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
 
 
-def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -> int:
+def count_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int:
     """Return how many messages there are that were never handed out.
 
     With a filter they are counted by reading, each block once in this process as long as it shows the same messages.
@@ -261,7 +258,7 @@ def count_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
     return sum(count for count, _ in _wanted_by_block(store, stream, consumer))
 
 
-def first_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -> int | None:
+def first_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int | None:
     """Return the first message that is there, was never handed out and can be read; found as `count_wanted` counts."""
     if not consumer.config.filter_subjects:
         ahead = stream.shown().clip(consumer.next_sequence, stream.next_sequence)
@@ -269,7 +266,7 @@ def first_wanted(store: "Store", stream: StreamState, consumer: ConsumerState) -
     return next((first for _, first in _wanted_by_block(store, stream, consumer) if first), None)
 
 
-def _wanted_by_block(store: "Store", stream: StreamState, consumer: ConsumerState) -> Iterator[tuple[int, int]]:
+def _wanted_by_block(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> Iterator[tuple[int, int]]:
     filters = consumer.config.filter_subjects
     start, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
     request = ReadRequest((stream.name,), {stream.name: (start, end)}, subject_filters=filters)
@@ -277,7 +274,7 @@ def _wanted_by_block(store: "Store", stream: StreamState, consumer: ConsumerStat
         yield _wanted_in(store, block, filters)
 
 
-def _wanted_in(store: "Store", block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
+def _wanted_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) -> tuple[int, int]:
     """Return how many messages of a slice the filters take, and the first of them, 0 if there is none.
 
     A block never changes, so the answer is remembered.
@@ -302,7 +299,7 @@ def _wanted_in(store: "Store", block: BlockSlice, filters: tuple[str, ...]) -> t
 
 
 def _read(
-    store: "Store",
+    store: OpenStore,
     stream: StreamState,
     consumer: ConsumerState,
     first: int,
@@ -346,7 +343,7 @@ class Rows:
 
 
 def read_rows(
-    store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, size_max: int | None = None
+    store: OpenStore, stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, size_max: int | None = None
 ) -> Rows:
     """Return these messages, and which of them cannot be read.
 
@@ -371,7 +368,7 @@ def read_rows(
 
 
 def _batches(
-    store: "Store", stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, damage: list[ReadDamage]
+    store: OpenStore, stream: StreamState, consumer: ConsumerState, sequences: SequenceSet, damage: list[ReadDamage]
 ) -> Iterator[pa.RecordBatch]:
     """Yield these messages as they are read, no batch empty."""
     for first, end in _stretches(sequences):

@@ -5,7 +5,7 @@ consumer, where the bounds of its block do not say it, and with filter_subjects 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +13,22 @@ from storage_core import buffers
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
+from storage_core.quantities import rfc3339
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.consumers.fetching import decision_of, first_wanted
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 TIMES_KEPT_MAX = 65_536
 _TIMES: dict[tuple[bytes, int], int] = {}  # of messages, by their block's digest and their place in it
 
 
-def consumer_report(store: "Store", streams: Sequence[str] | None = None, settle: bool = True) -> list[dict[str, Any]]:
+def consumer_report(
+    store: OpenStore, streams: Sequence[str] | None = None, settle: bool = True
+) -> list[dict[str, Any]]:
     """Return the consumers of these streams (None: all) as `Consumer.info` has them, and what they are behind by.
 
     What is added: `problem`, why the consumer cannot go on as it stands, or None; and `lag` with `messages` (there and
@@ -46,7 +47,7 @@ def consumer_report(store: "Store", streams: Sequence[str] | None = None, settle
     return found
 
 
-def _reported(store: "Store", stream: StreamState, state: ConsumerState, settle: bool) -> dict[str, Any]:
+def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, settle: bool) -> dict[str, Any]:
     consumer = Consumer(store, stream.incarnation, stream.name, state.name)
     if settle:
         consumer.look()
@@ -58,13 +59,13 @@ def _reported(store: "Store", stream: StreamState, state: ConsumerState, settle:
     lag = {
         "messages": info["num_pending"] + info["num_ack_pending"],
         "oldest_seq": sequence,
-        "oldest_ts": describe.rfc3339(since_ns) if since_ns is not None else None,
+        "oldest_ts": rfc3339(since_ns) if since_ns is not None else None,
         "seconds": max(0, now_ns - since_ns) / 1e9 if since_ns is not None else 0.0,
     }
     return {**info, "problem": decision_of(stream, state).reason or None, "lag": lag}
 
 
-def oldest_open(store: "Store", stream: StreamState, consumer: ConsumerState) -> int | None:
+def oldest_open(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int | None:
     """Return the sequence of the oldest message that waits for its acknowledgement or was never handed out."""
     shown = stream.shown()
     waiting = consumer.outstanding().intersection(shown)
@@ -73,7 +74,7 @@ def oldest_open(store: "Store", stream: StreamState, consumer: ConsumerState) ->
     return first_wanted(store, stream, consumer)
 
 
-def wanted(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
+def wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> SequenceSet:
     """Return the sequences from `first` on of all messages that are there and that the consumer's filter takes."""
     if not consumer.config.filter_subjects:
         return stream.shown().clip(first, stream.next_sequence)
@@ -81,7 +82,7 @@ def wanted(store: "Store", stream: StreamState, consumer: ConsumerState, first: 
     return SequenceSet.from_sequences(np.concatenate(parts))
 
 
-def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
+def _taken(store: OpenStore, stream: StreamState, consumer: ConsumerState, first: int) -> Iterator[np.ndarray]:
     """Yield the sequences from `first` on that the filter takes, a frame at a time; what no copy has is left out."""
     filters = consumer.config.filter_subjects
     request = ReadRequest((stream.name,), {stream.name: (first, stream.next_sequence)}, subject_filters=filters)
@@ -90,7 +91,7 @@ def _taken(store: "Store", stream: StreamState, consumer: ConsumerState, first: 
         yield buffers.numbers(batch.column("sequence"))
 
 
-def time_of(store: "Store", stream: StreamState, sequence: int) -> int | None:
+def time_of(store: OpenStore, stream: StreamState, sequence: int) -> int | None:
     """Return the time of a message in nanoseconds since 1970; of one that cannot be read, when its block begins.
 
     None if no block has it.

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from storage_core.errors import FencedError, StoreBusyError
 from storage_core.files import Lock
@@ -27,11 +26,9 @@ from storage_core.raft.rules import majority
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
+from storage_core.store.opened import OpenStore
 from storage_core.store.volume import locks
 from storage_core.store.volume.volumes import Volume
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "owners"  # of a volume
@@ -62,7 +59,7 @@ def title_of(stream: StreamState, consumer: ConsumerState) -> Title:
 class Ownership:
     """The consumers that a query owns. For one thread at a time; a forked child owns nothing."""
 
-    def __init__(self, store: "Store", take_over: bool) -> None:
+    def __init__(self, store: OpenStore, take_over: bool) -> None:
         self._store, self._take_over = store, take_over
         self.renew()
         locks.renew_in_children(self)

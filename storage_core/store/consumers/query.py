@@ -12,7 +12,6 @@ whatever batch is finished moves it up, one entry of the log for all streams. Su
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from storage_core.errors import DataLossError, OtherHostError, ReadOnlyError, StorageError
 from storage_core.metadata.commands import (
@@ -58,10 +57,8 @@ from storage_core.store.consumers.query_position import (
     waiting_of,
 )
 from storage_core.store.ensemble.session import Session
+from storage_core.store.opened import OpenStore
 from storage_core.store.reading.availability import first_away
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 __all__ = ["QueryPosition", "QueryReader", "Start", "onward"]
 logger = logging.getLogger(__name__)
@@ -96,7 +93,9 @@ class _Quiet:
 class QueryReader:
     """One query's dealings with a store. For one thread at a time, as Spark calls a source."""
 
-    def __init__(self, store: "Store", consumer: str | None = None, take_over: bool = False, own: bool = True) -> None:
+    def __init__(
+        self, store: OpenStore, consumer: str | None = None, take_over: bool = False, own: bool = True
+    ) -> None:
         """`consumer`: the durable consumer that the query reads as, of each of its streams, made by first use.
 
         `take_over`: take it away from a live query. `own=False`: look, and acknowledge on behalf of whoever owns it;

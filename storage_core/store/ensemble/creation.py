@@ -17,11 +17,12 @@ from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
+from storage_core.store import lock_domain
 from storage_core.store.ensemble import unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
-from storage_core.store.volume import lock_domain, locks, log, probe
+from storage_core.store.volume import locks, log, probe
 from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from storage_core.errors import OtherHostError
 from storage_core.metadata.commands import TakeOver
 from storage_core.metadata.state import StoreState
+from storage_core.store import lock_domain
 from storage_core.store.environment import Environment
-from storage_core.store.volume import lock_domain
 from storage_core.store.volume.volumes import Volume
 
 

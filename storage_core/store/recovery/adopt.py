@@ -35,6 +35,7 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
+from storage_core.store import lock_domain
 from storage_core.store.ensemble import creation, decision
 from storage_core.store.ensemble.creation import check_count
 from storage_core.store.ensemble.decision import Found
@@ -44,7 +45,7 @@ from storage_core.store.recovery import rejoin, surviving
 from storage_core.store.recovery.conflicts import Comparison, Conflict
 from storage_core.store.recovery.cover import Cover
 from storage_core.store.recovery.surviving import Claims, Copy, Remains
-from storage_core.store.volume import identity, lock_domain, locks, log, placements, volumes
+from storage_core.store.volume import identity, locks, log, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume

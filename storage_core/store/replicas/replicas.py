@@ -18,7 +18,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,14 +25,13 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.decision import NOT_A_VOLUME, Finding
+from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
+from storage_core.store.environment import Environment
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
-
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
 
 STATES = tuple(VolumeState)
 _WORST_FIRST = (
@@ -77,17 +75,15 @@ class Replica:
 class Survey:
     """One look at all volumes of a store: made once, and asked about any number of its streams."""
 
-    def __init__(self, store: "Store") -> None:
-        self._files = store.environment.files
-        self.view: View = store.view()
-        self.standings: Mapping[bytes, Finding] = _decided(
-            store.metadata.standings(store.lock_timeout_s), self.view.state
-        )
+    def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float) -> None:
+        self._env = env
+        self.view: View = metadata.view(lock_timeout_s)
+        self.standings: Mapping[bytes, Finding] = _decided(metadata.standings(lock_timeout_s), self.view.state)
         voters = {one.volume_id for one in self.view.state.voters}
-        self.volumes: tuple[Volume, ...] = tuple(one for one in store.volumes() if one.volume_id in voters)
+        self.volumes: tuple[Volume, ...] = tuple(one for one in metadata.volumes() if one.volume_id in voters)
         self._at = {one.volume_id: one for one in self.volumes}
-        self._indexes = {one.volume_id: VolumeIndex(self._files, one.path) for one in self.volumes if _readable(one)}
-        self._reported = self._reports(store)
+        self._indexes = {one.volume_id: VolumeIndex(env.files, one.path) for one in self.volumes if _readable(one)}
+        self._reported = self._reports()
 
     def standing(self, volume_id: bytes) -> Finding:
         """Return what the metadata of a volume is like."""
@@ -109,12 +105,12 @@ class Survey:
         """Return the copies of a stream in the order of its placement."""
         return [self._replica(stream, position, one) for position, one in enumerate(stream.placement)]
 
-    def _reports(self, store: "Store") -> dict[bytes, dict[_Copy, int]]:
+    def _reports(self) -> dict[bytes, dict[_Copy, int]]:
         """Return, by volume, which copies readers reported, and when last."""
         found: dict[bytes, dict[_Copy, int]] = {}
         for one in self.volumes:
             try:
-                left = reports.read_all(store.environment, one.path) if _readable(one) else []
+                left = reports.read_all(self._env, one.path) if _readable(one) else []
             except OSError as error:
                 raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state

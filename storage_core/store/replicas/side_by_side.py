@@ -5,52 +5,50 @@ on: a copy has a message whole, or it does not.
 """
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from storage_core.block.reader import BlockReader
 from storage_core.comparison import CopyDrift, Drift, RunsBuilder, State, labels_of
 from storage_core.errors import StorageError
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
+from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import STRUCTURE, LiveBlock, Wrong
 from storage_core.store.replicas.verification import Progress, check_blocks, counts
 from storage_core.store.volume.volumes import Volume
 
-if TYPE_CHECKING:
-    from storage_core.store.store import Store
-
 LAYOUT = "jstream"
 
 
-def compare(store: "Store", stream: str, progress: Progress | None = None) -> Drift:
+def compare(
+    state: StoreState, stream: StreamState, volumes: Sequence[Volume], env: Environment, progress: Progress | None
+) -> Drift:
     """Return the copies of a stream side by side, in the order of its placement. Nothing is written or repaired.
 
-    `progress` hears (copies of blocks done, copies in all). Raises NotFoundError.
+    `progress` hears (copies of blocks done, copies in all).
     """
-    state = store.state()
-    one = store.stream_state(stream, state)
-    volumes = {volume.volume_id: volume for volume in store.volumes()}
-    there = {volume_id: volumes[volume_id] for volume_id in one.placement if volume_id in volumes}
+    by_id = {volume.volume_id: volume for volume in volumes}
+    there = {volume_id: by_id[volume_id] for volume_id in stream.placement if volume_id in by_id}
     counted = [volume for volume in there.values() if counts(state, volume)]
-    shown, env = one.shown(), store.environment
+    shown = stream.shown()
     copies = {volume.volume_id: _Copy(volume) for volume in counted}
     together = RunsBuilder()
-    for checked in check_blocks(state, [one], counted, env, progress):
+    for checked in check_blocks(state, [stream], counted, env, progress):
         inside = shown.clip(checked.block.first, checked.block.end)
         lost = inside
         for volume_id, wrong in checked.found.items():
             lost = lost.intersection(copies[volume_id].add(checked.block, inside, wrong))
         together.add_set(inside.difference(lost), State.THERE)
         together.add_set(lost, State.MISSING)
-    names = [str(there[each].path) if each in there else each.hex() for each in one.placement]
+    names = [str(there[each].path) if each in there else each.hex() for each in stream.placement]
     found = [
-        copies[volume_id].drift(label, one)
+        copies[volume_id].drift(label, stream)
         if volume_id in copies
         else _absent(there.get(volume_id), label, path, shown)
-        for volume_id, label, path in zip(one.placement, labels_of(names), names, strict=True)
+        for volume_id, label, path in zip(stream.placement, labels_of(names), names, strict=True)
     ]
-    return Drift(one.name, LAYOUT, tuple(found), together.build())
+    return Drift(stream.name, LAYOUT, tuple(found), together.build())
 
 
 class _Copy:

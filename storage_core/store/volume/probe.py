@@ -17,7 +17,7 @@ from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import Files
 from storage_core.os_errors import FULL, raise_if_of_process
 from storage_core.store.environment import Environment
-from storage_core.store.volume.lock_domain import LOCAL
+from storage_core.store.lock_domain import LOCAL
 
 FIRST, SECOND = NAMES = ("probe", "probe.new")  # left there only where the process was killed meanwhile
 PAGE = 4096

@@ -38,7 +38,7 @@ from storage_core.metadata.state import StoreState, encode_state, encode_stream
 from storage_core.raft import log_format
 from storage_core.store.backups import backup_format, restored_streams
 from storage_core.store.backups.backup import backup, open_backup, read_manifest
-from storage_core.store.backups.restore import restore, restore_store
+from storage_core.store.backups.restore import restore_store
 from storage_core.store.ensemble import creation
 from storage_core.store.environment import REAL
 from storage_core.store.reading.plan import ReadRequest
@@ -76,7 +76,7 @@ def test_a_restored_store_is_the_store_on_as_many_volumes_as_are_given(of: int, 
     report = backup(before, BACKUP)
     assert (report["whole_store"], report["index"]) == (True, before.index())
     made = restore_store(BACKUP, list(NEW[:to]), env=machine.environment())
-    store = made.store
+    store = Store(made.metadata, machine.environment(), False, 60)
     assert seen_in_store(store, with_times=True) == seen
     assert without_volumes(store.state()) == without_volumes(state)
     assert store.verify()["ok"]
@@ -132,7 +132,7 @@ def test_a_backup_of_some_streams_has_no_others(saved: Machine) -> None:
     machine = saved.copy()
     report = backup(machine.open(), "/disk/some", streams=["notes"])
     assert (report["whole_store"], [one["name"] for one in report["streams"]]) == (False, ["notes"])
-    store = restore("/disk/some", NEW[0], env=machine.environment())
+    store = Store.restore("/disk/some", NEW[0], env=machine.environment())
     assert store.streams() == ["notes"]
     assert seen_in_store(store)["notes"] == seen_in_store(machine.open())["notes"]
 
@@ -147,7 +147,9 @@ def test_a_store_without_streams_and_a_stream_without_messages_are_restored() ->
 def test_a_backup_of_a_restored_store_is_equal_to_the_one_before(saved: Machine) -> None:
     machine = saved.copy()
     backup(restored(machine), "/disk/again")
-    assert seen_in_store(restore("/disk/again", NEW[1], env=machine.environment())) == seen_in_store(machine.open())
+    assert seen_in_store(Store.restore("/disk/again", NEW[1], env=machine.environment())) == seen_in_store(
+        machine.open()
+    )
 
 
 # --- damage of the store that is backed up
@@ -166,7 +168,7 @@ def test_each_block_is_taken_from_whichever_copies_are_whole(saved: Machine) -> 
     machine.disk.remove(second)
     seen = seen_in_store(store)
     backup(store, "/disk/other")
-    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen
+    assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen
 
 
 def test_a_message_without_a_whole_copy_keeps_a_backup_from_being_finished(saved: Machine) -> None:
@@ -185,7 +187,7 @@ def test_a_process_that_had_the_store_open_is_told_that_another_one_is_there(tmp
     store.add_stream({"name": "S"}).publish("S", b"1")
     backup(store, tmp_path / "backup")
     shutil.rmtree(tmp_path / "volume")
-    restore(tmp_path / "backup", [tmp_path / "volume"])
+    Store.restore(tmp_path / "backup", [tmp_path / "volume"])
     for _ in range(2):
         with pytest.raises(NotAStoreError, match="restored or made anew: open it again"):
             store.stream("S").publish("S", b"2")
@@ -202,7 +204,7 @@ def test_what_was_declared_lost_is_lost_in_the_restored_store_as_well(saved: Mac
     assert lost
     seen = seen_in_stream(store.stream("orders"))
     backup(store, "/disk/other")
-    again = restore("/disk/other", NEW[0], env=machine.environment())
+    again = Store.restore("/disk/other", NEW[0], env=machine.environment())
     assert again.state().streams["orders"].lost.encode() == lost.encode()
     assert seen_in_stream(again.stream("orders")) == seen
 
@@ -266,7 +268,7 @@ def test_a_backup_goes_on_with_the_blocks_that_are_there(saved: Machine) -> None
     store.stream("orders").append(to_table([Row("orders.eu", b"in between")]))
     report = backup(store, "/disk/other")
     assert 0 < report["copied"] < report["blocks"]
-    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
+    assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
 
 
 # --- damaged and foreign backups
@@ -288,7 +290,7 @@ def test_every_byte_of_a_backup_counts(saved: Machine) -> None:
             else:
                 machine.disk.overwrite(path, content)
             with pytest.raises((CorruptionError, NotAStoreError), match=name if content else "backup"):
-                restore(BACKUP, NEW[0], env=env)
+                Store.restore(BACKUP, NEW[0], env=env)
             assert not env.files.is_directory(NEW[0])
 
     for path, content in whole.items():
@@ -326,7 +328,7 @@ def test_what_is_no_backup_says_what_it_is(saved: Machine, monkeypatch: pytest.M
         (machine.paths[0], "it is a volume of a store"),
     ):
         with pytest.raises(NotAStoreError, match=reason):
-            restore(directory, NEW[0], env=env)
+            Store.restore(directory, NEW[0], env=env)
     manifest = open_manifest(machine)
     with monkeypatch.context() as patched:
         patched.setattr(backup_format, "FORMAT_VERSION", 2)
@@ -358,10 +360,8 @@ def test_volumes_that_are_not_empty_or_too_many_are_refused_and_left_alone(saved
         ([BACKUP / "volume"], ValueError, "must not lie in the other"),
     ):
         with pytest.raises(error, match=reason):
-            restore(BACKUP, volumes, env=env)
+            Store.restore(BACKUP, volumes, env=env)
     assert set(files_below(machine, Path("/disk"))) == set(before)
-    with pytest.raises(ValueError, match="name the streams as well"):
-        restore(BACKUP, NEW[0], as_names={"notes": "copy"}, env=env)
 
 
 def test_blocks_removed_for_longer_than_they_are_kept_are_told_of(saved: Machine) -> None:
@@ -381,14 +381,14 @@ def test_blocks_removed_for_longer_than_they_are_kept_are_told_of(saved: Machine
     with pytest.raises(StorageError, match="make it again"), quiet():
         backup(store, "/disk/other", progress=purge)
     backup(store, "/disk/other")
-    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
+    assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(store)
 
 
 def test_progress_counts_up_to_what_there_is(saved: Machine) -> None:
     machine = saved.copy()
     for act, total in (
         (lambda hear: backup(machine.open(), "/disk/other", progress=hear), 1),
-        (lambda hear: restore("/disk/other", list(NEW[:3]), progress=hear, env=machine.environment()), 4),
+        (lambda hear: Store.restore("/disk/other", list(NEW[:3]), progress=hear, env=machine.environment()), 4),
     ):
         heard: list[tuple[int, int]] = []
         act(lambda done, of, heard=heard: heard.append((done, of)))
@@ -402,7 +402,7 @@ def test_stray_blocks_of_a_volume_are_in_no_backup(saved: Machine) -> None:
     transaction = store.begin(["notes"])
     stage(store, transaction, {"notes": [Row("notes", b"staged")]})
     backup(store, "/disk/other")
-    again = restore("/disk/other", NEW[0], env=machine.environment())
+    again = Store.restore("/disk/other", NEW[0], env=machine.environment())
     directory = block_directory(NEW[0], again.stream("notes").incarnation)
     assert len(machine.files().list_directory(directory)) == len(again.state().streams["notes"].blocks)
     assert replace(again.view(), index=0)
@@ -420,13 +420,17 @@ def test_two_backups_into_one_directory_do_not_meet(saved: Machine) -> None:
 
     backup(machine.open(), "/disk/other", progress=begin_another)
     assert met
-    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+    assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(
+        machine.open()
+    )
 
 
 def test_a_store_opened_for_reading_can_be_backed_up(saved: Machine) -> None:
     machine = saved.copy()
     backup(machine.open(read_only=True), "/disk/other")
-    assert seen_in_store(restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(machine.open())
+    assert seen_in_store(Store.restore("/disk/other", NEW[0], env=machine.environment())) == seen_in_store(
+        machine.open()
+    )
 
 
 def test_a_backup_of_another_host_is_written_from_where_it_is_restored(saved: Machine) -> None:
@@ -434,7 +438,7 @@ def test_a_backup_of_another_host_is_written_from_where_it_is_restored(saved: Ma
     here = replace(machine.environment(), lock_domain=lambda: "another host")
     with Store.open(list(machine.paths), lock_timeout_s=0.0, env=here) as original, pytest.raises(StoreBusyError):
         original.stream("notes").append(to_table([Row("notes", b"x")]))
-    store = restore(BACKUP, NEW[0], env=here)
+    store = Store.restore(BACKUP, NEW[0], env=here)
     assert store.stream("notes").append(to_table([Row("notes", b"x")]))
     with pytest.raises(StoreBusyError):
         reopened(machine).stream("notes").append(to_table([Row("notes", b"x")]))

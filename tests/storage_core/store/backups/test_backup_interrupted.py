@@ -18,7 +18,6 @@ from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 from storage_core.errors import AlreadyExistsError, DiskFullError, NotAStoreError, StorageError
 from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup import backup
-from storage_core.store.backups.restore import restore
 from storage_core.store.store import Store
 from storage_core.store.volume import identity
 
@@ -178,6 +177,6 @@ def test_an_interrupt_leaves_a_backup_and_a_restore_to_be_gone_on_with() -> None
     assert not is_backup(machine)
     assert backup(machine.open(), BACKUP)["copied"] == 1
     with pytest.raises(KeyboardInterrupt):
-        restore(BACKUP, list(NEW[:3]), progress=interrupt, env=machine.environment())
+        Store.restore(BACKUP, list(NEW[:3]), progress=interrupt, env=machine.environment())
     assert all(identity.RESTORING in machine.files().list_directory(volume) for volume in NEW[:3])
     assert seen_in_store(restored(machine, 3), with_times=True) == seen

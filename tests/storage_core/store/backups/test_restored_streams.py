@@ -22,7 +22,6 @@ from storage_core.errors import (
     StorageError,
 )
 from storage_core.store.backups.backup import backup
-from storage_core.store.backups.restore import restore
 from storage_core.store.backups.restored_streams import PREPARED_NS, restore_streams
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
@@ -119,12 +118,6 @@ def test_history_of_a_restored_stream_is_its_own(saved: Machine) -> None:
     ((history, first),) = store.stream_state("copy").histories
     assert first == 1
     assert history not in {one for one, _ in store.stream_state("orders").histories}
-
-
-def test_the_function_opens_the_store_that_is_named(saved: Machine) -> None:
-    machine = saved.copy()
-    found = restore(BACKUP, list(machine.paths), ["notes"], {"notes": "copy"}, env=machine.environment())
-    assert found.streams() == ["copy", "notes", "orders"]
 
 
 def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machine) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from storage_core.errors import OtherHostError, RequirementError, StoreBusyError
+from storage_core.store import lock_domain as domains
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.store import Store
-from storage_core.store.volume import lock_domain as domains
 
 BOOTS = {name: f"{number}c65ab4d-0b52-4b17-9d4f-6f0c1d2e3a4b" for number, name in enumerate(("a", "b", "c"))}
 LOCAL, SHARED = "ext4", "nfs4"
@@ -168,7 +168,7 @@ def test_the_domain_of_this_machine_is_the_same_in_every_process() -> None:
     import subprocess
     import sys
 
-    program = "from storage_core.store.volume.lock_domain import lock_domain; print(lock_domain())"
+    program = "from storage_core.store.lock_domain import lock_domain; print(lock_domain())"
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert outcome.stdout.strip() == domains.lock_domain()
 

@@ -1,0 +1,224 @@
+"""A store that is open: its metadata, its volumes, sessions, plans and appends, for all that is built on them.
+
+Everything below one `OpenStore` may be used from several threads; several processes may open the same volumes. Users
+have a `Store`, which adds streams as objects, and what operators ask for.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from storage_core.errors import (
+    NoQuorumError,
+    ReadOnlyError,
+    StreamNotFoundError,
+)
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.store.ensemble.ensemble import Metadata
+from storage_core.store.ensemble.groups import CommitGroups
+from storage_core.store.ensemble.moving import move
+from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.view import View
+from storage_core.store.environment import Environment
+from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
+from storage_core.store.reading.slices import BlockSlices
+from storage_core.store.replicas.replicas import Survey
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing import appends
+from storage_core.store.writing.appends import CommitResult, WriterBatch
+from storage_core.store.writing.duplicates import MsgIdWindow
+from storage_core.store.writing.limits import Limits, may_go
+from storage_core.store.writing.staging import StagedBlock, Transaction
+
+if TYPE_CHECKING:
+    from storage_core.store.maintenance.maintenance import Maintenance
+
+T = TypeVar("T")
+LOCK_TIMEOUT_S = 60.0
+
+
+class OpenStore:
+    """What streams, consumers, reports and repairs need of a store."""
+
+    def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
+        self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
+        self._window, self._limits = MsgIdWindow(), Limits(env)
+        self._commits = CommitGroups(self.session)
+        self.read_only = read_only
+
+    # --- who and where
+
+    @property
+    def id(self) -> bytes:
+        """The store's id, 16 bytes."""
+        return self.metadata.store_id
+
+    @property
+    def paths(self) -> list[str]:
+        """Absolute paths of the volumes, in the order of the store's voters."""
+        return [str(one.path) for one in self.metadata.volumes()]
+
+    def volumes(self) -> tuple[Volume, ...]:
+        """Return every volume of the store, in the order of its voters, as it is found now."""
+        return self.metadata.volumes()
+
+    @property
+    def label(self) -> str:
+        """The store's volumes, for messages."""
+        return self.metadata.label
+
+    @property
+    def environment(self) -> Environment:
+        return self._env
+
+    def state(self) -> StoreState:
+        """Return the newest committed state; costs a listing and a few small reads if nothing has changed."""
+        return self.view().state
+
+    def view(self) -> View:
+        """Return the newest committed state, and where in the metadata log it stands."""
+        return self.metadata.view(self.lock_timeout_s)
+
+    def index(self) -> int:
+        """Return the log index that `state` stands at: it grows with every change."""
+        return self.view().index
+
+    def check_host(self) -> None:
+        """Raise OtherHostError if another host writes the store; takes no lock, and writes nothing."""
+        move(self.state(), self.volumes(), self.label, self._env)
+
+    def __repr__(self) -> str:
+        return f"Store({', '.join(self.paths)})"
+
+    # --- streams
+
+    def streams(self) -> list[str]:
+        """Return the names of the streams, sorted."""
+        return sorted(stream.name for stream in self.state().streams.values())
+
+    def stream_state(self, name: str, state: StoreState | None = None) -> StreamState:
+        """Return the state of the stream of that name; raises NotFoundError naming the nearest name."""
+        if not isinstance(name, str):
+            raise ValueError(f"name of a stream: {name!r} is not text")
+        state = state or self.state()
+        found = state.stream(name)
+        if found is None:
+            raise StreamNotFoundError(name, self.label, (stream.name for stream in state.streams.values()))
+        return found
+
+    def enforce_limits(self) -> int:
+        """Remove from every stream what is over its limits, also of those that nobody writes; return how many."""
+        count = 0
+        for stream in self.state().streams.values():
+            if may_go(stream):
+                with self.session(frees=True) as session:
+                    count += appends.enforce(session, stream.incarnation, self._limits)
+        return count
+
+    def plan(self, request: ReadRequest) -> ReadPlan:
+        """Return what a read has to fetch, from metadata alone. Takes no lock."""
+        view = self.view()
+        volumes = self.volumes()
+        slices, ranges = [], []
+        for name in request.streams:
+            stream = self.stream_state(name, view.state)
+            found, covered = plan_stream(view.state, stream, volumes, request)
+            slices.append(found)
+            ranges.append(covered)
+        return ReadPlan(BlockSlices.concatenate(slices), tuple(ranges), view.index)
+
+    def survey(self) -> Survey:
+        """Look at all volumes once, for questions about any number of streams."""
+        return Survey(self.metadata, self._env, self.lock_timeout_s)
+
+    # --- appends: begin, write through Stagers, then commit or abort
+
+    def begin(self, streams: Iterable[str] | None = None) -> Transaction:
+        """Return a new transaction over these streams, None for all; it can be sent to other processes.
+
+        Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
+        """
+        if self.read_only:
+            raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
+        state = self.state()
+        names = [one.name for one in state.streams.values()] if streams is None else names_of(streams) or []
+        for name in names:
+            self.stream_state(name, state)
+        transaction = appends.begin(state, self.volumes(), names, self._env)
+        return replace(transaction, is_routed=streams is None)
+
+    def begin_locally(self, name: str, incarnation: bytes) -> Transaction | None:
+        """Return a transaction over one stream by what this process knows, without a look at the volumes.
+
+        For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
+        raises OutdatedTransaction. None if this process does not know enough.
+        """
+        view, volumes = self.metadata.memory.known.view, self.metadata.known_volumes
+        if self.read_only or view is None or any(one.identity is None for one in volumes):
+            return None
+        stream = view.state.by_incarnation(incarnation)
+        if stream is None or stream.name != name:
+            return None
+        try:
+            return replace(appends.begin(view.state, volumes, [name], self._env), is_local=True)
+        except NoQuorumError:
+            return None
+
+    def commit(
+        self,
+        transaction: Transaction,
+        staged: Sequence[StagedBlock],
+        writer: WriterBatch | None = None,
+        overwrite: Sequence[str] = (),
+    ) -> CommitResult:
+        """Make the staged blocks part of their streams: all of them, durably, when this returns.
+
+        `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
+        before gives the same result again and stores nothing. Raises TransactionAbortedError, FencedError,
+        RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
+        OutcomeUnknownError if the disks failed in between.
+        """
+        return self._commits.run(
+            lambda session: appends.commit(
+                session, transaction, staged, writer, overwrite, self._window, self._limits, self._env
+            )
+        )
+
+    def abort(self, transaction: Transaction) -> bool:
+        """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
+        with self.session() as session:
+            return appends.abort(session, transaction, self._env)
+
+    # --- sessions
+
+    @contextmanager
+    def session(self, frees: bool = False) -> Iterator[Session]:
+        """Hold the store, and do the bounded maintenance after what was done with it. `frees`: as `Metadata.session`
+        has it."""
+        with self.metadata.session(self.lock_timeout_s, frees=frees) as session:
+            yield session
+            self.maintenance.after(session)
+
+    @cached_property
+    def maintenance(self) -> "Maintenance":
+        """The bounded maintenance of this store, for whoever holds it."""
+        from storage_core.store.maintenance.maintenance import Maintenance
+
+        return Maintenance(self._env)
+
+    def together(self, call: Callable[[Session], T]) -> T:
+        """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it."""
+        return self._commits.run(call)
+
+
+def names_of(streams: object) -> list[str] | None:
+    """Return names of streams as a list, None for all; text is one name. Raises ValueError for what are no names."""
+    if streams is None:
+        return None
+    listed: list[Any] = [streams] if isinstance(streams, str) or not isinstance(streams, Iterable) else list(streams)
+    for one in listed:
+        if not isinstance(one, str):
+            raise ValueError(f"streams: {streams!r} is neither the name of a stream nor a list of names")
+    return listed
