@@ -8,7 +8,7 @@ from pathlib import Path
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONTINUOUS, Pipeline, load_pipeline
 from spark_stream.pipelines.errors import RunFailedError
-from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
+from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.run import Prepared, Reporter, Run, Stop, Watcher, prepare
 from spark_stream.pipelines.session import pipeline_session
 from spark_stream.pipelines.source import check_stores, take_over_stores
@@ -90,7 +90,7 @@ def prepared(
             report("checking the transformation")
             yield prepare(pipeline, spark)
     except SPARK_ERRORS as error:
-        raise RunFailedError(in_words(error)) from error
+        raise RunFailedError(in_words(error), code_of(error)) from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from datasource.places import open_store
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import CONSOLE, DELTA, PARQUET, UPSERT, Pipeline
 from spark_stream.pipelines.errors import BackfillRefusedError, RunFailedError
-from spark_stream.pipelines.failures import SPARK_ERRORS, in_words
+from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON
 from spark_stream.pipelines.run import Prepared, store_batch
@@ -171,7 +171,7 @@ class Backfill:
         try:
             self._store()
         except SPARK_ERRORS as error:
-            raise RunFailedError(in_words(error)) from error
+            raise RunFailedError(in_words(error), code_of(error)) from error
         self._note("done")
         self.summary.finish(True)
 

@@ -1,10 +1,6 @@
 """What a pipeline refuses, or fails with. Each error has a code and fields, as the errors of the store have."""
 
-import re
-
 from storage_core.errors import StorageError
-
-_CODE = re.compile(r"\[(JSTREAM_[A-Z_]+)\]")
 
 
 class PipelineError(StorageError):
@@ -66,7 +62,9 @@ class RunFailedError(PipelineError):
     code = "JSTREAM_RUN_FAILED"
     cause: str | None = None  # the code of the store's error that ended it
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        coded = _CODE.search(text)
-        self.cause = coded[1] if coded else None
+    def __init__(self, text: str, cause: str | None = None) -> None:
+        super().__init__(text, cause)
+        self._text, self.cause = text, cause
+
+    def sentence(self) -> str:
+        return self._text

@@ -7,12 +7,14 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from spark_stream.launching import SparkNotStartedError
+from storage_core.errors import StorageError
 
 _RAISED = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 # A look-ahead, because one condition's text may hold another's.
 _CONDITION = re.compile(r"(?=\[([A-Z][A-Z0-9_.]+)\] (.*?)(?: SQLSTATE: \w+)?$)", re.MULTILINE)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.+)$", re.MULTILINE)
 _OF_PYTHON = re.compile(r"(?:\w+\.)*(\w+): (.*)")
+_CODED = re.compile(r"\w+: \[(JSTREAM_[A-Z_]+)\] ")  # as datasource/edge.py lets errors of the store show theirs
 _WRAPPERS = (
     "FAILED_EXECUTE_UDF",
     "FOREACH_BATCH_USER_FUNCTION_ERROR",
@@ -36,6 +38,17 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, (PySparkException, Py4JJavaError)):
         return explain(error)
     return f"Spark's JVM does not answer any more: it was killed, or ran out of memory ({explain(error)})"
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return the code of the store's error that an error comes down to, None if that is none of the store's.
+
+    Of an error that leaves a process of Spark's nothing is left but its text.
+    """
+    if isinstance(error, StorageError):
+        return error.code
+    coded = _CODED.match(in_words(error)) if isinstance(error, SPARK_ERRORS) else None
+    return coded[1] if coded else None
 
 
 def explain(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from datasource.schema import check_write_schema
 from spark_stream.pipelines.beginnings import Beginnings
 from spark_stream.pipelines.config import APPEND, CONTINUOUS, DELTA, JSTREAM, PARQUET, Pipeline, interval_s
 from spark_stream.pipelines.errors import DefinitionError, RunFailedError
-from spark_stream.pipelines.failures import SPARK_ERRORS, explain, in_words
+from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, explain, in_words
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import REASON, Fields, bad, good, parse, payload_fields, refuse_bad
 from spark_stream.pipelines.sinks import write_dead_letters, write_rows
@@ -176,9 +176,9 @@ class Run:
                 if letters is not None:
                     self._attend([letters], stop)
         except SPARK_ERRORS as error:
-            told = in_words(self._failure or error)
+            failure = self._failure or error
             option, key = "with option failOnDataLoss=false", "with fail_on_data_loss = false below [source]"
-            raise RunFailedError(told.replace(option, key)) from error
+            raise RunFailedError(in_words(failure).replace(option, key), code_of(failure)) from error
         finished = not stop.asked.is_set() or self._mode == CONTINUOUS
         self.summary.finish(finished, stopped=stop.reason)
 

@@ -25,7 +25,7 @@ MADE: list[tuple[StorageError, dict[str, Any], str]] = [
         "[JSTREAM_CHECKPOINT_HELD] checkpoint /check is held by etl run, process 7 on host a",
     ),
     (
-        errors.RunFailedError("DataLossError: [JSTREAM_DATA_LOSS] sequences 1 to 5 are lost"),
+        errors.RunFailedError("DataLossError: [JSTREAM_DATA_LOSS] sequences 1 to 5 are lost", "JSTREAM_DATA_LOSS"),
         {"cause": "JSTREAM_DATA_LOSS"},
         "[JSTREAM_RUN_FAILED] DataLossError: [JSTREAM_DATA_LOSS] sequences 1 to 5 are lost",
     ),

@@ -1,8 +1,10 @@
 """What an error comes down to, from the texts that Spark really gives."""
 
 import pytest
+from pyspark.errors import PySparkException
 
-from spark_stream.pipelines.failures import explain
+from spark_stream.pipelines.failures import code_of, explain
+from storage_core.errors import DataLossError
 
 
 class FromJvm(Exception):
@@ -56,3 +58,23 @@ STREAM_FAILED = "[STREAM_FAILED] Query [id = 5f, runId = 6a] terminated with exc
 )
 def test_the_reason_is_the_one_at_the_bottom(error: Exception, told: str) -> None:
     assert explain(error) == told
+
+
+LOST = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nstorage_core.errors.DataLossError: {}\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DataLossError("sequences 1 to 5 are lost"), "JSTREAM_DATA_LOSS"),
+        (PySparkException(LOST.format("[JSTREAM_DATA_LOSS] sequences 1 to 5 are lost")), "JSTREAM_DATA_LOSS"),
+        (
+            PySparkException("[USER_RAISED_EXCEPTION] X: payload [JSTREAM_DATA_LOSS] 5 is not JSON SQLSTATE: P0001"),
+            None,
+        ),
+        (PySparkException(LOST.format("a stream called [JSTREAM_DATA_LOSS] is lost")), None),
+        (ValueError("DataLossError: [JSTREAM_DATA_LOSS] says a user's function"), None),
+    ],
+)
+def test_the_code_is_that_of_an_error_of_the_store(error: Exception, code: str | None) -> None:
+    assert code_of(error) == code
