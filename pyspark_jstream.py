@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from datasource.acknowledging import acknowledge
     from datasource.registration import register
+    from datasource.scan import scan
     from spark_stream import rescue
     from spark_stream.pipelines.api import run_pipeline
     from spark_stream.session import session
@@ -33,6 +34,7 @@ __all__ = [
     "register",
     "rescue",
     "run_pipeline",
+    "scan",
     "session",
     "use_this_python",
 ]
@@ -45,6 +47,7 @@ _OFFERED = {
     "register": ("datasource.registration", "register"),
     "rescue": ("spark_stream.rescue", None),
     "run_pipeline": ("spark_stream.pipelines.api", "run_pipeline"),
+    "scan": ("datasource.scan", "scan"),
     "session": ("spark_stream.session", "session"),
 }
 

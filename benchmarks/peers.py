@@ -31,6 +31,7 @@ from benchmarks.spark_batch import (
     run_from_command_line,
     start_session,
 )
+from datasource.scan import scan
 from storage_core import Store
 
 MESSAGES = 4_000_000
@@ -45,6 +46,7 @@ RATIOS: tuple[Ratio, ...] = (
     ("streaming read / Kafka's", "stream read jstream", "stream read kafka", 1.8),
     ("streaming write / batch append", "stream write jstream", "write jstream", 0.9),
     ("a warm micro-batch / one of Parquet files", "trigger jstream", "trigger parquet", 0.83),
+    ("bulk read by scan / batch read", "scan jstream", "read jstream", 1.2),
     ("batch read / Delta's", "read jstream", "read delta", 1.1),
     ("batch read / Kafka's", "read jstream", "read kafka", None),
     ("append R1 / Delta's", "write jstream", "write delta", 1.1),
@@ -137,9 +139,13 @@ class Peers:
         for kind in (*self.kinds, "ready batches"):
             self.run.time(f"read {kind}", counted, lambda kind=kind: self.drain(kind))  # type: ignore[misc]
             self.run.time(f"stream read {kind}", counted, lambda kind=kind: self.stream(kind))  # type: ignore[misc]
+        self.run.time("scan jstream", counted, self.scan)
 
     def drain(self, kind: str) -> None:
         self.load(self.spark.read, kind).write.format("noop").mode("overwrite").save()
+
+    def scan(self) -> None:
+        scan(self.spark, self.store, "ORDERS").write.format("noop").mode("overwrite").save()
 
     def stream(self, kind: str) -> None:
         self.finish(self.load(self.spark.readStream, kind), "noop")

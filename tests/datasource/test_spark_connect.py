@@ -23,7 +23,7 @@ PATIENCE_S = 300.0
 CLIENT = """
 import json, sys, time
 from pyspark.sql import SparkSession
-from pyspark_jstream import Store, acknowledge, register
+from pyspark_jstream import Store, acknowledge, register, scan
 
 remote, store, place = sys.argv[1:]
 spark = SparkSession.builder.remote(remote).getOrCreate()
@@ -38,6 +38,7 @@ orders = [("orders.new", "bicycle"), ("orders.paid", "lamp"), ("orders.new", "be
 rows = spark.createDataFrame(orders, "subject string, data string").coalesce(1)
 rows.write.format("jstream").option("stream", "ORDERS").mode("append").save(store)
 found["read"] = [(row.sequence, bytes(row.data).decode()) for row in reader(spark.read, subject="orders.new").collect()]
+found["scan"] = [row.sequence for row in scan(spark, store, "ORDERS", subject="orders.new").collect()]
 
 def copy():
     messages = reader(spark.readStream, consumer="copying").selectExpr("'copy.order' AS subject", "data")
@@ -129,6 +130,7 @@ def test_source_and_sink_work_through_a_spark_connect_server(server: str, tmp_pa
     assert found, done.stderr[-3000:] + (tmp_path / "server.log").read_text()[-3000:]
     assert json.loads(found[0]) == {
         "session": "pyspark.sql.connect.session",
+        "scan": [1, 3],
         "read": [[1, "bicycle"], [3, "bell"]],
         "acknowledged while the query waits": True,
         "failure": "",
