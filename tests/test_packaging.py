@@ -111,6 +111,13 @@ def test_command_of_the_wheel_tells_its_version(python: Path, tmp_path: Path) ->
     assert "0.1.0" in done.stdout
 
 
+def test_command_of_the_wheel_makes_the_folder_of_the_demo(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-m", "spark_stream.cli", "demo", "play", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    read = run(python, "-m", "spark_stream.cli", "stream", "ls", "--names", folder=tmp_path / "play")
+    assert read.stdout == "ORDERS\nORDERS_DEAD\n", read.stderr
+
+
 def test_storage_core_imported_alone_leaves_spark_out(python: Path, tmp_path: Path) -> None:
     code = "import sys, storage_core; storage_core.Store; print({'pyspark', 'py4j'} & set(sys.modules))"
     done = run(python, "-c", code, folder=tmp_path)

@@ -27,6 +27,7 @@ from spark_stream.cli import import_ as import_
 from spark_stream.cli import messages as messages  # its commands belong to `stream`
 from spark_stream.cli.apply import apply
 from spark_stream.cli.completion import completion
+from spark_stream.cli.demo import demo
 from spark_stream.cli.export import export
 from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.init import init
@@ -82,7 +83,7 @@ def root(
 
 MESSAGES, STREAMS = "Messages", "Stores, streams, consumers"
 COPIES, ELSEWHERE, PIPELINES = "Volumes and their copies", "Backups, and stores of other servers", "Pipelines"
-SHELL = "Your shell"
+SHELL = "Making it yours"
 
 app.add_typer(store.app, name="store", rich_help_panel=STREAMS)
 app.add_typer(stream.app, name="stream", rich_help_panel=STREAMS)
@@ -107,6 +108,7 @@ app.command("apply", rich_help_panel=PIPELINES)(apply)
 app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
 app.add_typer(context.app, name="context", rich_help_panel=SHELL)
 app.command("completion", rich_help_panel=SHELL)(completion)
+app.command("demo", rich_help_panel=SHELL)(demo)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_stream import rescue
+from spark_stream.demo import folder
+from spark_stream.demo.folder import LETTERS, STREAM
 from spark_stream.demo.page import page
 from spark_stream.demo.report import Batch, Report
 from spark_stream.jars import delta_jars
@@ -30,9 +31,7 @@ from storage_core import Store
 from storage_core.comparison import State
 from storage_core.store.stream import Stream
 
-STREAM, LETTERS, CONSUMER = "ORDERS", "ORDERS_DEAD", "warehouse"
-NODES = ("n1", "n2", "n3")
-DISKS = ("disk-1", "disk-2", "disk-3")
+CONSUMER = "warehouse"
 NEW_ORDERS = 25
 TITLE = "From a broken JetStream cluster to a table"
 COMPILES_QUICKLY = "-XX:TieredStopAtLevel=1"  # rather than well: whatever runs here runs once
@@ -60,6 +59,7 @@ def run(source: Path, output: Path) -> bool:
     report.summary()
     (output / "report.txt").write_text(report.console.export_text().lstrip())
     report.console.print(f"The same as a page: {output / 'report.html'}", markup=False)
+    report.console.print(f"Nodes, store, pipeline and table are in {output}, to go on with", markup=False)
     return report.ok
 
 
@@ -68,11 +68,12 @@ class Job:
 
     def __init__(self, spark: SparkSession, source: Path, output: Path, report: Report) -> None:
         self.spark, self.output, self.report = spark, output, report
-        self.nodes = [source / "store" / name for name in NODES]
-        self.disks = [output / "store" / name for name in DISKS]
+        shutil.copytree(source / "store", output / "nodes")
+        self.nodes, self.disks = folder.nodes(output), folder.volumes(output)
         with gzip.open(source / "expected.jsonl.gz", "rt") as lines:
             self.expected: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.kind = "delta" if delta_jars() else "parquet"
+        folder.write_settings(output, self.kind)
         self.bad = 0  # sequence of the message that is no JSON
 
     def run(self) -> None:
@@ -146,14 +147,6 @@ class Job:
 
     # --- the pipeline, while disks go
 
-    def pipeline(self) -> Path:
-        """Return the pipeline's file, in the output folder."""
-        file = self.output / "orders.toml"
-        if not file.exists():
-            text = resources.files("spark_stream.demo").joinpath("orders.toml").read_text()
-            file.write_text(text.replace('kind = "delta"', f'kind = "{self.kind}"'))
-        return file
-
     def run_pipeline(self, loses_disks: bool = False) -> dict[str, Any]:
         began = time.monotonic()
 
@@ -164,7 +157,7 @@ class Job:
                 self.lose_disks()
                 self.report.now.marks.append((elapsed_s, "disk-2 is deleted,\none byte of disk-1 flips"))
 
-        return run_pipeline(self.pipeline(), watch=watch).to_json()
+        return run_pipeline(self.output / folder.PIPELINE, watch=watch).to_json()
 
     def consume(self) -> None:
         kind = self.kind.capitalize()

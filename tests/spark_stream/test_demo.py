@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from spark_stream.demo import folder
 from spark_stream.demo.page import page
 from spark_stream.demo.report import Report
+from spark_stream.pipelines.config import load_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "tests" / "data" / "nats-orders"
@@ -47,11 +49,22 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
     ):
         assert fact in done.stdout, fact
     assert (output / "report.txt").read_text().strip() in done.stdout
+    assert [node.is_dir() for node in folder.nodes(output)] == [True, True, True]
+    assert load_pipeline(output / folder.PIPELINE).source.volumes == list(map(str, folder.volumes(output)))
     written = (output / "report.html").read_text()
     assert written.count("<svg") == 4  # the nodes, and the volumes after the import, in between and at the end
     assert written.count("<img") == 1  # throughput and lag
     assert "All counts add up." in written
     assert "http" not in written.replace("http://www.w3.org/2000/svg", "")  # one file that needs no other
+
+
+def test_the_nodes_that_the_package_carries_are_those_of_the_tests(tmp_path: Path) -> None:
+    folder.unpack_nodes(tmp_path)
+    assert files_of(tmp_path / "nodes") == files_of(SOURCE / "store")
+
+
+def files_of(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 def test_demo_without_its_source_says_what_to_do(tmp_path: Path) -> None:

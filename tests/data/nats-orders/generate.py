@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -34,7 +35,8 @@ from nats.aio.client import Client
 from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ARCHIVE = HERE.parents[2] / "spark_stream" / "demo" / "nodes.tar.xz"
 STREAM = "ORDERS"
 ORDER_COUNT = 2040
 SEED = 20261121
@@ -259,6 +261,16 @@ def break_them(store: Path) -> None:
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
 
 
+def pack(store: Path, archive: Path) -> None:
+    """Write the nodes as the archive that `jstream demo` unpacks; the same files make the same bytes."""
+    with tarfile.open(archive, "w:xz") as members:
+        for path in sorted(path for path in store.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(path.relative_to(store).as_posix())
+            member.size = path.stat().st_size
+            with path.open("rb") as content:
+                members.addfile(member, content)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         rows = asyncio.run(fill(Path(work)))
@@ -267,6 +279,7 @@ def main() -> None:
             streams = Path("jetstream") / "$G" / "streams"
             shutil.copytree(Path(work) / name / streams, HERE / "store" / name / streams, copy_function=shutil.copyfile)
         break_them(HERE / "store")
+    pack(HERE / "store", ARCHIVE)
     lines = "".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) + "\n" for one in rows)
     (HERE / "expected.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     blocks = sorted((HERE / "store").rglob("*.blk"))
