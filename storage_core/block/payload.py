@@ -17,6 +17,7 @@ Source: Arrow columnar format 1.5, "Encapsulated message format"; Message.fbs; f
 from struct import Struct
 from struct import error as StructError
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core.block.format import ALIGNMENT, FRAME_HEADER_SIZE, PAYLOAD_SIZE_MAX, aligned
@@ -36,6 +37,8 @@ _NODE_COUNT = 7  # four columns, and below headers: the struct, its key, its val
 _BUFFER_COUNT = 17
 _ROOT_NODES = (0, 1, 2, 6)
 _NOT_NULL_NODES = (0, 1)  # subject and timestamp_ns
+_HEADERS_NODE, _DATA_NODE = 2, 6
+_SUBJECT_OFFSETS, _DATA_VALIDITY, _DATA_OFFSETS = 1, 14, 15  # positions of buffers
 
 # In front of a payload in memory is what makes it an Arrow stream, so that it is decoded where it was read.
 _SCHEMA_MESSAGE = FRAME_SCHEMA.serialize().to_pybytes()
@@ -80,6 +83,43 @@ def decode_payload(buffer: pa.Buffer, fields: list[int]) -> pa.RecordBatch:
         return stream.read_next_batch()
 
 
+def decode_sizes(payload: memoryview, row_count: int) -> np.ndarray | None:
+    """Return the message bytes of each row, int32, as `sizing.message_sizes` does; None if a row has headers.
+
+    Only offsets are unpacked, not what they lead to. Only for payloads that passed `check_payload` and whose offsets
+    are known to be good. Raises ValueError or OSError (a compressed buffer that is damaged).
+    """
+    body_start, record = _record_batch(payload)
+    nodes, places = record.pairs(1), record.pairs(2)
+    if nodes[_HEADERS_NODE][1] < row_count:
+        return None
+    compression = record.table(3)
+    codec = None if compression is None else pa.Codec(_ARROW_CODECS[compression.scalar(0, "<b")])
+
+    def unpacked(position: int, size: int) -> np.ndarray:
+        offset, stored_size = places[position]
+        buffer = payload[body_start + offset : body_start + offset + stored_size]
+        if codec is not None:
+            (stated,) = _I64.unpack_from(buffer)
+            buffer = buffer[_I64.size :]
+            if stated != -1:
+                buffer = memoryview(codec.decompress(buffer, decompressed_size=stated))
+        if len(buffer) < size:
+            raise ValueError(f"Arrow buffer {position} has {len(buffer)} bytes, {size} are needed")
+        return np.frombuffer(buffer[:size], np.uint8)
+
+    def lengths(position: int) -> np.ndarray:
+        values: np.ndarray = np.diff(unpacked(position, 4 * (row_count + 1)).view("<i4"))
+        return values
+
+    in_data = lengths(_DATA_OFFSETS)
+    if nodes[_DATA_NODE][1]:
+        is_there = np.unpackbits(unpacked(_DATA_VALIDITY, -(-row_count // 8)), count=row_count, bitorder="little")
+        in_data *= is_there
+    sizes: np.ndarray = lengths(_SUBJECT_OFFSETS) + in_data
+    return sizes
+
+
 def check_payload(payload: memoryview, row_count: int, codec: str) -> None:
     """Check everything that Arrow will believe when it places and decompresses the buffers of the payload.
 
@@ -91,20 +131,26 @@ def check_payload(payload: memoryview, row_count: int, codec: str) -> None:
         raise ValueError(f"Arrow metadata points outside of itself: {error}") from error
 
 
-def _check(payload: memoryview, row_count: int, codec: str) -> None:
+def _record_batch(payload: memoryview) -> tuple[int, "_Table"]:
+    """Return where the body begins, and what the metadata says of the record batch in it."""
     continuation, metadata_size = _PREAMBLE.unpack_from(payload)
     if continuation != _CONTINUATION or not 0 < metadata_size <= METADATA_SIZE_MAX or metadata_size % 8:
         raise ValueError(f"no Arrow message: {continuation:#x}, metadata of {metadata_size} bytes")
     body_start = _PREAMBLE.size + metadata_size
-    body = payload[body_start:]
+    body_size = len(payload) - body_start
     message = _Table.root(bytes(payload[_PREAMBLE.size : body_start]))
     if message.scalar(0, "<h") != _VERSION_V5 or message.scalar(1, "<B") != _HEADER_RECORD_BATCH:
         raise ValueError("no Arrow record batch of version V5")
-    if message.scalar(3, "<q") != len(body):
-        raise ValueError(f"Arrow body of {message.scalar(3, '<q')} bytes, the payload has {len(body)}")
+    if message.scalar(3, "<q") != body_size:
+        raise ValueError(f"Arrow body of {message.scalar(3, '<q')} bytes, the payload has {body_size}")
     record = message.table(2)
     if record is None:
         raise ValueError("Arrow message without a header")
+    return body_start, record
+
+
+def _check(payload: memoryview, row_count: int, codec: str) -> None:
+    body_start, record = _record_batch(payload)
     if record.scalar(0, "<q") != row_count:
         raise ValueError(f"{record.scalar(0, '<q')} rows, the frame has {row_count}")
     _check_nodes(record.pairs(1), row_count)
@@ -112,7 +158,7 @@ def _check(payload: memoryview, row_count: int, codec: str) -> None:
     stated = "none" if compression is None else _ARROW_CODECS.get(compression.scalar(0, "<b"), "unknown")
     if stated not in (codec, "none") or (compression is not None and compression.scalar(1, "<b") != 0):
         raise ValueError(f"Arrow buffers are compressed with {stated}, the block with {codec}")
-    _check_buffers(record.pairs(2), body, compressed=compression is not None)
+    _check_buffers(record.pairs(2), payload[body_start:], compressed=compression is not None)
 
 
 def _check_nodes(nodes: list[tuple[int, int]], row_count: int) -> None:

@@ -24,9 +24,10 @@ from storage_core.block.format import (
     BlockSummary,
 )
 from storage_core.block.opening import Opened, open_block, reread
-from storage_core.block.payload import LEAD_SIZE, check_payload, decode_payload
+from storage_core.block.payload import LEAD_SIZE, check_payload, decode_payload, decode_sizes
 from storage_core.block.projection import Projection
 from storage_core.block.request import FrameRequest, FrameSelection, select_frames
+from storage_core.block.runs import SequenceRuns
 from storage_core.errors import CorruptFrameError
 from storage_core.files import File
 
@@ -95,6 +96,27 @@ class BlockReader:
         """Yield the hashes of message ids, frame by frame; raises CorruptFrameError and OSError while iterating."""
         for position in np.flatnonzero(self.footer.frames.kinds == KIND_MESSAGE_IDS).tolist():
             yield self._message_ids(position)
+
+    def message_sizes(self) -> tuple[SequenceRuns, np.ndarray] | None:
+        """Return the relative sequences, and the message bytes of each row; None where the rows have to be read for it.
+
+        That is so if a message has headers, or nobody vouched for the block. Raises CorruptFrameError and OSError.
+        """
+        if not self._opened.vouched:
+            return None
+        sizes = []
+        for position in self.footer.frames.messages.tolist():
+            payload = memoryview(self._load(position, verify=True)).cast("B")[LEAD_SIZE:]
+            row_count = int(self.footer.frames.row_counts[position])
+            try:
+                check_payload(payload, row_count, self.codec)
+                of_frame = decode_sizes(payload, row_count)
+            except (ValueError, OSError, pa.ArrowException) as error:
+                raise self._corrupt(position, "Arrow record batch", "a valid one", str(error)) from error
+            if of_frame is None:
+                return None
+            sizes.append(of_frame)
+        return self.footer.runs, np.concatenate(sizes)
 
     def verify(self, first_sequence: int = 0, content: bool = False) -> Iterator[FrameDamage]:
         """Read the whole file again and yield all damage: every bit of it is looked at.

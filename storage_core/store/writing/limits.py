@@ -4,32 +4,37 @@ Limits that discard old messages take them from the stream's beginning, so what 
 the low watermark of a Remove, worked out here once, by the session, and committed. Replicas apply that and decide
 nothing. It is proposed in the same round of fsyncs as the append that went over the limit.
 
-Blocks that go as a whole are known from the manifest. The block that the new low watermark lies in is read once and
-kept as three columns, so that a stream at its limit does not read it again at each append.
+Blocks that go as a whole are known from the manifest. Of the block that the new low watermark lies in, sizes or times
+are read once and kept, so that a stream at its limit does not read it again at each append.
 
 max_msgs, max_bytes   the newest messages that fit are kept. With `discard` new nothing goes: appends are refused
 max_age               messages go from the first one on, up to the first that is young enough: as in JetStream, one with
                       a time in the future keeps those behind it
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from storage_core import buffers
-from storage_core.block.sizing import message_sizes
+from storage_core.block.reader import BlockReader
+from storage_core.block.runs import SequenceRuns
+from storage_core.errors import DataLossError, UnavailableError
 from storage_core.metadata.commands import Remove
 from storage_core.metadata.config import OLD
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.reading.plan import ReadRequest, plan_stream
-from storage_core.store.reading.reading import ReadOptions, read_slices
+from storage_core.store.reading.plan import whole_blocks
+from storage_core.store.reading.reading import ReadOptions, ask_block, measured, read_slices
+from storage_core.store.reading.slices import BlockSlice, shown_counts
 from storage_core.store.volume.volumes import Volume
 
 KEPT_SIZE_MAX = 64 << 20  # bytes of columns of blocks at the edge, of all streams; the newest one is kept in any case
 _NOTHING = SequenceSet.empty().encode()
+_NONE = np.empty(0, np.int64)
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +47,15 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """The messages of one block that were shown when it was read: those that were removed since are among them."""
+class _Column:
+    """One number of each message of a block, whatever of them is shown."""
 
-    sequences: np.ndarray
-    times_ns: np.ndarray
-    sizes: np.ndarray
-    sizes_below: np.ndarray  # sum of the sizes before each, and of all at the end
+    sequences: SequenceSet
+    values: np.ndarray  # parallel to the sequences in ascending order
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in (self.sequences, self.times_ns, self.sizes, self.sizes_below))
+        return self.sequences.starts.nbytes + self.sequences.ends.nbytes + self.values.nbytes
 
 
 class Limits:
@@ -60,7 +63,8 @@ class Limits:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._kept: dict[bytes, tuple[bytes, _Columns]] = {}  # by incarnation: block id, columns; latest used last
+        # By incarnation and what it measures: block id and column; latest used last.
+        self._kept: dict[tuple[bytes, _Measure], tuple[bytes, _Column]] = {}
 
     def command(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Remove | None:
         """Return what brings the stream back under its limits; None if it is.
@@ -92,18 +96,21 @@ class Limits:
         everything = count == stream.message_count
         return Excess(low_watermark, count, stream.data_size if everything else asked.size_below(low_watermark))
 
-    def columns(self, state: StoreState, stream: StreamState, row: np.ndarray, volumes: Sequence[Volume]) -> _Columns:
-        """Return the messages of the block of this row of the manifest."""
-        block_id = bytes(row["block_id"][0])
-        kept = self._kept.pop(stream.incarnation, None)
+    def column(
+        self, measure: "_Measure", state: StoreState, stream: StreamState, row: np.ndarray, volumes: Sequence[Volume]
+    ) -> _Column:
+        """Return what `measure` makes of the block of this row of the manifest."""
+        key, block_id = (stream.incarnation, measure), bytes(row["block_id"][0])
+        kept = self._kept.pop(key, None)
         if kept is None or kept[0] != block_id:
-            kept = block_id, _read(state, stream, row, volumes, self._env)
-        self._kept[stream.incarnation] = kept
-        size = sum(columns.nbytes for _, columns in self._kept.values())
-        for incarnation in list(self._kept)[:-1]:
+            (whole,) = whole_blocks(state, stream, row, volumes)
+            kept = block_id, measure(whole, self._env)
+        self._kept[key] = kept
+        size = sum(column.nbytes for _, column in self._kept.values())
+        for other in list(self._kept)[:-1]:
             if size <= KEPT_SIZE_MAX:
                 break
-            size -= self._kept.pop(incarnation)[1].nbytes
+            size -= self._kept.pop(other)[1].nbytes
         return kept[1]
 
 
@@ -112,68 +119,68 @@ class _Asked:
 
     def __init__(self, limits: Limits, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> None:
         self._limits, self._state, self._stream, self._volumes = limits, state, stream, volumes
-        self._rows = stream.blocks.rows
-        self._ends = self._rows["first"] + self._rows["span"]
+        self._rows = rows = stream.blocks.rows
+        self._ends = rows["first"] + rows["span"]
+        shown = shown_counts(np.maximum(rows["first"], stream.low_watermark), self._ends, stream.removed)
+        is_whole = shown == rows["row_count"]
+        sizes = np.where(is_whole, rows["data_size"], 0)
+        self._unmeasured = np.flatnonzero(~is_whole).tolist()  # ascending
+        if len(self._unmeasured) == 1:  # as a rule: the block that the low watermark lies in
+            sizes[self._unmeasured] = stream.data_size - sizes.sum()
+            self._unmeasured = []
+        # Bytes that are shown of all blocks before each, and of all; those of unmeasured blocks are not counted yet.
+        self._below = np.concatenate(([0], np.cumsum(sizes)))
 
     def end_of_bytes(self, size: int) -> int:
         """Return the sequence below which the oldest messages of at least so many bytes are."""
-        before = 0
-        for at in range(len(self._rows)):
-            block_size = self._shown_size(at)
-            if before + block_size == size:
-                return int(self._ends[at])
-            if before + block_size > size:
-                sequences, sizes_below = self._shown(at)
-                count = int(np.searchsorted(sizes_below, size - before, side="left"))
-                return int(sequences[max(count, 1) - 1]) + 1
-            before += block_size
-        return self._stream.next_sequence
+        while self._unmeasured and self._below[self._unmeasured[0]] < size:
+            self._measure()
+        at = int(np.searchsorted(self._below, size, side="left")) - 1
+        if at == len(self._rows):
+            return self._stream.next_sequence
+        if self._below[at + 1] == size:
+            return int(self._ends[at])
+        sequences, sizes = self._shown(message_sizes_of, at)
+        return sequences.sequence_at(_row_that_reaches(sizes, size - int(self._below[at]))) + 1
 
     def end_of_old(self, until_ns: int) -> int:
         """Return the sequence of the first message that is younger than that."""
         for at in np.flatnonzero(self._rows["time_max_ns"] > until_ns).tolist():
             if self._rows["time_min_ns"][at] > until_ns:
                 return int(self._rows["first"][at])
-            columns = self._columns(at)
-            young = np.flatnonzero(self._is_shown(at, columns) & (columns.times_ns > until_ns))
+            sequences, times_ns = self._shown(times_of, at)
+            young = np.flatnonzero(times_ns > until_ns)
             if len(young):
-                return int(columns.sequences[young[0]])
+                return sequences.sequence_at(int(young[0]))
         return self._stream.next_sequence
 
     def size_below(self, sequence: int) -> int:
         """Return the bytes of the messages that are shown below the sequence."""
         whole = int(np.searchsorted(self._ends, sequence, side="right"))
-        total = sum(self._shown_size(at) for at in range(whole))
+        while self._unmeasured and self._unmeasured[0] < whole:
+            self._measure()
+        total = int(self._below[whole])
         if whole < len(self._rows) and int(self._rows["first"][whole]) < sequence:
-            sequences, sizes_below = self._shown(whole)
-            total += int(sizes_below[np.searchsorted(sequences, sequence, side="left")])
+            sequences, sizes = self._shown(message_sizes_of, whole)
+            total += int(sizes[: sequences.row_at(sequence)].sum(dtype=np.int64))
         return total
 
-    def _shown_size(self, at: int) -> int:
-        """Return the bytes of the messages of a block that are shown; one that is shown whole is not read."""
-        row = self._rows[at]
-        first, end = int(row["first"]), int(self._ends[at])
-        removed = self._stream.removed.count_in(first, end)
-        if first >= self._stream.low_watermark and removed == end - first - int(row["row_count"]):
-            return int(row["data_size"])
-        return int(self._shown(at)[1][-1])
+    def _measure(self) -> None:
+        """Count the bytes that are shown of the first block that was not measured yet."""
+        at = self._unmeasured.pop(0)
+        self._below[at + 1 :] += self._shown(message_sizes_of, at)[1].sum(dtype=np.int64)
 
-    def _shown(self, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sequences of a block that are shown, and the bytes below each of them and in all."""
-        columns = self._columns(at)
-        start = int(np.searchsorted(columns.sequences, self._stream.low_watermark, side="left"))
-        if not self._stream.removed.count_in(int(self._rows["first"][at]), int(self._ends[at])):
-            return columns.sequences[start:], columns.sizes_below[start:] - columns.sizes_below[start]
-        shown = self._is_shown(at, columns)
-        return columns.sequences[shown], np.concatenate(([0], np.cumsum(columns.sizes[shown])))
-
-    def _is_shown(self, at: int, columns: _Columns) -> np.ndarray:
-        removed = self._stream.removed.clip(int(self._rows["first"][at]), int(self._ends[at]))
-        shown: np.ndarray = (columns.sequences >= self._stream.low_watermark) & ~removed.mask(columns.sequences)
-        return shown
-
-    def _columns(self, at: int) -> _Columns:
-        return self._limits.columns(self._state, self._stream, self._rows[at : at + 1], self._volumes)
+    def _shown(self, measure: "_Measure", at: int) -> tuple[SequenceRuns, np.ndarray]:
+        """Return the sequences of a block that are shown, and their numbers."""
+        column = self._limits.column(measure, self._state, self._stream, self._rows[at : at + 1], self._volumes)
+        end, rows = int(self._ends[at]), SequenceRuns(column.sequences.starts, column.sequences.ends)
+        start = rows.row_at(self._stream.low_watermark)
+        shown, values = column.sequences.clip(self._stream.low_watermark, end), column.values[start:]
+        removed = self._stream.removed.clip(int(self._rows["first"][at]), end)
+        if removed and len(values):
+            shown = shown.difference(removed)
+            values = values[~removed.mask(rows.sequences(start, rows.row_count))]
+        return SequenceRuns(shown.starts, shown.ends), values
 
 
 def may_go(stream: StreamState) -> bool:
@@ -192,18 +199,41 @@ def _start_of_newest(stream: StreamState, count: int) -> int:
     return int(shown.head(over).ends[-1])
 
 
-def _read(
-    state: StoreState, stream: StreamState, row: np.ndarray, volumes: Sequence[Volume], env: Environment
-) -> _Columns:
-    first = int(row["first"][0])
-    request = ReadRequest((stream.name,), {stream.name: (first, first + int(row["span"][0]))})
-    slices, _ = plan_stream(state, stream, volumes, request)
-    options = ReadOptions(("sequence", "timestamp_ns", "subject", "headers", "data"))
-    parts = [
-        (*(buffers.numbers(batch.column(name)) for name in ("sequence", "timestamp_ns")), message_sizes(batch))
-        for batch in read_slices(slices, options, env=env)
-    ]
-    sequences, times_ns, sizes = (
-        np.concatenate([np.empty(0, np.int64), *(part[column] for part in parts)]) for column in range(3)
-    )
-    return _Columns(sequences, times_ns, sizes, np.concatenate(([0], np.cumsum(sizes))))
+def message_sizes_of(block: BlockSlice, env: Environment) -> _Column:
+    """Return the message bytes of each row of a whole block."""
+    try:
+        known = ask_block(block, BlockReader.message_sizes, env)
+    except (DataLossError, UnavailableError):
+        known = None  # perhaps it was merged just now: reading it follows, or says what is wrong
+    if known is None:
+        return _joined(measured([block], None, env))
+    runs, sizes = known
+    return _Column(SequenceSet(runs.starts + block.block_first, runs.ends + block.block_first), sizes)
+
+
+def times_of(block: BlockSlice, env: Environment) -> _Column:
+    """Return the time of each row of a whole block, in nanoseconds."""
+    batches = read_slices([block], ReadOptions(("sequence", "timestamp_ns")), env=env)
+    return _joined(tuple(buffers.numbers(column) for column in batch.columns) for batch in batches)
+
+
+def _joined(parts: Iterable[tuple[np.ndarray, ...]]) -> _Column:
+    sequences, values = zip((_NONE, _NONE), *parts, strict=True)
+    return _Column(SequenceSet.from_sequences(np.concatenate(sequences)), np.concatenate(values))
+
+
+def _row_that_reaches(sizes: np.ndarray, size: int) -> int:
+    """Return the first row up to and with which there are so many bytes.
+
+    Summed in pieces: new memory is what a sum costs.
+    """
+    below = 0
+    for row in range(0, len(sizes), _ROWS_AT_ONCE):
+        ends = below + np.cumsum(sizes[row : row + _ROWS_AT_ONCE], dtype=np.int64)
+        if ends[-1] >= size:
+            return row + int(np.searchsorted(ends, size, side="left"))
+        below = int(ends[-1])
+    return len(sizes) - 1
+
+
+_Measure = Callable[[BlockSlice, Environment], _Column]

@@ -9,7 +9,15 @@ import pyarrow as pa
 import pytest
 
 from storage_core.block.format import PAYLOAD_SIZE_MAX
-from storage_core.block.payload import LEAD_SIZE, check_payload, compressed_payload, decode_payload, encode_payload
+from storage_core.block.payload import (
+    LEAD_SIZE,
+    check_payload,
+    compressed_payload,
+    decode_payload,
+    decode_sizes,
+    encode_payload,
+)
+from storage_core.block.sizing import message_sizes
 from storage_core.schema import FRAME_SCHEMA
 
 CODECS = ("none", "lz4", "zstd")
@@ -168,3 +176,35 @@ def test_every_cut_is_refused(payload: Callable[[str], bytearray]) -> None:
     for size in range(len(whole)):
         with pytest.raises(ValueError, match="Arrow"):
             check_payload(memoryview(whole[:size]), 6, "none")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_sizes_are_those_of_the_messages(codec: str) -> None:
+    rows = [{"subject": "s" * (at % 5 + 1), "timestamp_ns": at, "data": b"\x00" * at or None} for at in range(40)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=FRAME_SCHEMA)
+    payload = memoryview(encoded(batch, codec).to_pybytes())
+    check_payload(payload, len(rows), codec)
+    sizes = decode_sizes(payload, len(rows))
+    assert sizes is not None and sizes.tolist() == message_sizes(batch).tolist() == [
+        at % 5 + 1 + at for at in range(40)
+    ]
+
+
+def test_bytes_under_a_null_are_not_counted() -> None:
+    data = pa.array([b"abc", b"de", b"f"])
+    data = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(bytes([0b101])), *data.buffers()[1:]], 1)
+    columns = [
+        pa.array(["s"] * 3),
+        pa.array([0] * 3, pa.int64()),
+        pa.nulls(3, FRAME_SCHEMA.field("headers").type),
+        data,
+    ]
+    payload = memoryview(encoded(pa.RecordBatch.from_arrays(columns, schema=FRAME_SCHEMA), "none").to_pybytes())
+    sizes = decode_sizes(payload, 3)
+    assert sizes is not None and sizes.tolist() == [4, 1, 2]
+
+
+def test_messages_with_headers_are_measured_by_reading_them(blocks: Any) -> None:
+    batch = blocks.batch(6)
+    assert batch.column("headers").null_count < 6
+    assert decode_sizes(memoryview(encoded(batch, "zstd").to_pybytes()), 6) is None

@@ -56,6 +56,15 @@ def test_bytes_count_subject_and_data_of_what_is_shown() -> None:
     assert (data_of(stream), stream.state().data_size) == (["666666", "22"], 10)
 
 
+def test_headers_count_as_bytes() -> None:
+    stream = made(Machine(19), max_bytes=20)
+    stream.append([{"subject": "s", "data": b"%d" % at, "headers": [("key", b"val")] * at} for at in range(4)])
+    assert (data_of(stream), stream.state().data_size) == (["3"], 20)  # 2, 8, 14 and 20 bytes
+    stream.remove(4)
+    stream.append([{"subject": "s", "data": b"%d" % at, "headers": [("key", b"val")] * at} for at in (2, 0, 1)])
+    assert (data_of(stream), stream.state().data_size) == (["0", "1"], 10)
+
+
 def test_what_is_too_old_goes_with_the_next_append_and_by_maintenance() -> None:
     machine = Machine(3)
     stream = made(machine, max_age="1h")
@@ -99,7 +108,7 @@ def test_the_edge_of_an_old_block_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     stream = made(Machine(6), max_msgs=50, max_bytes=10_000)
     stream.append(rows(*map(str, range(50))))
     read = []
-    monkeypatch.setattr(limits, "read_slices", lambda *a, **k: read.append(a) or reading.read_slices(*a, **k))
+    monkeypatch.setattr(limits, "ask_block", lambda *a: read.append(a) or reading.ask_block(*a))
     for number in range(50, 70):
         stream.publish("s", str(number))
     assert (len(read), data_of(stream)) == (1, [str(number) for number in range(20, 70)])
@@ -160,7 +169,7 @@ def test_an_append_stays_stored_where_the_edge_cannot_be_read(monkeypatch: pytes
     stream = made(machine, max_msgs=2)
     stream.append(rows("a", "b"))
     with monkeypatch.context() as patched:
-        patched.setattr(limits, "read_slices", fail)
+        patched.setattr(limits, "ask_block", fail)
         assert stream.publish("s", "c").sequence == 3
     assert data_of(stream) == ["a", "b", "c"]
     stream.publish("s", "d")
