@@ -6,6 +6,7 @@ checked of it instead.
     python      here: all of a page, in order, in one process, in a folder of its own
     sh          here: after the page's Python, by bash, in the same folder. Each line must end with 0, or with the exit
                 code that its comment ends with
+    text        here: what the page's Python prints, in this order
     console     tests/spark_stream/cli/test_guide.py, which compares what is printed
     sh, toml, py and json of etl.md and scheduling.md: tests/spark_stream/pipelines/test_guide.py
 """
@@ -93,20 +94,25 @@ def test_examples_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
     if python := blocks(page, "python"):
         script = tmp_path / "examples.py"
         script.write_text("\n".join(python))
-        run([sys.executable, str(script)], place)
+        printed, at = run([sys.executable, str(script)], place), 0
+        for shown in blocks(page, "text"):
+            assert shown in printed[at:], f"{page_name(page)}: not printed:\n{shown}\nbut:\n{printed[at:]}"
+            at = printed.index(shown, at) + len(shown)
     if page.name not in OF_PIPELINES and blocks(page, "sh"):
         script = tmp_path / "examples.sh"
         script.write_text(bash_of(page))
         run(["bash", str(script)], place)
 
 
-def run(command: list[str], place: Path) -> None:
+def run(command: list[str], place: Path) -> str:
+    """Return what the command prints on stdout."""
     # What runs here runs once: a JVM that compiles quickly is better than one that compiles well.
     environment = {**os.environ, "MPLBACKEND": "agg", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
     environment.pop("JSTREAM_STORE", None)
     environment["XDG_CONFIG_HOME"] = str(place / ".config")  # where `jstream context` keeps its names
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def test_pipeline_files_of_the_pages_are_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +196,7 @@ NOT_RUN = [
         "README.md", "make demo", "tests/spark_stream/test_demo.py runs the demo; the tests are these", names_targets
     ),
     NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
+    NotRun("docs/guide/quickstart.md", "python3 -m venv", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
         "docs/guide/etl.md",
@@ -232,6 +239,8 @@ def not_run(page: Path, text: str) -> list[NotRun]:
 
 
 def is_run(page: Path, kind: str) -> bool:
+    if kind == "text":
+        return bool(blocks(page, "python"))
     if kind in ("python", "console"):
         return page.name != "README.md" or kind == "python"
     if page.name in OF_PIPELINES:
@@ -337,6 +346,12 @@ def test_the_table_of_errors_is_that_of_the_classes() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "error_table.py")]
     made = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (DOCS / "guide" / "errors.md").read_text() == made.stdout
+
+
+def test_the_picture_is_that_of_the_demos_nodes() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "drift_picture.py")]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (DOCS / "images" / "drift.svg").read_text() == made.stdout
 
 
 # Messages that are Spark's or Python's own.
