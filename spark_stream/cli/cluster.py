@@ -138,19 +138,8 @@ def _split(texts: list[str]) -> list[str]:
 def _print_info(info: dict[str, Any], json: bool) -> None:
     if json:
         print_json(info)
-        return
-    change = info["change"]
-    facts = [
-        ("leader", info["leader"] or "none: too few volumes can vote"),
-        ("term", info["term"]),
-        ("index", info["index"]),
-        ("volumes that vote", info["voters"]),
-        ("needed", info["quorum"]),
-        ("change in progress", f"{change['kind']} since {change['started']}" if change else None),
-    ]
-    print_facts(f"Store {info['name']}", facts)
-    columns = ("name", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
-    print_table(columns, [_row(volume) for volume in info["volumes"]], "Volumes")
+    else:
+        _print_tables(info)
     for volume in info["volumes"]:
         if volume["reason"]:
             say(f"{volume['name']} is {volume['state']}: {volume['reason']}")
@@ -158,6 +147,21 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         say("nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone")
     elif any(volume["reason"] for volume in info["volumes"]):
         say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
+
+
+def _print_tables(info: dict[str, Any]) -> None:
+    change = info["change"]
+    facts = [
+        ("leader", info["leader"] or "none: too few volumes can vote"),
+        ("term", info["term"]),
+        ("index", info["index"]),
+        ("can vote now", f"{info['voting']} of {counted(info['voters'], 'volume')}"),
+        ("needed", info["quorum"]),
+        ("change in progress", f"{change['kind']} since {change['started']}" if change else None),
+    ]
+    print_facts(f"Store {info['name']}", facts)
+    columns = ("name", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
+    print_table(columns, [_row(volume) for volume in info["volumes"]], "Volumes")
 
 
 def _row(volume: dict[str, Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
-from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, TakeOverOption, open_store
+from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, TakeOverOption, open_store, warn_of_volumes
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar
@@ -82,6 +82,8 @@ def repair(
         return
     with open_store(store, take_over=take_over, warns=False) as opened, progress_bar("blocks") as progress:
         found = opened.repair(progress=progress, streams=streams or None)
+        if not found["ok"]:
+            warn_of_volumes(opened)
     if json:
         print_json(found)
     else:

@@ -28,7 +28,7 @@ def metrics(
         from spark_stream.metrics import MetricsServer, StoreCollector, exposition, write_textfile
     except ModuleNotFoundError as error:
         raise CommandFailed(str(error)) from error
-    with open_store(store, warns=False) as opened:
+    with open_store(store) as opened:
         collectors = [StoreCollector([opened.paths])]
     if textfile is not None:
         if textfile.exists() and not textfile.is_file():

@@ -72,6 +72,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
         "index": view.index,
         "generation": view.commit.generation if view.commit is not None else None,
         "voters": len(voting),
+        "voting": sum(survey.can_vote(one) for one in voting),
         "quorum": majority(len(voting)),
         "volumes": [_volume(survey, one, copies.get(one.volume_id, [])) for one in survey.volumes],
         "change": _change(view.state),

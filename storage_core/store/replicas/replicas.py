@@ -43,6 +43,7 @@ _WORST_FIRST = (
     VolumeState.BEHIND,
     VolumeState.CURRENT,
 )
+_CAN_VOTE = (VolumeState.CURRENT, VolumeState.BEHIND)
 _Copy = tuple[bytes, bytes]  # incarnation, block id
 
 
@@ -100,6 +101,10 @@ class Survey:
         One process hosts all voters: leading means no more here.
         """
         return next((one for one in volume_ids if self.standing(one).state == VolumeState.CURRENT), None)
+
+    def can_vote(self, volume_id: bytes) -> bool:
+        """Return whether this volume's vote would count now: it is there, and its metadata can be trusted."""
+        return self.standing(volume_id).state in _CAN_VOTE
 
     def replicas(self, stream: StreamState) -> list[Replica]:
         """Return the copies of a stream in the order of its placement."""
@@ -183,7 +188,7 @@ class Survey:
 def _decided(standings: Mapping[bytes, Finding], state: StoreState) -> Mapping[bytes, Finding]:
     """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
     voting = [one.volume_id for one in state.voters if not one.learner]
-    count = sum(standings.get(one, NOT_A_VOLUME).state in (VolumeState.CURRENT, VolumeState.BEHIND) for one in voting)
+    count = sum(standings.get(one, NOT_A_VOLUME).state in _CAN_VOTE for one in voting)
     if count >= majority(len(voting)):
         return standings
     reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"

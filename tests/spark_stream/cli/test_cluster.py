@@ -66,7 +66,7 @@ def test_replicas_that_cannot_be_are_wrong_usage(trio, count: int) -> None:
 def test_the_cluster_is_described_for_people(trio, replicated) -> None:
     lines = trio.done("cluster", "info").splitlines()
     assert lines[0] == f"Store {replicated.id.hex()}"
-    assert "volumes that vote: 3" in [line.strip() for line in lines]
+    assert "can vote now: 3 of 3 volumes" in [line.strip() for line in lines]
     assert [line.split()[1:5] for line in lines[-3:]] == [["current", "voter", "0", "4"]] * 3
 
 
@@ -75,6 +75,9 @@ def test_a_volume_that_is_gone_is_shown_with_the_reason_and_everything_goes_on(t
     outcome = trio("cluster", "info")
     assert outcome.code == 0
     assert f"is missing: {volumes[2]} does not exist" in outcome.err
+    assert "can vote now: 2 of 3 volumes" in [line.strip() for line in outcome.out.splitlines()]
+    as_json = trio("cluster", "info", "--json")
+    assert (json.loads(as_json.out)["voting"], as_json.err) == (2, outcome.err)
     assert states_of(trio) == ["current", "current", "missing"]
     assert trio.done("pub", "orders.new", "x") == "ORDERS 5\n"
     assert trio.done("stream", "get", "ORDERS", 5, "--raw") == "x\n"
@@ -107,7 +110,7 @@ def test_without_a_majority_reading_goes_on_with_warnings_and_writing_says_what_
     warnings = outcome.err.splitlines()  # one of the state, one of each volume
     assert len(warnings) == 3 and all(line.startswith("warning: ") for line in warnings)
     assert [sum(f"{path} does not exist" in line for line in warnings) for path in volumes] == [0, 1, 1]
-    assert info_of(trio)["leader"] is None
+    assert (info_of(trio)["leader"], info_of(trio)["voting"], info_of(trio)["voters"]) == (None, 1, 3)
     assert trio("cluster", "info").err.endswith("`jstream repair --adopt` says what the others can do alone\n")
     outcome = trio("pub", "orders.new", "x")
     assert outcome.code == 1

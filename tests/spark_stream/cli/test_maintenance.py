@@ -240,6 +240,7 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
         ("stream", "report"),
         ("consumer", "report"),
         ("events",),
+        ("metrics",),
         ("store", "info"),
     ],
     ids=" ".join,
@@ -251,6 +252,17 @@ def test_whoever_writes_or_reports_hears_of_a_lost_volume(trio, replicated, volu
     outcome = trio(*words)
     assert outcome.code == 0
     assert outcome.err.count(f"warning: volume {name} is missing: {volumes[2]} does not exist") == 1
+
+
+def test_a_repair_says_which_volume_it_could_not_bring_back(trio, replicated, volumes) -> None:
+    shutil.rmtree(volumes[2])
+    volumes[2].write_text("in the way")
+    outcome = trio("repair", "--json")
+    assert outcome.code == 1
+    assert f"warning: volume {replicated.volumes()[2].name} is missing: {volumes[2]}" in outcome.err
+    volumes[2].unlink()
+    repaired = trio("repair", "--json")
+    assert (repaired.code, repaired.err) == (0, "")
 
 
 def test_whoever_writes_hears_of_a_damaged_volume(trio, replicated, volumes) -> None:
