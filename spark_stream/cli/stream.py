@@ -1,4 +1,4 @@
-"""`jstream stream add|edit|ls|info|report|find|compact|rm`: streams as wholes."""
+"""`jstream stream add|edit|ls|info|report|find|compact|seal|rm`: streams as wholes."""
 
 import time
 from json import dumps
@@ -240,6 +240,26 @@ def remove(
     say(f"stream {name} was deleted with {messages}")
 
 
+@app.command("seal")
+def seal(
+    name: StreamArgument,
+    force: ForceOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+) -> None:
+    """Seal a stream: it keeps the messages that it has, and takes no others. That cannot be taken back."""
+    with open_store(store, take_over=take_over) as opened:
+        stream = opened.stream(name)
+        messages = counted(stream.state().message_count, "message")
+        if stream.config.sealed:
+            say(f"stream {name} is sealed already, with {messages}")
+            return
+        require_consent_possible("stream seal", force, "cannot be taken back")
+        ask_consent(f"Seal stream {name} with {messages} for ever?", force)
+        opened.edit_stream({"name": name, "sealed": True})
+    say(f"stream {name} is sealed with {messages}")
+
+
 def _over_limits(store: "Store", config: dict[str, Any]) -> str:
     """Return what a configuration would remove, for people; empty if nothing."""
     excess = store.excess(config)
@@ -342,6 +362,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("dupe window", format_duration(config["duplicate_window"])),
         ("deny delete", config["deny_delete"]),
         ("deny purge", config["deny_purge"]),
+        *([("sealed", True)] if config["sealed"] else []),
         ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
         *((f"metadata {key}", value) for key, value in sorted(config["metadata"].items())),
     ]

@@ -33,11 +33,21 @@ MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "retention": ("limits",),
     "max_msgs_per_subject": (-1, 0),
+    "discard_new_per_subject": (False,),
     "allow_rollup_hdrs": (False,),
     "allow_msg_ttl": (False,),
     "block_max_age": (0,),
     "archive_command": ("",),
     "storage": ("file",),
+    "no_ack": (False,),
+    "first_seq": (0, 1),
+    "mirror": (),
+    "sources": ([], ()),
+    "placement": (),
+    "republish": (),
+    "subject_transform": (),
+    "subject_delete_marker_ttl": (0,),
+    "persist_mode": ("default",),
     # What a server writes into every configuration it shows, whatever was asked for.
     "allow_direct": (False, True),  # how messages may be asked for: here everybody reads the blocks
     "mirror_direct": (False,),

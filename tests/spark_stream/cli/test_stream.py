@@ -236,6 +236,22 @@ def test_a_stream_is_deleted_with_force(jstream, orders) -> None:
     assert jstream("stream", "rm", "ORDERS", "--force").code == 1
 
 
+def test_a_sealed_stream_keeps_what_it_has_and_takes_nothing(jstream, orders) -> None:
+    asked = jstream("stream", "seal", "ORDERS")
+    assert (asked.code, config_of(jstream, "ORDERS")["sealed"]) == (2, False)
+    assert "stream seal cannot be taken back" in asked.err and "pass --force" in asked.err
+    done = jstream("stream", "seal", "ORDERS", "--force")
+    assert (done.code, done.out, done.err) == (0, "", "stream ORDERS is sealed with 4 messages\n")
+    assert "sealed: yes" in jstream.done("stream", "info", "ORDERS")
+    for refused in (("pub", "orders.eu", "late"), ("stream", "rmm", "ORDERS", 1, "--force")):
+        outcome = jstream(*refused)
+        assert outcome.code == 1
+        assert "[JSTREAM_REQUIREMENT] stream 'ORDERS' is sealed" in outcome.err
+    again = jstream("stream", "seal", "ORDERS")
+    assert (again.code, again.err) == (0, "stream ORDERS is sealed already, with 4 messages\n")
+    assert orders.stream("ORDERS").state().message_count == 4
+
+
 def test_flags_of_nats_that_ask_nothing_are_taken(jstream, orders) -> None:
     jstream.done("stream", "add", "SCRIPTED", "--defaults")
     jstream.done("stream", "edit", "SCRIPTED", "--description", "by a script", "--force")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from harness.processes import Machine
 
-from storage_core.errors import LimitExceededError
+from storage_core.errors import LimitExceededError, RequirementError
 from storage_core.store.stream import Stream
 
 pytest.importorskip("nats")
@@ -82,6 +82,23 @@ class Both:
     async def purge(self, **asked: int) -> None:
         answer = await self.call("STREAM.PURGE.S", **{"seq" if key == "up_to" else key: n for key, n in asked.items()})
         assert answer["purged"] == self._stream.purge(**asked), answer
+
+    async def refuse_all(self) -> None:
+        """Nothing comes, goes, or is taken back."""
+        published = json.loads((await self._client.request(SUBJECT, DATA, timeout=10)).data)
+        answers = [
+            (published, lambda: self._stream.publish(SUBJECT, DATA)),
+            (await self.call("STREAM.MSG.DELETE.S", seq=1), lambda: self._stream.remove(1)),
+            (await self.call("STREAM.PURGE.S"), self._stream.purge),
+            (
+                await self.call("STREAM.UPDATE.S", **{**self._theirs(), "sealed": False}),
+                lambda: self._store.edit_stream({"name": "S", "sealed": False}),
+            ),
+        ]
+        for theirs, ours in answers:
+            assert "error" in theirs, theirs
+            with pytest.raises(RequirementError):
+                ours()
 
     async def add_consumer(self, name: str) -> None:
         config = {"durable_name": name, "ack_policy": "explicit"}
@@ -172,6 +189,17 @@ def test_consumers_are_limited(tmp_path: Path) -> None:
             await both.add_consumer(name)
 
     asyncio.run(on_server(tmp_path, {"max_consumers": 2}, story))
+
+
+def test_a_sealed_stream_keeps_what_it_has(tmp_path: Path) -> None:
+    async def story(both: Both) -> None:
+        for _ in range(3):
+            await both.publish()
+        await both.edit(sealed=True)
+        await both.refuse_all()
+        await both.check("sealed")
+
+    asyncio.run(on_server(tmp_path, {"max_msgs": 3}, story))
 
 
 @pytest.mark.parametrize(
