@@ -1,8 +1,10 @@
 """Spark's Python processes start from bytecode, where they find the same PySpark without Spark's archive of it."""
 
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,6 +157,25 @@ def test_a_pyspark_that_new_processes_would_not_find_is_left_alone(cache: Path, 
         str(tmp_path),
     )
     assert done.stdout == "None\n", done
+
+
+def test_the_line_for_images_puts_bytecode_into_the_archive(tmp_path: Path) -> None:
+    home = tmp_path / "my spark"
+    archive = home / "python" / "lib" / "pyspark.zip"
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("pyspark/__init__.py", "")
+        file.writestr("pyspark/sql/__init__.py", "where = __file__")
+    (line,) = re.findall(r"`(cd [^`]*zipfile -c[^`]*)`", (ROOT / "docs" / "guide" / "spark.md").read_text())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SPARK_HOME": str(home), "TMPDIR": str(tmp_path)}
+    subprocess.run(["bash", "-c", line], env=environment, check=True)
+    assert sorted(zipfile.ZipFile(archive).namelist()) == [
+        "pyspark/", "pyspark/__init__.py", "pyspark/__init__.pyc",
+        "pyspark/sql/", "pyspark/sql/__init__.py", "pyspark/sql/__init__.pyc",
+    ]  # fmt: skip
+    found = run("import pyspark, pyspark.sql; print(pyspark.__file__)", env={**environment, "PYTHONPATH": str(archive)})
+    assert found.stdout.strip() == str(archive / "pyspark" / "__init__.pyc"), found
 
 
 @pytest.fixture
