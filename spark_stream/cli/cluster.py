@@ -1,6 +1,7 @@
 """`jstream cluster`: the volumes of a store, what they are like, and which they are."""
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from spark_stream.cli.options import (
     open_store,
     remember_store,
     require_consent_possible,
+    volume_labels,
 )
 from spark_stream.cli.quantities import show_size
 from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
@@ -28,7 +30,8 @@ app = typer.Typer(cls=VerbGroup, help="The volumes of a store: what they are lik
 volume_app = typer.Typer(cls=VerbGroup, help="Add, remove and replace volumes.")
 app.add_typer(volume_app, name="volume")
 VolumeArgument = Annotated[
-    str, typer.Argument(metavar="VOLUME", help="A volume of the store: its path, its name, or how that begins.")
+    str,
+    typer.Argument(metavar="VOLUME", help="A volume of the store: its path, or its name as tables or JSON show it."),
 ]
 _NAME_SIZE_MIN = 4  # letters of a volume's name that say which one is meant
 
@@ -47,8 +50,8 @@ def volume_group(context: typer.Context, store: GroupStoreOption = None) -> None
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
     """Say what each volume is like: its metadata, and all that it keeps."""
     with open_store(store, warns=False) as opened:
-        found = opened.cluster_info()
-    _print_info(found, json)
+        found, labels = opened.cluster_info(), volume_labels(opened)
+    _print_info(found, labels, json)
 
 
 @app.command("step-down")
@@ -59,9 +62,9 @@ def step_down(take_over: TakeOverOption = False, store: StoreOption = "", json: 
     """
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.step_down()
-        found = opened.cluster_info()
-    say(f"volume {found['leader']} leads in term {found['term']}")
-    _print_info(found, json)
+        found, labels = opened.cluster_info(), volume_labels(opened)
+    say(f"volume {labels.get(found['leader'], found['leader'])} leads in term {found['term']}")
+    _print_info(found, labels, json)
 
 
 @volume_app.command("add")
@@ -74,15 +77,16 @@ def add(
     """Add volumes: two at a time, so that their number stays odd. They count when they have caught up."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.add_volumes(_split(paths))
-        found = opened.cluster_info()
+        found, labels = opened.cluster_info(), volume_labels(opened)
     say(f"{counted(len(_split(paths)), 'volume')} added")
-    _print_info(found, json)
+    _print_info(found, labels, json)
 
 
 @volume_app.command("remove")
 def remove(
     volumes: Annotated[
-        list[str], typer.Argument(metavar="VOLUME", help="Volumes of the store: path, name, or how that begins.")
+        list[str],
+        typer.Argument(metavar="VOLUME", help="Volumes of the store: paths, or names as tables or JSON show them."),
     ],
     force: ForceOption = False,
     take_over: TakeOverOption = False,
@@ -93,11 +97,12 @@ def remove(
     require_consent_possible("cluster volume remove", force)
     with open_store(store, take_over=take_over, warns=False) as opened:
         names = [resolve_volume(opened, one) for one in _split(volumes)]
-        ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {', '.join(names)}?", force)
+        shown = ", ".join(volume_labels(opened)[name] for name in names)
+        ask_consent(f"Remove {counted(len(names), 'volume')} from the store: {shown}?", force)
         opened.remove_volumes(names)
-        found = opened.cluster_info()
+        found, labels = opened.cluster_info(), volume_labels(opened)
     say(f"{counted(len(names), 'volume')} removed")
-    _print_info(found, json)
+    _print_info(found, labels, json)
 
 
 @volume_app.command("replace")
@@ -111,10 +116,11 @@ def replace(
     """Put a new directory in the place of a volume: of one that is lost, or one that shall go."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         name = resolve_volume(opened, volume)
+        label = volume_labels(opened)[name]
         opened.replace_volume(name, path)
-        found = opened.cluster_info()
-    say(f"volume {name} was replaced by {path}")
-    _print_info(found, json)
+        found, labels = opened.cluster_info(), volume_labels(opened)
+    say(f"volume {label} was replaced by {path}")
+    _print_info(found, labels, json)
 
 
 def resolve_volume(store: "Store", text: str) -> str:
@@ -122,6 +128,8 @@ def resolve_volume(store: "Store", text: str) -> str:
     volumes = store.volumes()
     at = os.path.realpath(os.path.expanduser(text))
     found = [one.name for one in volumes if one.name == text.lower() or os.path.realpath(one.path) == at]
+    if not found:
+        found = [name for name, label in volume_labels(store).items() if label == text]
     if not found and len(text) >= _NAME_SIZE_MIN:
         found = [one.name for one in volumes if one.name.startswith(text.lower())]
     if len(found) != 1:
@@ -135,24 +143,24 @@ def _split(texts: list[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",")]
 
 
-def _print_info(info: dict[str, Any], json: bool) -> None:
+def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> None:
     if json:
         print_json(info)
     else:
-        _print_tables(info)
+        _print_tables(info, labels)
     for volume in info["volumes"]:
         if volume["reason"]:
-            say(f"{volume['name']} is {volume['state']}: {volume['reason']}")
+            say(f"{labels.get(volume['name'], volume['name'])} is {volume['state']}: {volume['reason']}")
     if info["leader"] is None:
         say("nothing can be written: bring a volume back; `jstream repair --adopt` says what the others can do alone")
     elif any(volume["reason"] for volume in info["volumes"]):
         say(f"{REMEDY}; `jstream cluster volume replace VOLUME PATH` gives one another place")
 
 
-def _print_tables(info: dict[str, Any]) -> None:
+def _print_tables(info: dict[str, Any], labels: Mapping[str, str]) -> None:
     change = info["change"]
     facts = [
-        ("leader", info["leader"] or "none: too few volumes can vote"),
+        ("leader", labels.get(info["leader"], info["leader"]) or "none: too few volumes can vote"),
         ("term", info["term"]),
         ("index", info["index"]),
         ("can vote now", f"{info['voting']} of {counted(info['voters'], 'volume')}"),
@@ -160,14 +168,13 @@ def _print_tables(info: dict[str, Any]) -> None:
         ("change in progress", f"{change['kind']} since {change['started']}" if change else None),
     ]
     print_facts(f"Store {info['name']}", facts)
-    columns = ("name", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
-    print_table(columns, [_row(volume) for volume in info["volumes"]], "Volumes")
+    columns = ("volume", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
+    print_table(columns, [[labels.get(volume["name"]), *_row(volume)] for volume in info["volumes"]], "Volumes")
 
 
 def _row(volume: dict[str, Any]) -> list[Any]:
     role = "learner" if volume["learner"] else "retired" if volume["retired"] else "voter"
     return [
-        volume["name"],
         volume["state"],
         role,
         volume["lag"],

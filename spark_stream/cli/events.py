@@ -1,15 +1,16 @@
 """`jstream events`: what happened to the store and its volumes, and when."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.follow import POLL_INTERVAL_S
-from spark_stream.cli.options import JsonOption, StoreOption, open_store
+from spark_stream.cli.options import JsonOption, StoreOption, open_store, volume_labels
 from spark_stream.cli.render import print_json, print_table, printable, say, write
+from spark_stream.cli.verify import volume_rows
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -33,9 +34,10 @@ def events(
 ) -> None:
     """Show what happened to the store and its volumes, oldest first; the newest 4096 events are kept."""
     with open_store(store) as opened:
+        labels = volume_labels(opened)
         if follow:
             for event in following(opened, last, stream, kind):
-                write(dumps(event) + "\n" if json else _line(event))
+                write(dumps(event) + "\n" if json else _line(event, labels))
             return
         found = opened.events(last, stream, kind)
     if json:
@@ -43,7 +45,7 @@ def events(
     elif not found:
         say("no events")
     else:
-        print_table(_COLUMNS, [[event[column] for column in _COLUMNS] for event in found], "Events")
+        print_table(_COLUMNS, volume_rows(found, _COLUMNS, labels), "Events")
 
 
 def following(
@@ -75,7 +77,8 @@ def _new(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> S
     return after
 
 
-def _line(event: dict[str, Any]) -> str:
+def _line(event: dict[str, Any], labels: Mapping[str, str]) -> str:
+    event = {**event, "volume": labels.get(event["volume"], event["volume"])}
     about = " ".join(f"{name} {event[name]}" for name in ("stream", "consumer", "volume") if event[name])
     change = " -> ".join(event[name] for name in ("before", "after") if event[name])
     parts = [f"{event['time']} {event['kind']}", about, change, event["reason"]]

@@ -1,15 +1,24 @@
 """`jstream scrub`, `repair` and `maintain`: find damage, mend it, and do what is due."""
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
-from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, TakeOverOption, open_store, warn_of_volumes
+from spark_stream.cli.options import (
+    REMEDY,
+    JsonOption,
+    StoreOption,
+    TakeOverOption,
+    open_store,
+    volume_labels,
+    warn_of_volumes,
+)
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
-from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar
+from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, volume_rows
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -40,10 +49,11 @@ def scrub(
             rate_bytes_per_s=rate_bytes_per_s,
             streams=streams or None,
         )
+        labels = volume_labels(opened)
     if json:
         print_json(found)
     else:
-        print_verdict(found)
+        print_verdict(found, labels)
         if not found["done"]:
             say("there is more to read: the next scrub goes on from here")
     if not found["ok"]:
@@ -82,12 +92,13 @@ def repair(
         return
     with open_store(store, take_over=take_over, warns=False) as opened, progress_bar("blocks") as progress:
         found = opened.repair(progress=progress, streams=streams or None)
+        labels = volume_labels(opened)
         if not found["ok"]:
             warn_of_volumes(opened)
     if json:
         print_json(found)
     else:
-        _print_repair(found)
+        _print_repair(found, labels)
     if not found["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
@@ -131,9 +142,10 @@ def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
     """Say which volumes maintenance could not bring back, and return them; `told`: those that were said before."""
     volumes = [one for one in store.cluster_info()["volumes"] if one["reason"]]
     found = {one["name"]: f"{one['state']}: {one['reason']}" for one in volumes}
+    labels = volume_labels(store)
     for one in volumes:
         if told.get(one["name"]) != found[one["name"]]:
-            say(f"volume {one['name']} is {found[one['name']]}; {REMEDY}")
+            say(f"volume {labels.get(one['name'], one['name'])} is {found[one['name']]}; {REMEDY}")
     return found
 
 
@@ -154,11 +166,11 @@ def _adopt(volumes: str, execute: bool, accept_loss: bool, json: bool) -> None:
     say("the metadata was rebuilt")
 
 
-def _print_repair(found: dict[str, Any]) -> None:
+def _print_repair(found: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print what was damaged and what became of it; the verdict itself is talk."""
     damage = found["damage"]
     if damage:
-        print_table(_DAMAGE_COLUMNS, [[entry.get(column) for column in _DAMAGE_COLUMNS] for entry in damage], "Damage")
+        print_table(_DAMAGE_COLUMNS, volume_rows(damage, _DAMAGE_COLUMNS, labels), "Damage")
     left = sum(not entry["repaired"] for entry in damage)
     if not damage:
         verdict = "all is well" if found["ok"] else "not all could be repaired"

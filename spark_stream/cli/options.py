@@ -124,6 +124,7 @@ def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Ite
 def warn_of_volumes(store: "Store") -> None:
     """Say which volumes take no part: nothing is on their disks, or not what should be, or they failed."""
     voters = {voter.volume_id: voter for voter in store.state().voters}
+    labels = volume_labels(store)
     for volume in store.volumes():
         voter = voters.get(volume.volume_id)
         if voter is None:
@@ -131,7 +132,16 @@ def warn_of_volumes(store: "Store") -> None:
         reason = volume.reason or voter.retired
         if reason:
             state = volume.state if volume.reason else "retired"
-            log.warning("volume %s is %s: %s; %s", volume.name, state, reason, REMEDY)
+            log.warning("volume %s is %s: %s; %s", labels[volume.name], state, reason, REMEDY)
+
+
+def volume_labels(store: "Store") -> dict[str, str]:
+    """Return what people call the volumes, by their names: what of their paths sets them apart, such as `disk-2`."""
+    from storage_core.comparison import labels_of
+
+    volumes = store.volumes()
+    labels = labels_of([str(volume.path) for volume in volumes])
+    return {volume.name: label for volume, label in zip(volumes, labels, strict=True)}
 
 
 def _foreign_advice(volumes: str) -> str:

@@ -1,6 +1,7 @@
 """`jstream stream add|edit|ls|info|report|find|compact|seal|rm`: streams as wholes."""
 
 import time
+from collections.abc import Mapping
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from spark_stream.cli.options import (
     open_store,
     remember_store,
     require_consent_possible,
+    volume_labels,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_size
 from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
@@ -84,9 +86,9 @@ def add(
     """Make a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**configuration(context.params), "name": name}
     with open_store(store, take_over=take_over) as opened:
-        info = opened.add_stream(chosen).info()
+        info, labels = opened.add_stream(chosen).info(), volume_labels(opened)
     say(f"stream {name} was made")
-    _print_info(info, json)
+    _print_info(info, labels, json)
 
 
 @app.command("edit")
@@ -132,7 +134,7 @@ def edit(
             ask_consent(f"Remove {removed} from stream {name}?", force)
         if changes and not dry_run:
             opened.edit_stream({**changes, "name": name})
-        info = opened.stream(name).info()
+        info, labels = opened.stream(name).info(), volume_labels(opened)
     for key, value in changes.items():
         say(f"{key}: {dumps(before.get(key))} -> {dumps(value)}")
     if removed:
@@ -140,7 +142,7 @@ def edit(
     if not changes:
         say("nothing changes")
     if not dry_run:
-        _print_info(info, json)
+        _print_info(info, labels, json)
     elif json:
         print_json({**before, **changes})
 
@@ -164,8 +166,8 @@ def list_streams(
 def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
     """Say all about one stream: configuration, state, replicas."""
     with open_store(store) as opened:
-        found = opened.stream(name).info()
-    _print_info(found, json)
+        found, labels = opened.stream(name).info(), volume_labels(opened)
+    _print_info(found, labels, json)
 
 
 @app.command("report")
@@ -339,7 +341,7 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _print_info(info: dict[str, Any], json: bool) -> None:
+def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> None:
     if json:
         print_json(info)
         return
@@ -381,12 +383,15 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
             ("incarnation", state["incarnation"]),
         ],
     )
-    columns = ("name", "state", "current", "lag", "damaged_blocks", "last_scrub", "path")
-    rows = [[replica.get(column) for column in columns] for replica in cluster["replicas"]]
-    print_table([column.replace("_", " ") for column in columns], rows, "Replicas")
+    columns = ("state", "current", "lag", "damaged_blocks", "last_scrub", "path")
+    rows = [
+        [labels.get(replica["name"], replica["name"]), *(replica.get(column) for column in columns)]
+        for replica in cluster["replicas"]
+    ]
+    print_table(["volume", *(column.replace("_", " ") for column in columns)], rows, "Replicas")
     for replica in cluster["replicas"]:
         if replica["reason"]:
-            say(f"{replica['name']} is {replica['state']}: {replica['reason']}")
+            say(f"{labels.get(replica['name'], replica['name'])} is {replica['state']}: {replica['reason']}")
 
 
 app.command("compact")(compact)

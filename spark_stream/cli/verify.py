@@ -1,14 +1,14 @@
 """`jstream verify`: read every byte of the store and say what is damaged."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
-from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, open_store
+from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, open_store, volume_labels
 from spark_stream.cli.render import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
@@ -26,21 +26,30 @@ def verify(
     """Read and check everything: metadata, and every byte of every copy. Exit code 1 if anything is damaged."""
     with open_store(store) as opened, progress_bar("blocks") as progress:
         found = opened.verify(progress=progress, streams=streams or None)
+        labels = volume_labels(opened)
     if json:
         print_json(found)
     else:
-        print_verdict(found)
+        print_verdict(found, labels)
     if not found["ok"]:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_verdict(found: dict[str, Any]) -> None:
+def print_verdict(found: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print the damage that was found as a table; the verdict itself is talk."""
     damage = found["damage"]
     if damage:
-        print_table(_COLUMNS, [[entry.get(column) for column in _COLUMNS] for entry in damage], "Damage")
+        print_table(_COLUMNS, volume_rows(damage, _COLUMNS, labels), "Damage")
     verdict = "all is well" if found["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
     say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
+
+
+def volume_rows(
+    entries: Sequence[Mapping[str, Any]], columns: Sequence[str], labels: Mapping[str, str]
+) -> list[list[Any]]:
+    """Return the rows of a table whose column `volume` shows what people call it."""
+    shown = [{**entry, "volume": labels.get(entry["volume"], entry["volume"])} for entry in entries]
+    return [[entry.get(column) for column in columns] for entry in shown]
 
 
 @contextmanager

@@ -247,7 +247,7 @@ def test_maintain_says_which_volume_it_cannot_bring_back(trio, replicated, volum
 )
 def test_whoever_writes_or_reports_hears_of_a_lost_volume(trio, replicated, volumes, words) -> None:
     assert trio(*words).err.count("warning: ") == 0
-    name = replicated.volumes()[2].name
+    name = volumes[2].name
     shutil.rmtree(volumes[2])
     outcome = trio(*words)
     assert outcome.code == 0
@@ -259,7 +259,7 @@ def test_a_repair_says_which_volume_it_could_not_bring_back(trio, replicated, vo
     volumes[2].write_text("in the way")
     outcome = trio("repair", "--json")
     assert outcome.code == 1
-    assert f"warning: volume {replicated.volumes()[2].name} is missing: {volumes[2]}" in outcome.err
+    assert f"warning: volume {volumes[2].name} is missing: {volumes[2]}" in outcome.err
     volumes[2].unlink()
     repaired = trio("repair", "--json")
     assert (repaired.code, repaired.err) == (0, "")
@@ -270,7 +270,7 @@ def test_whoever_writes_hears_of_a_damaged_volume(trio, replicated, volumes) -> 
     data = identity.read_bytes()
     identity.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     outcome = trio("pub", "orders.new", "x")
-    assert outcome.code == 0 and f"warning: volume {replicated.volumes()[1].name} is damaged: " in outcome.err
+    assert outcome.code == 0 and f"warning: volume {volumes[1].name} is damaged: " in outcome.err
 
 
 def test_a_directory_in_the_place_of_a_block_is_told_with_what_to_do(trio, replicated, volumes, blocks_on) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_core import Store
+
 
 def info_of(trio) -> dict:
     return json.loads(trio.done("cluster", "info", "--json"))
@@ -30,7 +32,7 @@ def test_a_volume_is_replaced_and_the_new_one_is_current(trio, replicated, volum
     old = info_of(trio)["volumes"][1]["name"]
     outcome = trio("cluster", "volume", "replace", old[:8], tmp_path / "new")
     assert outcome.code == 0, outcome
-    assert outcome.err.startswith(f"volume {old} was replaced by {tmp_path / 'new'}\n")
+    assert outcome.err.startswith(f"volume {volumes[1].name} was replaced by {tmp_path / 'new'}\n")
     assert old not in outcome.out
     info = info_of(trio)
     assert {volume["path"] for volume in info["volumes"]} == {str(volumes[0]), str(volumes[2]), str(tmp_path / "new")}
@@ -121,3 +123,27 @@ def test_a_volume_that_was_removed_has_no_voice_when_it_is_back(trio, replicated
         shutil.rmtree(path)  # two of three: those that were removed do not make up for them
     outcome = trio("pub", "orders.new", "none", "--store", f"{volumes[0]},{new[0]},{new[1]}")
     assert (outcome.code, outcome.out) == (1, "")
+
+
+def test_volumes_are_called_by_what_sets_their_paths_apart(jstream, tmp_path: Path) -> None:
+    """`/mnt/a/jstream` and `/mnt/b/jstream` are `a` and `b` in tables and messages, and as words of a command."""
+    paths = [tmp_path / disk / "jstream" for disk in ("a", "b", "c")]
+    Store.create(paths).close()
+    where = ("--store", paths[0])
+    jstream.done("stream", "add", "ORDERS", *where)
+    shutil.rmtree(paths[1])
+    assert jstream("stream", "ls", *where).err.startswith("warning: volume b is missing: ")
+    for words in (("cluster", "info"), ("stream", "info", "ORDERS")):
+        assert [line.split()[0] for line in jstream.done(*words, *where).splitlines()[-3:]] == ["a", "b", "c"]
+    (tmp_path / "d").mkdir()
+    replaced = jstream("cluster", "volume", "replace", "b", tmp_path / "d" / "jstream", *where)
+    assert (replaced.code, replaced.err.split(" was ")[0]) == (0, "volume b")
+
+
+def test_damage_and_events_call_volumes_as_tables_do(trio, replicated, volumes) -> None:
+    shutil.rmtree(volumes[2])
+    repaired = trio("repair")
+    assert (repaired.code, "disk-3" in repaired.out.split()) == (0, True)
+    shown = trio.done("events")
+    assert "disk-3" in shown.split()
+    assert not any(volume.name in repaired.out + shown for volume in replicated.volumes())
