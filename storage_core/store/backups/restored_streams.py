@@ -23,7 +23,6 @@ from storage_core.block.damage import FrameDamage
 from storage_core.block.format import BlockExpectation, BlockIdentity, BlockSummary
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
-from storage_core.block.writer import BlockWriter
 from storage_core.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -52,7 +51,8 @@ from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing import appends
-from storage_core.store.writing.mirrored_file import MirroredFile, sync_names
+from storage_core.store.writing.mirrored_file import MirroredFile
+from storage_core.store.writing.sink import one_block
 
 logger = logging.getLogger(__name__)
 STREAMS_SIZE_MAX = ENTRY_SIZE_MAX - (64 << 10)  # bytes of streams that come into a store: they go into one entry
@@ -225,21 +225,14 @@ class _Writing:
             if written is not None:
                 self._written.append(written)
             progress.step()
-        failed = sync_names(self._volumes, self._target.incarnation, self._env)
-        for error in failed.values():
-            logger.warning("names of blocks: %s", error)
-        self._volumes = [one for one in self._volumes if one.volume_id not in failed]
 
     def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
         """Write one block, without frames of which nothing is left; None if nothing is left at all."""
         source = self._found.files(self._env.files).open(block.written_as, block.block_id)
         try:
             reader = BlockReader.open(source, block.expected)
-            mirrored = MirroredFile(
-                self._volumes, identity.incarnation, identity.block_id, placement.quorum(self._target), self._env
-            )
-            try:
-                writer = BlockWriter(mirrored, identity, reader.codec)
+            needed = placement.quorum(self._target)
+            with one_block(self._volumes, identity, needed, reader.codec, self._env) as (writer, file):
                 hashed, hashes = _msg_ids(reader)
                 for batch in reader.read(self._request(block)):
                     relative = batch.column("sequence").to_numpy() - block.first
@@ -248,16 +241,12 @@ class _Writing:
                     )
                     writer.write(frame, _hashes_of(relative, hashed, hashes), relative)
                 if not writer.row_count:
-                    mirrored.discard()
+                    file.discard()
                     return None
                 summary = writer.finish()
-            except BaseException:
-                mirrored.discard()
-                raise
-            mirrored.close()
         finally:
             source.close()
-        return self._as_written(block, summary, identity, row, mirrored)
+        return self._as_written(block, summary, identity, row, file)
 
     def _request(self, block: LiveBlock) -> FrameRequest:
         removed, low_watermark = self._stream.removed, self._stream.low_watermark

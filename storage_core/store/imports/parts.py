@@ -24,9 +24,8 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from storage_core.block.format import FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary, digest_of
+from storage_core.block.format import digest_of
 from storage_core.block.sizing import message_sizes
-from storage_core.block.writer import BlockWriter
 from storage_core.bounded import UNDECODABLE
 from storage_core.errors import (
     CorruptRecordError,
@@ -48,8 +47,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import PART_SUFFIX, BlockStore, VolumeHandle
-from storage_core.store.writing.mirrored_file import MirroredFile, decisive, sync_names
-from storage_core.store.writing.staging import FILE_SIZE_TARGET_MAX
+from storage_core.store.writing.sink import BlockPlace, BlockSink, SealedBlock
 
 logger = logging.getLogger(__name__)
 HEAD_FILE = f"import{PART_SUFFIX}"
@@ -203,15 +201,20 @@ def write_part(
     target = task.target
     reading = _Reading(target.goes_on)
     with translated(f"stream {target.name!r}"):
-        blocks = _Blocks(target, env)
+        place = BlockPlace(
+            target.volumes, target.quorum, target.compression, target.store_id, target.incarnation,
+            target.transaction_id, target.block_max_msgs, target.block_max_bytes,
+        )  # fmt: skip
+        blocks = BlockSink(place, env)
         try:
             for part in task.slices:
                 for batch in reading.read(part, source_files):
-                    blocks.write(batch)
+                    frame = _frame(batch)
+                    blocks.write(frame, message_sizes(frame), batch.column("sequence").to_numpy())
                 if on_slice is not None:
                     on_slice()
-            blocks.finish()
-            record = blocks.record(task, reading)
+            blocks.seal()
+            record = _record(task, blocks.sealed, reading, env.now_ns())
             write_record(target.volumes, target.incarnation, part_file(task.number), record, env)
         except BaseException:
             blocks.discard()
@@ -280,104 +283,28 @@ def _check_seen(part: ForeignSlice, files: Files) -> None:
             )
 
 
-class _Blocks:
-    """Writes messages with the sequences that they have as blocks, on all volumes of the placement at once."""
+def _frame(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column(name) for name in FRAME_SCHEMA.names], schema=FRAME_SCHEMA)
 
-    def __init__(self, target: ImportTarget, env: Environment) -> None:
-        self._target, self._env = target, env
-        self._file: MirroredFile | None = None
-        self._writer: BlockWriter | None = None
-        self._first = self._rows = self._bytes = 0  # of the block that is being written
-        self._sealed: list[tuple[BlockSummary, int, tuple[bytes, ...]]] = []  # with its first sequence and holders
-        self._files: list[MirroredFile] = []  # of these
-        self._durable = {one.volume_id: one.instance_id for one in target.volumes}
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        sequences = batch.column("sequence").to_numpy()
-        frame = pa.RecordBatch.from_arrays([batch.column(name) for name in FRAME_SCHEMA.names], schema=FRAME_SCHEMA)
-        sizes = message_sizes(frame)
-        start = 0
-        while start < frame.num_rows:
-            start += self._write_some(frame, sequences, sizes, start)
-
-    def _write_some(self, frame: pa.RecordBatch, sequences: np.ndarray, sizes: np.ndarray, start: int) -> int:
-        """Write rows from `start` as far as they fit the block; return how many."""
-        room = self._target.block_max_bytes - self._bytes
-        fit = int(np.searchsorted(np.cumsum(sizes[start:]), room, side="right"))
-        fit = min(fit, self._target.block_max_msgs - self._rows, FRAME_ROW_COUNT_MAX)
-        if fit == 0 and self._rows:
-            self._seal()
-            return 0
-        fit = max(fit, 1)
-        if self._writer is None:
-            self._open(int(sequences[start]))
-        assert self._writer is not None
-        end = start + fit
-        self._writer.write(frame.slice(start, fit), sequences=sequences[start:end] - self._first)
-        self._rows += fit
-        self._bytes += int(sizes[start:end].sum())
-        if self._writer.size >= FILE_SIZE_TARGET_MAX:
-            self._seal()
-        return fit
-
-    def _open(self, first: int) -> None:
-        target, block_id = self._target, self._env.new_id()
-        identity = BlockIdentity(target.store_id, target.incarnation, block_id, target.transaction_id)
-        self._file = MirroredFile(target.volumes, target.incarnation, block_id, target.quorum, self._env)
-        self._writer = BlockWriter(self._file, identity, target.compression)
-        self._first, self._rows, self._bytes = first, 0, 0
-
-    def _seal(self) -> None:
-        assert self._writer is not None and self._file is not None
-        summary = self._writer.finish()
-        self._file.close()
-        self._files.append(self._file)
-        self._sealed.append((summary, self._first, self._file.holders))
-        self._file = self._writer = None
-        self._rows = self._bytes = 0
-
-    def finish(self) -> None:
-        """Make everything durable, names and all. Raises OSError if too few volumes have a block."""
-        if self._writer is not None:
-            self._seal()
-        if not self._sealed:
-            return
-        failed = sync_names(self._target.volumes, self._target.incarnation, self._env)
-        for volume_id, error in failed.items():
-            logger.warning("names of blocks: %s", error)
-            del self._durable[volume_id]
-        fewest = min(sum(one in self._durable for one in held) for _, _, held in self._sealed)
-        if fewest < self._target.quorum:
-            raise decisive(list(failed.values()))
-
-    def record(self, task: PartTask, reading: _Reading) -> PartRecord:
-        rows = np.zeros(len(self._sealed), BLOCK_DTYPE)
-        now_ns = self._env.now_ns()
-        for at, (one, first, _) in enumerate(self._sealed):
-            rows[at] = (
-                one.block_id, one.digest, first, one.span, one.row_count, one.file_size, one.data_size,
-                one.time_min_ns, one.time_max_ns, now_ns, one.msg_id_count, 0, 0,
-            )  # fmt: skip
-        return PartRecord(
-            incarnation=self._target.incarnation,
-            source=self._target.source,
-            number=task.number,
-            rows=rows.tobytes(),
-            subjects=tuple(summary.subjects for summary, _, _ in self._sealed),
-            holders=tuple(
-                tuple((volume_id, self._durable[volume_id]) for volume_id in held if volume_id in self._durable)
-                for _, _, held in self._sealed
-            ),
-            present=reading.present().encode(),
-            lost=reading.lost().encode(),
-            read_count=reading.read_count,
-            damage=tuple(damage_row(one) for one in fold_damage(reading.damage)),
-        )
-
-    def discard(self) -> None:
-        if self._file is not None:
-            self._file.discard()
-        self._file = self._writer = None
-        for file in self._files:
-            file.discard()
-        self._files, self._sealed = [], []
+def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, now_ns: int) -> PartRecord:
+    rows = np.zeros(len(blocks), BLOCK_DTYPE)
+    for at, block in enumerate(blocks):
+        one = block.summary
+        rows[at] = (
+            one.block_id, one.digest, block.first, one.span, one.row_count, one.file_size, one.data_size,
+            one.time_min_ns, one.time_max_ns, now_ns, one.msg_id_count, 0, 0,
+        )  # fmt: skip
+    instances = {one.volume_id: one.instance_id for one in task.target.volumes}
+    return PartRecord(
+        incarnation=task.target.incarnation,
+        source=task.target.source,
+        number=task.number,
+        rows=rows.tobytes(),
+        subjects=tuple(block.summary.subjects for block in blocks),
+        holders=tuple(tuple((held, instances[held]) for held in block.file.holders) for block in blocks),
+        present=reading.present().encode(),
+        lost=reading.lost().encode(),
+        read_count=reading.read_count,
+        damage=tuple(damage_row(one) for one in fold_damage(reading.damage)),
+    )

@@ -27,7 +27,6 @@ from storage_core import buffers
 from storage_core.block.format import BlockIdentity
 from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
-from storage_core.block.writer import BlockWriter
 from storage_core.errors import (
     DataLossError,
     RequirementError,
@@ -53,8 +52,8 @@ from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.appends import good_copies, retire
 from storage_core.store.writing.duplicates import msg_ids
-from storage_core.store.writing.mirrored_file import MirroredFile, decisive, sync_names
 from storage_core.store.writing.orphans import MERGE_MARK
+from storage_core.store.writing.sink import one_block
 from storage_core.store.writing.staging import StagedBlock, WriteFailure
 
 logger = logging.getLogger(__name__)
@@ -220,31 +219,18 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
     try:
         for volume in task.volumes:  # some came to the stream after what is merged was written
             volume.blocks(env.files).prepare([made.written_as])
-        file = MirroredFile(task.volumes, made.written_as, identity.block_id, majority(task.replica_count), env)
-        try:
-            writer = BlockWriter(file, identity, task.codec)
+        with one_block(task.volumes, identity, majority(task.replica_count), task.codec, env) as (writer, file):
             for one in task.slices:
                 part = _read(one, task, env)
                 dropped.append(part.dropped)
                 for batch, sequences, hashes in part.batches:
                     writer.write(batch, hashes, sequences - task.first)
             summary = writer.finish()
-        except BaseException:
-            file.discard()
-            raise
-        file.close()
-        taken = [one for one in task.volumes if one.volume_id in file.holders]
-        failed = sync_names(taken, made.written_as, env)
-        held = [one for one in taken if one.volume_id not in failed]
-        if len(held) < majority(task.replica_count):
-            file.discard()
-            raise decisive(list(failed.values()))
     except OSError as error:
         raise_if_of_process(error)
         raise RequirementError(f"stream {task.stream!r}: its blocks were not merged: {error}") from error
-    failures = tuple(
-        WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in {**file.failures, **failed}.items()
-    )
+    failures = tuple(WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in file.failures.items())
+    held = [one for one in task.volumes if one.volume_id in file.holders]
     holders = tuple((one.volume_id, one.instance_id) for one in held)
     block = StagedBlock(task.stream, made.written_as, task.transaction_id, 0, 0, summary, holders, failures)
     gone = SequenceSet.from_sequences(np.concatenate(dropped))

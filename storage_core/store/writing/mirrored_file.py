@@ -42,10 +42,7 @@ class MirroredFile:
         block_id: bytes,
         needed: int,
         env: Environment,
-        named: bool = False,
     ) -> None:
-        """`named`: `sync` makes the names durable as well, beside the content; else that is left to the caller."""
-        self._named = named
         self.failures: dict[bytes, OSError] = {}  # by volume
         self._needed, self._env = needed, env
         self._incarnation, self._block_id = incarnation, block_id
@@ -87,7 +84,7 @@ class MirroredFile:
         self._gathered.clear()
 
     def sync(self) -> None:
-        """Make the content durable on every volume that is left, and its name if that was asked for.
+        """Make the content durable on every volume that is left, name and all.
 
         Nobody is told of the file before both are, so neither waits for the other: they share the disk's round.
         """
@@ -98,9 +95,8 @@ class MirroredFile:
         self._gathered.clear()
         volume_ids = list(self._files)
         calls = [self._blocks[one].on_volume(self._files[one].sync) for one in volume_ids]
-        if self._named:
-            stores = [self._blocks[one] for one in volume_ids]
-            calls += [blocks.on_volume(partial(blocks.sync, self._incarnation)) for blocks in stores]
+        stores = [self._blocks[one] for one in volume_ids]
+        calls += [blocks.on_volume(partial(blocks.sync, self._incarnation)) for blocks in stores]
         outcomes = self._env.parallel(calls)
         for at, of_name in enumerate(outcomes[len(volume_ids) :]):
             if not isinstance(outcomes[at], BaseException):
@@ -191,20 +187,6 @@ class MirroredFile:
 def says_broken(error: OSError) -> bool:
     """Return whether the error is that of a broken disk: a full one, or a missing directory, proves nothing."""
     return error.errno in BROKEN_DISK
-
-
-def sync_names(volumes: Sequence[VolumeHandle], incarnation: bytes, env: Environment) -> dict[bytes, OSError]:
-    """Make the names of new blocks durable; return the volumes on which that failed."""
-    stores = {one.volume_id: one.blocks(env.files) for one in volumes}
-    outcomes = env.parallel([partial(blocks.sync, incarnation) for blocks in stores.values()])
-    failed = {}
-    for (volume_id, blocks), outcome in zip(stores.items(), outcomes, strict=True):
-        if isinstance(outcome, OSError):
-            outcome.filename = outcome.filename or str(blocks.directory(incarnation))
-            failed[volume_id] = outcome
-        elif isinstance(outcome, BaseException):
-            raise outcome
-    return failed
 
 
 def _close(file: File) -> None:

@@ -9,27 +9,25 @@ in what is sent back; the task succeeds as long as a majority of the placement h
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from storage_core import access
-from storage_core.block.format import BLOCK_SIZE_MAX, FRAME_ROW_COUNT_MAX, BlockIdentity, BlockSummary
-from storage_core.block.writer import BlockWriter
+from storage_core.block.format import BlockSummary
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
 from storage_core.raft.rules import majority
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.writing.content import message_hashes
-from storage_core.store.writing.messages import Acceptance, Messages, check_messages
-from storage_core.store.writing.mirrored_file import MirroredFile
+from storage_core.store.writing.messages import Acceptance, check_messages
+from storage_core.store.writing.sink import BlockPlace, BlockSink, SealedBlock
 from storage_core.subjects import is_literal
 
 logger = logging.getLogger(__name__)
-FILE_SIZE_TARGET_MAX = BLOCK_SIZE_MAX // 2  # bytes; tiny headers take many times their message bytes in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +99,22 @@ class Stager:
     ) -> None:  # fmt: skip
         """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds."""
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
-        self._hash_sum = 0 if hashed else None
-        self._codec = codec or target.compression
-        self._staged: list[StagedBlock] = []
-        self._file: MirroredFile | None = None
-        self._writer: BlockWriter | None = None
-        self._sealed: list[MirroredFile] = []
-        self._rows = self._bytes = 0
+        self._hashed = hashed
+        place = BlockPlace(
+            target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
+            transaction.id, target.block_max_msgs, target.block_max_bytes,
+        )  # fmt: skip
+        self._sink = BlockSink(place, env)
 
     @property
     def is_open(self) -> bool:
         """Return whether the block that is being written has open files, one on each volume."""
-        return self._file is not None and self._file.is_made
+        return self._sink.is_open
 
     @property
     def held_size(self) -> int:
         """Return the bytes of rows in memory, that no file has yet."""
-        return self._writer.held_size if self._writer is not None else 0
+        return self._sink.held_size
 
     def write(self, batch: pa.RecordBatch, default_subject: str | None = None) -> None:
         """Check and write the rows of `batch`, in write columns.
@@ -126,85 +123,46 @@ class Stager:
         VolumeFailedError, NotFoundError (no such directory on this host).
         """
         messages = check_messages(batch, self._target.acceptance(default_subject), self._env.now_ns())
-        hashes = message_hashes(messages, self._target.stream) if self._hash_sum is not None else None
-        start = 0
-        while start < messages.batch.num_rows:
-            start += self._write_some(messages, hashes, start)
-
-    def _write_some(self, messages: Messages, hashes: np.ndarray | None, start: int) -> int:
-        """Write rows from `start` as far as they fit the current block; return how many."""
-        sizes = messages.sizes[start:]
-        room = self._target.block_max_bytes - self._bytes
-        fit = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
-        fit = min(fit, self._target.block_max_msgs - self._rows, len(sizes), FRAME_ROW_COUNT_MAX)
-        if fit == 0 and self._rows:
-            self.seal()
-            return 0
-        fit = max(fit, 1)
-        if self._writer is None:
-            self._open()
-        assert self._writer is not None
-        msg_ids = messages.msg_ids[start : start + fit] if messages.msg_ids is not None else None
-        try:
-            self._writer.write(messages.batch.slice(start, fit), msg_id_hashes=msg_ids)
-        except OSError as error:
-            raise self._refused(error) from error
-        if self._hash_sum is not None and hashes is not None:
-            self._hash_sum += int(hashes[start : start + fit].sum())
-        self._rows += fit
-        self._bytes += int(sizes[:fit].sum())
-        if self._writer.size >= FILE_SIZE_TARGET_MAX:
-            self.seal()
-        return fit
-
-    def _open(self) -> None:
-        target, block_id = self._target, self._env.new_id()
-        identity = BlockIdentity(self._transaction.store_id, target.incarnation, block_id, self._transaction.id)
-        self._file = MirroredFile(target.volumes, target.incarnation, block_id, target.quorum, self._env, named=True)
-        self._writer = BlockWriter(self._file, identity, self._codec)
-        self._rows = self._bytes = 0
+        hashes = message_hashes(messages, self._target.stream) if self._hashed else None
+        with self._translated():
+            self._sink.write(messages.batch, messages.sizes, msg_ids=messages.msg_ids, hashes=hashes)
 
     def seal(self) -> None:
         """End the block that is being written, if there is one: what follows goes to another."""
-        if self._writer is None:
-            return
-        assert self._file is not None
-        try:
-            summary = self._writer.finish()
-        except OSError as error:
-            raise self._refused(error) from error
-        self._file.close()
-        self._sealed.append(self._file)
-        target, held = self._target, self._file.holders
-        holders = tuple((one.volume_id, one.instance_id) for one in target.volumes if one.volume_id in held)
-        self._staged.append(
-            StagedBlock(
-                target.stream, target.incarnation, self._transaction.id, self._partition, len(self._staged), summary,
-                holders, _failures(self._file.failures), self._hash_sum,
-            )
-        )  # fmt: skip
-        self._file = self._writer = None
-        self._rows = self._bytes = 0
-        self._hash_sum = None if self._hash_sum is None else 0
+        with self._translated():
+            self._sink.seal()
 
     def finish(self) -> list[StagedBlock]:
         """Make everything durable, names and all, and return the blocks in order."""
         self.seal()
-        return self._staged
+        return [self._staged(position, block) for position, block in enumerate(self._sink.sealed)]
+
+    def _staged(self, position: int, block: SealedBlock) -> StagedBlock:
+        target, held = self._target, block.file.holders
+        return StagedBlock(
+            target.stream,
+            target.incarnation,
+            self._transaction.id,
+            self._partition,
+            position,
+            block.summary,
+            tuple((one.volume_id, one.instance_id) for one in target.volumes if one.volume_id in held),
+            _failures(block.file.failures),
+            block.hash_sum if self._hashed else None,
+        )
 
     def discard(self) -> None:
         """Take back what was written: the task failed, and nobody was told of these blocks."""
-        if self._file is not None:
-            self._file.discard()
-        self._file = self._writer = None
-        for file in self._sealed:
-            file.discard()
-        self._sealed, self._staged = [], []
+        self._sink.discard()
 
-    def _refused(self, error: OSError) -> StorageError:
-        """Return an error of the operating system as ours, naming the stream and every volume that failed."""
-        failures = {} if self._file is None else self._file.failures
-        return _refusal(self._target, error, [one for one in failures.values() if one is not error])
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise an error of the operating system as ours, naming the stream and every volume that failed."""
+        try:
+            yield
+        except OSError as error:
+            others = [one for one in self._sink.failures.values() if one is not error]
+            raise _refusal(self._target, error, others) from error
 
 
 def _failures(failures: Mapping[bytes, OSError]) -> tuple[WriteFailure, ...]:

@@ -32,7 +32,7 @@ from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume import log
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.log import VolumeLog
-from storage_core.store.writing import orphans, staging
+from storage_core.store.writing import orphans
 from storage_core.store.writing.mirrored_file import MirroredFile
 
 # --- the log ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,14 @@ def acks_before_blocks_are_fsynced() -> list[Replacement]:
 
 
 def acks_before_the_names_of_blocks_are_durable() -> list[Replacement]:
-    return [(staging, "MirroredFile", lambda *arguments, named: MirroredFile(*arguments))]
+    def sync(self: MirroredFile) -> None:
+        start, gathered = self._start, bytes(self._gathered)
+        self._everywhere(lambda file: file.write_at(start, gathered))
+        self._start += len(gathered)
+        self._gathered.clear()
+        self._everywhere(lambda file: file.sync())
+
+    return [(MirroredFile, "sync", sync)]
 
 
 def sweeps_staged_blocks_by_their_age() -> list[Replacement]:
