@@ -69,8 +69,8 @@ class PendingMessages:
         self._chunks = tuple(chunks)
         self._firsts = np.array([one.first for one in chunks], np.int64)
         self._ends = np.array([one.end for one in chunks], np.int64)
-        self.message_count = sum(one.message_count for one in chunks)
-        self.withheld_count = sum(one.withheld_count for one in chunks)
+        self.message_count = sum([one.message_count for one in chunks])
+        self.withheld_count = sum([one.withheld_count for one in chunks])
 
     @classmethod
     def of(cls, *tables: np.ndarray) -> "PendingMessages":

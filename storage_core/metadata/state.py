@@ -131,19 +131,31 @@ class StreamState:
 class Streams(Mapping[str, StreamState]):
     """The streams of a store by case-folded name, and by incarnation. A value: a change makes another one."""
 
-    __slots__ = ("_by_name", "_kept", "_names", "block_count")
+    __slots__ = ("_by_name", "_kept", "_names", "block_count", "consumer_count")
     block_count: int  # of all streams
+    consumer_count: int
 
     def __init__(self, streams: Mapping[str, StreamState] | None = None) -> None:
         self._by_name = SharedMap[str, StreamState](streams or {})
         self._names = SharedMap[bytes, str]((one.incarnation, key) for key, one in self._by_name.items())
         self._kept: tuple[Streams | None, dict[bytes, int]] = (None, {})  # what kept_sizes said, and of which streams
         self.block_count = sum(len(one.blocks) for one in self._by_name.values())
+        self.consumer_count = sum(len(one.consumers) for one in self._by_name.values())
 
-    def _moved_on(self, by_name: SharedMap[str, StreamState], names: SharedMap[bytes, str], added: int) -> "Streams":
+    def _moved_on(
+        self,
+        by_name: SharedMap[str, StreamState],
+        names: SharedMap[bytes, str],
+        before: StreamState | None,
+        now: StreamState | None,
+    ) -> "Streams":
         made = Streams.__new__(Streams)
         made._by_name, made._names, made._kept = by_name, names, self._kept
-        made.block_count = self.block_count + added
+        made.block_count, made.consumer_count = self.block_count, self.consumer_count
+        for stream, sign in ((before, -1), (now, 1)):
+            if stream is not None:
+                made.block_count += sign * len(stream.blocks)
+                made.consumer_count += sign * len(stream.consumers)
         return made
 
     def __getitem__(self, key: str) -> StreamState:
@@ -172,12 +184,11 @@ class Streams(Mapping[str, StreamState]):
         if before is None or before.incarnation != stream.incarnation:
             names = names.without(before.incarnation) if before is not None else names
             names = names.with_item(stream.incarnation, key)
-        added = len(stream.blocks) - (len(before.blocks) if before is not None else 0)
-        return self._moved_on(self._by_name.with_item(key, stream), names, added)
+        return self._moved_on(self._by_name.with_item(key, stream), names, before, stream)
 
     def without(self, stream: StreamState) -> "Streams":
         by_name, names = self._by_name.without(stream.name.casefold()), self._names.without(stream.incarnation)
-        return self._moved_on(by_name, names, -len(stream.blocks))
+        return self._moved_on(by_name, names, stream, None)
 
     def changes_since(self, before: "Streams") -> Iterator[tuple[StreamState | None, StreamState | None]]:
         """Yield (stream before, stream now) of each that is not the same; costs those that have changed."""

@@ -70,7 +70,9 @@ from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
-SNAPSHOT_BLOCKS_PER_ENTRY = 1024  # a large manifest is written less often, so that each entry costs a bounded part
+# A large state is written less often, so that each entry costs a bounded part of it.
+SNAPSHOT_BLOCKS_PER_ENTRY = 1024
+SNAPSHOT_RECORDS_PER_ENTRY = 4  # streams and consumers
 # What may use the reserves of full volumes: there is less to keep after it, so it comes to an end. Not what makes no
 # room and may come again and again, until none is left for a removal: AdvanceConsumers, a writer's Abort.
 FREEING = (Remove, DeleteStream, DeleteConsumer, Unlinked)
@@ -584,7 +586,12 @@ class Session:
 
     def snapshot_if_due(self) -> bool:
         """Take a snapshot if enough entries came since the last one, or a segment is large; return whether."""
-        every = max(self.state.settings.snapshot_every, self.state.streams.block_count // SNAPSHOT_BLOCKS_PER_ENTRY)
+        streams = self.state.streams
+        every = max(
+            self.state.settings.snapshot_every,
+            streams.block_count // SNAPSHOT_BLOCKS_PER_ENTRY,
+            (len(streams) + streams.consumer_count) // SNAPSHOT_RECORDS_PER_ENTRY,
+        )
         due = self.view.index - self.view.snapshot_index >= every
         large = any(position.offset_bytes >= SEGMENT_SIZE_MAX for position in self.view.positions.values())
         return (due or large) and self.snapshot()

@@ -49,10 +49,14 @@ class BlockStore:
 
     def prepare(self, incarnations: Iterable[bytes]) -> None:
         """Make it possible, durably, that blocks are created under these; what is there already is looked at only."""
-        there = set(self._files.list_directory(self._root))
-        for incarnation in incarnations:
-            if incarnation.hex() not in there:
-                self._files.make_directory(self.directory(incarnation))
+        directories = [self.directory(incarnation) for incarnation in incarnations]
+        if len(directories) == 1:  # a listing would cost all streams of the store
+            missing = [one for one in directories if not self._files.is_directory(one)]
+        else:
+            there = set(self._files.list_directory(self._root))
+            missing = [one for one in directories if one.name not in there]
+        for directory in missing:
+            self._files.make_directory(directory)
         self._files.sync_directory(self._root)
 
     def make(self, incarnation: bytes) -> None:

@@ -222,6 +222,19 @@ def test_finding_without_a_criterion_or_by_no_filter_is_wrong_usage(jstream, ord
     assert jstream("stream", "find", "--subject", "a..b").code == 2
 
 
+def test_metadata_cannot_steer_a_terminal(jstream) -> None:
+    note = "k\x1b[31m\x9b2J\u202e\r\nx=v\x1b]0;title\x07"
+    jstream.done("stream", "add", "NOTES", "--metadata", note)
+    jstream.done("consumer", "add", "NOTES", "reader", "--metadata", note)
+    for words in (["stream", "info", "NOTES"], ["consumer", "info", "NOTES", "reader"]):
+        shown = jstream.done(*words)
+        assert r"metadata k\x1b[31m\x9b2J\u202e\r\nx: v\x1b]0;title\x07" in shown
+        assert shown.replace("\n", "").isprintable()
+    edited = jstream("stream", "edit", "NOTES", "--metadata", "other\x1b[2J=v\x07", "--dry-run")
+    assert edited.code == 0 and (edited.out + edited.err).replace("\n", "").isprintable()
+    assert jstream.done("stream", "info", "NOTES", "--json").isascii()
+
+
 def test_a_stream_is_not_deleted_without_consent(jstream, orders) -> None:
     outcome = jstream("stream", "rm", "ORDERS")
     assert outcome.code == 2

@@ -57,6 +57,7 @@ def test_streams_know_their_sizes_and_due_ones_are_those_whose_blocks_changed(
                 due.done(one)
                 expected.remove(one.incarnation)
         assert streams.block_count == sum(len(one.blocks) for one in streams.values())
+        assert streams.consumer_count == sum(len(one.consumers) for one in streams.values())
         assert all(streams.by_incarnation(one.incarnation) is one for one in streams.values())
         kept: Counter[bytes] = Counter()
         for one in streams.values():

@@ -1,0 +1,55 @@
+"""What a command costs does not depend on how much the store has: streams, consumers, messages that wait."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from harness.work import ONE_THREAD, Work, work_of
+
+from storage_core import Store
+
+FIRST, LAST = range(128, 384), range(900, 1_200)  # streams or consumers, in which snapshots are written
+
+
+def check_no_growth(first: Work, last: Work) -> None:
+    assert last.function_calls <= 1.2 * first.function_calls
+    assert last.memory_size <= 1.5 * first.memory_size
+
+
+def add_stream(store: Store, number: int) -> None:
+    store.add_stream({"name": f"S{number}", "subjects": [f"s{number}.>"]})
+
+
+def add_consumer(store: Store, number: int) -> None:
+    store.stream("ALL").add_consumer({"name": f"c{number}"})
+
+
+@pytest.mark.parametrize("add", [add_stream, add_consumer])
+def test_the_last_of_many_streams_or_consumers_costs_what_the_first_ones_did(
+    add: Callable[[Store, int], None], tmp_path: Path
+) -> None:
+    store = Store.create(tmp_path / "volume", env=ONE_THREAD)
+    store.add_stream({"name": "ALL"})
+    measured = []
+    for before, numbers in ((range(FIRST.start), FIRST), (range(FIRST.stop, LAST.start), LAST)):
+        for number in before:
+            add(store, number)
+        measured.append(work_of(lambda number: add(store, number), numbers))
+    check_no_growth(*measured)
+
+
+def test_an_acknowledgement_among_500000_messages_that_wait_costs_what_it_touches(tmp_path: Path) -> None:
+    measured = []
+    for waiting in (10_000, 500_000):
+        store = Store.create(tmp_path / str(waiting), env=ONE_THREAD)
+        stream = store.add_stream({"name": "S"})
+        consumer = stream.add_consumer({"name": "c", "ack_wait": "1h", "max_ack_pending": -1})
+        for _ in range(2):
+            stream.append(pa.table({"data": pa.nulls(waiting, pa.binary())}))
+            assert consumer.fetch(waiting).num_rows == waiting
+        consumer.ack(list(range(2, 2 * waiting + 1, 2)))  # each of those that are left is a run of its own
+        assert consumer.info()["num_ack_pending"] == waiting
+        measured.append(work_of(lambda number, consumer=consumer: consumer.ack([number]), range(8_001, 8_401, 2)))
+        assert consumer.info()["num_ack_pending"] == waiting - 200
+    check_no_growth(*measured)
