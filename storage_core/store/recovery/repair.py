@@ -15,7 +15,7 @@ from typing import Any
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import NoOp
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata, translated
@@ -198,7 +198,7 @@ class Repair:
     def blocks(self, names: Sequence[str] | None, progress: Progress | None) -> None:
         """Read all copies, and replace those that are bad, session by session."""
         state = self._metadata.view(self._lock_timeout_s).state
-        streams = self._streams(names)
+        streams = _named(state, names)
         at_hand = self._metadata.volumes()
         indexes = Indexes(at_hand, self._env)
         for checked in check_blocks(state, streams, at_hand, self._env, progress, self._afresh):
@@ -218,10 +218,6 @@ class Repair:
         self._heal(indexes)
         with self._metadata.session(self._lock_timeout_s) as session:
             save_indexes(session, indexes.by_volume)
-
-    def _streams(self, names: Sequence[str] | None) -> list[StreamState]:
-        state = self._metadata.view(self._lock_timeout_s).state
-        return [one for one in state.streams.values() if names is None or one.name in names]
 
     def _heal(self, indexes: Indexes) -> None:
         while self._patients:
@@ -264,7 +260,7 @@ class Repair:
         """Take away what is settled: damage reports, and files of repairs that were killed."""
         with self._metadata.session(self._lock_timeout_s) as session:
             settle_reports(session, self._env, self._seen.settled, self._seen.repaired)
-            for stream in self._streams(names):
+            for stream in _named(session.state, names):
                 for one in session.writable:
                     for incarnation in stream.incarnations:
                         try:
@@ -290,6 +286,10 @@ class Repair:
                 for first, end in lost.ranges()
             ],
         }
+
+
+def _named(state: StoreState, names: Sequence[str] | None) -> list[StreamState]:
+    return [one for one in state.streams.values() if names is None or one.name in names]
 
 
 def _cost(patient: Patient) -> int:

@@ -292,3 +292,20 @@ def test_a_reader_takes_no_copy_for_ours_while_ours_is_written_between_any_two_o
         number += 1
     print(f"{number} calls, every {snapshot_every} entries a snapshot")
     assert number > 20
+
+
+def test_maintenance_never_waits_for_its_own_locks(tmp_path: Path) -> None:
+    """Readers without a lock cannot be sure: a volume of another copy goes on from ours and has lost its identity,
+    and one of the others is away. What is done under the locks goes by what is known there."""
+    copied = Copied(tmp_path, 5, snapshot_every=3)
+    write(copied.copies, "copied", 12)
+    copied.exchange(1)
+    with (copied.paths[1] / "jstream.volume").open("r+b") as identity:
+        identity.truncate(166)
+    copied.paths[3].rename(tmp_path / "away")
+    at_hand = [path for place, path in enumerate(copied.paths) if place != 3]
+    with Store.open(at_hand, lock_timeout_s=2) as store:
+        store.stream("S").publish("s.a", b"more")
+        store.maintain()
+        assert store.repair()["ok"], "it makes the one that is away anew"
+        assert shown(store) == [*COMMON, b"more"]
