@@ -67,10 +67,7 @@ def check_state(state: StoreState) -> None:
     except OverflowError:  # a sequence that no column takes, as will be told of its stream
         are_columns_good = False
     for stream in state.streams.values():
-        try:
-            _check_stream(stream, are_columns_good)
-        except CorruptionError as error:
-            raise CorruptionError(f"stream {_shown(stream.name)}: {error}") from error
+        _check_stream(stream, are_columns_good)
     _check_distinct("incarnations of streams", [one.incarnation for one in state.streams.values()])
     if with_blocks:
         _check_distinct_ids("blocks", np.concatenate([one.blocks.rows["block_id"] for one in with_blocks]))
@@ -78,15 +75,22 @@ def check_state(state: StoreState) -> None:
 
 def check_stream(stream: StreamState) -> None:
     """Raise CorruptionError for a stream that no sequence of commands leads to."""
+    _check_stream(stream)
+    _check_distinct_ids(f"stream {_shown(stream.name)}: blocks", stream.blocks.rows["block_id"])
+
+
+def _check_stream(stream: StreamState, are_columns_good: bool = False) -> None:
+    """Check all but that no two blocks have the same id.
+
+    `are_columns_good`: those of its blocks were looked at, with those of other streams in one go.
+    """
     try:
-        _check_stream(stream)
-        _check_distinct_ids("blocks", stream.blocks.rows["block_id"])
+        _check_parts(stream, are_columns_good)
     except CorruptionError as error:
         raise CorruptionError(f"stream {_shown(stream.name)}: {error}") from error
 
 
-def _check_stream(stream: StreamState, are_columns_good: bool = False) -> None:
-    """`are_columns_good`: those of its blocks were looked at, with those of other streams in one go."""
+def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
     _check_config(stream.config)
     _check_id("incarnation", stream.incarnation)
     _check_number("created_ns", stream.created_ns, 0)

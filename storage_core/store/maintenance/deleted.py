@@ -9,7 +9,6 @@ alone.
 
 import logging
 
-from storage_core.block.format import HEADER_SIZE, decode_header
 from storage_core.errors import StorageError
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -52,11 +51,7 @@ def _sweep(session: Session, blocks: BlockStore, incarnation: bytes) -> bool:
 def _is_decided(session: Session, blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bool:
     """Return whether the block was written for this incarnation, and what became of its transaction is known."""
     try:
-        file = blocks.open(incarnation, block_id)
-        try:
-            written = decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity
-        finally:
-            file.close()
+        written = blocks.identity(incarnation, block_id)
     except StorageError:
         return False
     is_of_here = (written.store_id, written.incarnation) == (session.state.store_id, incarnation)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage_core.block.format import HEADER_SIZE, BlockExpectation, decode_header
+from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
 from storage_core.metadata.invariants import STREAM_SEQUENCE_MAX
@@ -192,9 +192,9 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     if not ids:
         for one in remains:
             for incarnation, block_id in _blocks(one, env):
-                header = _header(one.blocks(env), incarnation, block_id)
-                if header is not None:
-                    ids.setdefault(header[0], str(one.path))
+                store_id = _store_of_block(one.blocks(env), incarnation, block_id)
+                if store_id is not None:
+                    ids.setdefault(store_id, str(one.path))
                     break
     if len(ids) > 1:
         told = ", ".join(f"{path} to store {store_id.hex()}" for store_id, path in ids.items())
@@ -212,18 +212,13 @@ def _blocks(one: Remains, env: Environment) -> Iterator[tuple[bytes, bytes]]:
         yield from ((incarnation, block_id) for block_id in sorted(blocks.ids(incarnation)))
 
 
-def _header(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> tuple[bytes, bytes] | None:
-    """Return (store, incarnation) that a block's header names, None if it has no whole one."""
+def _store_of_block(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bytes | None:
+    """Return the store that a block's header names, None if it has no whole one."""
     try:
-        file = blocks.open(incarnation, block_id)
-        try:
-            identity = decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity
-        finally:
-            file.close()
+        return blocks.identity(incarnation, block_id).store_id
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return None
-    return identity.store_id, identity.incarnation
 
 
 def journals(one: Remains, env: Environment) -> list[PlacementJournal]:

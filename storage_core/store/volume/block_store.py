@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from storage_core.block.format import HEADER_SIZE, BlockIdentity, decode_header
 from storage_core.deadlines import VolumeCall
 from storage_core.file_kinds import FileKind
 from storage_core.files import File, Files, write_durably
@@ -122,6 +123,11 @@ class BlockStore:
         if afresh:
             self._files.drop_cache(path)
         return self._files.open(path)
+
+    def identity(self, incarnation: bytes, block_id: bytes) -> BlockIdentity:
+        """Return what the block's own header says of it. Raises FileNotFoundError, CorruptionError."""
+        with closing(self.open(incarnation, block_id)) as file:
+            return decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity
 
     def delete(self, incarnation: bytes, block_id: bytes) -> None:
         """Remove a block; `sync` makes that durable. Raises FileNotFoundError."""

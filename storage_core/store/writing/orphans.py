@@ -8,7 +8,6 @@ open for longer than a transaction is remembered is aborted first, by an entry, 
 import logging
 from collections.abc import Iterable
 
-from storage_core.block.format import HEADER_SIZE, decode_header
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Abort
 from storage_core.metadata.state import StoreState, StreamState
@@ -76,14 +75,7 @@ def _is_orphan(session: Session, transaction: bytes | None, merges_only: bool, e
 def transaction_of(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bytes | None:
     """Return the transaction that a block's own header names, None if it has no whole one."""
     try:
-        file = blocks.open(incarnation, block_id)
-    except OSError as error:
-        raise_if_of_process(error)
-        return None
-    try:
-        return decode_header(file.read_at(0, HEADER_SIZE), str(file.path)).identity.transaction_id
+        return blocks.identity(incarnation, block_id).transaction_id
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return None
-    finally:
-        file.close()

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from harness.small_store import make_store, publish
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, StoreBusyError
 from storage_core.files import OS_FILES
@@ -19,18 +20,6 @@ from storage_core.store.volume.log_contents import LogContents
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     return tmp_path / "volume"
-
-
-def make_store(volume: Path, message_count: int = 1) -> Store:
-    store = Store.create(volume)
-    store.add_stream({"name": "S"})
-    publish(store, *(b"%d" % number for number in range(message_count)))
-    return store
-
-
-def publish(store: Store, *messages: bytes) -> None:
-    for message in messages:
-        store.stream("S").publish("S", message)
 
 
 def contents(store: Store) -> list[bytes]:

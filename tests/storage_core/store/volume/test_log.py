@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness.small_store import make_store, publish
 
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.files import OsFiles
@@ -42,18 +43,6 @@ class InterruptedFiles(OsFiles):
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     return tmp_path / "volume"
-
-
-def make_store(volume: Path, message_count: int) -> Store:
-    store = Store.create(volume)
-    store.add_stream({"name": "S"})
-    publish(store, *(b"%d" % number for number in range(message_count)))
-    return store
-
-
-def publish(store: Store, *messages: bytes) -> None:
-    for message in messages:
-        store.stream("S").publish("S", message)
 
 
 def contents(volume: Path, read_only: bool = False) -> list[bytes]:
