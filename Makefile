@@ -6,7 +6,7 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo test lint soak bench bench-peers docs clean
+.PHONY: help setup demo test lint soak bench bench-peers docs dist clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
@@ -16,6 +16,7 @@ help:
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
 	@echo 'make bench-peers       reading and writing beside Kafka, with a real broker, and Delta'
 	@echo 'make docs              the documentation as a site, in build/site'
+	@echo 'make dist              wheel and sdist, in dist'
 	@echo 'make setup             only make .venv; the other targets do it themselves'
 	@echo 'make clean             remove .venv and what the tools left behind'
 
@@ -48,6 +49,10 @@ bench-peers: setup
 
 docs: setup
 	@$(RUN) -m mkdocs build --strict
+
+dist: setup
+	@rm -rf dist
+	@$(RUN) -m hatchling build
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -96,6 +97,23 @@ def test_wheel_installs_exactly_the_four_names(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == INSTALLED | {"pyspark_jstream-0.1.0.dist-info"}
     assert "pyspark_jstream-0.1.0.dist-info/licenses/LICENSE" in names
     assert not [name for name in names if name.endswith((".pyc", ".blk")) or "/tests/" in name]
+
+
+def test_sdist_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path)]
+    subprocess.run([*build, "--target", "sdist"], cwd=ROOT, check=True, capture_output=True, timeout=PROCESS_TIMEOUT_S)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as members:
+        members.extractall(tmp_path, members=[one for one in members if one.isfile() and ".." not in one.name])
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    subprocess.run(
+        [*build, "--target", "wheel"], cwd=unpacked, check=True, capture_output=True, timeout=PROCESS_TIMEOUT_S
+    )
+    (again,) = tmp_path.glob("*.whl")
+    contents = [zipfile.ZipFile(one) for one in (wheel, again)]
+    assert {one.filename: one.CRC for one in contents[0].infolist()} == {
+        one.filename: one.CRC for one in contents[1].infolist()
+    }
 
 
 def test_wheel_carries_every_module_of_the_packages(wheel: Path) -> None:
