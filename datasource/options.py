@@ -336,9 +336,10 @@ OPTIONS = (
         "table",
         (READ,),
         "table",
-        choice_of("messages", "streams", "consumers", "damage", "events"),
+        choice_of("messages", "last", "streams", "consumers", "damage", "events"),
         "`messages`",
-        "Instead of messages: `streams`: one row a stream, with its configuration, state and replicas; "
+        "Instead of all messages: `last` (not with another layout): the last message of each subject in the range that "
+        "the read asks for; `streams`: one row a stream, with its configuration, state and replicas; "
         "`consumers`: what each was handed out and has acknowledged, and how far it is behind; `damage`: everything is "
         "read and checked, one row a damaged place; `events` (not with another layout): what happened to the store and "
         "its volumes, oldest first.",

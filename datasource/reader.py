@@ -29,6 +29,7 @@ from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, St
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import Start
+from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
@@ -56,12 +57,15 @@ class MessageReader(DataSourceReader):
         with open_store(self.settings, self.settings.take_over) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)
-            planned = [store.plan(one).slices for one in _apart(request, own)]
+            planned = [self._narrowed(store.plan(one).slices, store) for one in _apart(request, own)]
         packed = pack_blocks(
             BlockSlices.concatenate(planned), self.settings.min_partitions, self.settings.partition_rows_max
         )
         subjects = {name: found for name, found in own.items() if found is not None}
         return [SlicePartition(slices, subjects) for slices in packed]
+
+    def _narrowed(self, slices: BlockSlices, store: Store) -> BlockSlices:
+        return slices
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition; called on an executor, once for each attempt of its task."""
@@ -73,7 +77,7 @@ class MessageReader(DataSourceReader):
             time_first_ns=_bound(constraints.time_first_ns, INT64_MIN),
             time_end_ns=_bound(constraints.time_end_ns, INT64_MAX),
             verify=self.settings.verify,
-            on_loss="raise" if self.settings.fail_on_data_loss else "skip",
+            on_loss=_on_loss(self.settings),
         )
         yield from rows_of(partition, options, self.settings, shape)
 
@@ -188,6 +192,25 @@ class FilteringMessageReader(MessageReader):
         pushed = push(filters, self.settings.subject)
         self.constraints = pushed.constraints
         return pushed.left
+
+
+@show_codes
+class LastMessageReader(MessageReader):
+    """Reads the last message of each subject, which the driver finds when it plans.
+
+    No filter is pushed: which message is the last one is decided before Spark chooses among them.
+    """
+
+    def _narrowed(self, slices: BlockSlices, store: Store) -> BlockSlices:
+        def hear(damage: ReadDamage) -> None:
+            _on_damage(damage, self.settings)
+
+        filters = self.constraints.subjects or ()
+        return latest_only(slices, filters, _on_loss(self.settings), hear, store.environment)
+
+
+def _on_loss(settings: ReadSettings) -> str:
+    return "raise" if settings.fail_on_data_loss else "skip"
 
 
 def open_store(settings: Settings, take_over: bool = False) -> Store:

@@ -14,7 +14,8 @@ from datasource.offsets import (
 )
 from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, Use, check_options, parse_options
 
-MESSAGES, STREAMS, EVENTS = "messages", "streams", "events"
+MESSAGES, LAST, STREAMS, EVENTS = "messages", "last", "streams", "events"
+OF_MESSAGES = (MESSAGES, LAST)  # tables whose rows are messages
 CONSUMERS, DAMAGE = "consumers", "damage"
 FAIL, NULL = "fail", "null"
 JSTREAM, NATS, STAN = "jstream", "nats", "stan"
@@ -184,22 +185,24 @@ def _check_consumer(given: Mapping[str, str]) -> None:
 
 
 def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
-    if table != MESSAGES:
+    if table not in OF_MESSAGES:
         allowed = ["path", "stream", "columns", "table", "layout", "account", "encryptionKey", "lockTimeout"]
         allowed += ["truncateBadEof", "noCrc"] if table in (CONSUMERS, DAMAGE) else []
         unfit = [name for name in given if name not in allowed]
         if unfit:
             raise ValueError(f"option {unfit[0]!r} is for reading messages; with table={table} leave it out")
+    if table == LAST and "consumer" in given:
+        raise ValueError(f"option 'consumer': it is handed out all messages; with table={table} leave it out")
     for name in ("account", "encryptionKey"):
         if layout != NATS and name in given:
             raise ValueError(f"option {name!r} is for layout=nats only")
     for name in ("truncateBadEof", "noCrc"):
         if layout != STAN and name in given:
             raise ValueError(f"option {name!r} is for layout=stan only")
-    if layout in FOREIGN and table == EVENTS:
+    if layout in FOREIGN and table in (EVENTS, LAST):
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
     if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")
-    if table == MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
+    if table in OF_MESSAGES and layout == JSTREAM and not given.get("stream", "").strip():
         raise ValueError("option 'stream' is missing: the name of a stream, a list, or a glob; '*' reads all of them")

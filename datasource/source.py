@@ -15,7 +15,14 @@ from pyspark.sql.types import DataType, StructType
 
 from datasource.edge import shows_code
 from datasource.options import is_of_streaming_only
-from datasource.reader import FilteringMessageReader, MessageReader, open_store, pick_streams, select_streams
+from datasource.reader import (
+    FilteringMessageReader,
+    LastMessageReader,
+    MessageReader,
+    open_store,
+    pick_streams,
+    select_streams,
+)
 from datasource.schema import (
     BY_NAME_ONLY,
     CONSUMER_TYPES,
@@ -36,7 +43,9 @@ from datasource.settings import (
     DAMAGE,
     EVENTS,
     FOREIGN,
+    LAST,
     MESSAGES,
+    OF_MESSAGES,
     STREAMS,
     ReadSettings,
     StreamReadSettings,
@@ -51,6 +60,7 @@ ParserOf = Callable[[Mapping[str, str]], ReadSettings | StreamReadSettings]
 
 TABLE_TYPES = {
     MESSAGES: MESSAGE_TYPES,
+    LAST: MESSAGE_TYPES,
     STREAMS: STREAM_TYPES,
     CONSUMERS: CONSUMER_TYPES,
     EVENTS: EVENT_TYPES,
@@ -85,7 +95,7 @@ def schema(options: Mapping[str, str]) -> StructType:
         select_streams(open_foreign_store(settings).streams(), settings.streams)
     else:
         with open_store(settings) as store:
-            select = pick_streams if settings.table == MESSAGES else select_streams
+            select = pick_streams if settings.table in OF_MESSAGES else select_streams
             select(_known_streams(store, settings), settings.streams)
     return _offered(settings)
 
@@ -109,7 +119,7 @@ def _declared(settings: ReadSettings | StreamReadSettings, schema: StructType) -
 
 
 def _by_name_only(settings: ReadSettings | StreamReadSettings) -> Mapping[str, DataType]:
-    is_of_messages = isinstance(settings, StreamReadSettings) or settings.table == MESSAGES
+    is_of_messages = isinstance(settings, StreamReadSettings) or settings.table in OF_MESSAGES
     return BY_NAME_ONLY if is_of_messages else {}
 
 
@@ -146,6 +156,8 @@ def reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
         from datasource.foreign_tables import READERS as FOREIGN_READERS
 
         return FOREIGN_READERS[settings.table](settings, columns)
+    if settings.table == LAST:
+        return LastMessageReader(settings, columns)
     if settings.table != MESSAGES:
         from datasource.tables import READERS
 

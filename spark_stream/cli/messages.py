@@ -1,8 +1,9 @@
-"""`jstream stream get|view|subjects|gaps|purge|rmm`: what is in a stream."""
+"""`jstream stream get|view|last|subjects|gaps|purge|rmm`: what is in a stream."""
 
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +121,30 @@ def _print_pages(batches: "Iterator[pa.RecordBatch]", size: int, style: Style) -
         page = list(islice(rows, size))
         if page and not typer.confirm("Next page?", default=True, err=True):
             return
+
+
+@app.command("last")
+def last(
+    name: StreamArgument,
+    subject: SubjectFilterOption = None,
+    as_of: Annotated[
+        int | None, typer.Option("--as-of", metavar="N", min=0, help="As if this sequence were the last one.")
+    ] = None,
+    raw: RawOption = False,
+    skip_damage: SkipDamageOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Print the last message of each subject; --json prints one a line."""
+    with open_store(store) as opened:
+        from storage_core.store.reading.latest import latest_only
+        from storage_core.store.stream import check_filters
+
+        plan = plan_messages(opened, name, None, subject, None if as_of is None else as_of + 1)
+        on_loss = "skip" if skip_damage else "raise"
+        slices = latest_only(plan.slices, check_filters(subject), on_loss, env=opened.environment)
+        batches = read_messages(opened, replace(plan, slices=slices), subject, skip_damage)
+        _print_all(batches, None, Style.chosen(json, raw))
 
 
 @app.command("subjects")

@@ -27,6 +27,7 @@ from storage_core.store.consumers.arguments import Sequences, sequence_set
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.contents import Message
 from storage_core.store.opened import OpenStore
+from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
@@ -177,15 +178,7 @@ class Stream:
         `on_loss`: "raise" stops with DataLossError at messages that are lost; "skip" goes on without them. `report`
         hears of each loss.
         """
-        if on_loss not in ("raise", "skip"):
-            raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
-        for name, sequence in (("first", first), ("end", end)):
-            if sequence is not None:
-                _check_sequence(name, sequence)
-        if isinstance(columns, str):
-            raise ValueError(f"columns: {columns!r} is text; taken is a list of names")
-        if first is not None and end is not None and end < first:
-            raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
+        _check_read(first, end, columns, on_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)
         filters = check_filters(subject)
         request = ReadRequest((self.name,), {self.name: (first, end)}, subject_filters=filters)
@@ -218,6 +211,28 @@ class Stream:
         if sequence is None:
             raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
         return self.get(sequence)
+
+    def last_per_subject(
+        self,
+        subject: str | Sequence[str] | None = None,
+        end: int | None = None,
+        columns: Sequence[str] | None = None,
+        on_loss: str = "raise",
+        report: Callable[[ReadDamage], None] | None = None,
+    ) -> pa.RecordBatchReader:
+        """Return a reader over the last message of each subject that a filter takes, in order of sequence.
+
+        `end`: as the stream was when only messages below this sequence had come, of those that are still there. All
+        else as in `read`.
+        """
+        _check_read(None, end, columns, on_loss)
+        schema = read_schema(tuple(columns) if columns is not None else None)
+        filters, env = check_filters(subject), self._store.environment
+        request = ReadRequest((self.name,), {self.name: (None, end)}, subject_filters=filters)
+        slices = contents.slices(self._store, self.state(), request)
+        last = latest_only(slices, filters, on_loss, report, env)
+        batches = read_slices(last, ReadOptions(tuple(schema.names), filters, on_loss=on_loss), report, env=env)
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def first_at_time(self, time_ns: int) -> int | None:
         """Return the first sequence whose time is not before `time_ns`; None if there is none."""
@@ -292,6 +307,19 @@ class Stream:
             result = session.propose(made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
+
+
+def _check_read(first: int | None, end: int | None, columns: Sequence[str] | None, on_loss: str) -> None:
+    """Raise ValueError for what cannot be asked of a read."""
+    if on_loss not in ("raise", "skip"):
+        raise ValueError(f"on_loss: {on_loss!r} is not 'raise' or 'skip'")
+    for name, sequence in (("first", first), ("end", end)):
+        if sequence is not None:
+            _check_sequence(name, sequence)
+    if isinstance(columns, str):
+        raise ValueError(f"columns: {columns!r} is text; taken is a list of names")
+    if first is not None and end is not None and end < first:
+        raise ValueError(f"sequences [{first}, {end}): the end lies before the first")
 
 
 def _check_sequence(name: str, value: object) -> None:

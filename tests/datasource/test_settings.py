@@ -46,6 +46,8 @@ def test_missing_path_says_how_to_give_it_and_what_spark_does_to_tables() -> Non
 def test_missing_stream_is_refused_for_messages_only() -> None:
     with pytest.raises(ValueError, match="option 'stream' is missing"):
         ReadSettings.parse({"path": "/store"})
+    with pytest.raises(ValueError, match="option 'stream' is missing"):
+        ReadSettings.parse({"path": "/store", "table": "last"})
     assert ReadSettings.parse({"path": "/store", "table": "streams"}).table == "streams"
 
 
@@ -63,6 +65,8 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
         ({"layout": "stan", "noCrc": "perhaps"}, "'noCrc'"),
         ({"layout": "stan", "verify": "none"}, "layout=stan checks every message.*'noCrc' reads on"),
         ({"layout": "stan", "table": "events"}, "'events' is for layout=jstream only"),
+        ({"layout": "nats", "table": "last"}, "'last' is for layout=jstream only"),
+        ({"table": "last", "consumer": "c"}, "'consumer': it is handed out all messages; with table=last"),
         ({"table": "streams", "startingOffsets": "earliest"}, "'startingOffsets' is for reading messages"),
         ({"account": "A"}, "'account' is for layout=nats only"),
         ({"startingOffsets": "consumer"}, "option 'consumer' is missing: 'startingOffsets' is 'consumer'"),

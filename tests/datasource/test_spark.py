@@ -241,6 +241,18 @@ def test_tables_of_streams_and_events(read: Any, store: Store, orders: Make) -> 
     ]
 
 
+def test_the_last_message_of_each_subject_is_chosen_before_filters_apply(
+    spark: Any, read: Any, store: Store, orders: Make
+) -> None:
+    store.stream("ORDERS").append(orders(7))  # orders.0.new to orders.2.new in turn
+    with setting(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        last = read(table="last")
+        assert sorted(row.sequence for row in last.select("sequence").collect()) == [5, 6, 7]
+        assert [row.subject for row in last.where("sequence < 6").collect()] == ["orders.1.new"]
+        store.stream("ORDERS").append(orders(1))
+        assert sorted(row.sequence for row in last.collect()) == [5, 6, 7]
+
+
 def test_foreign_store_is_read_in_place(spark: Any) -> None:
     place = Path(__file__).resolve().parent.parent / "data" / "nats" / "plain-multiblock" / "store"
     frame = spark.read.format("jstream").options(stream="*", layout="nats").load(str(place))

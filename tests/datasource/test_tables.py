@@ -1,4 +1,4 @@
-"""`table=streams`, `consumers` and `events`: what there is and what happened, as rows."""
+"""`table=last`, `streams`, `consumers` and `events`: what there is and what happened, as rows."""
 
 import json
 import shutil
@@ -8,9 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from datasource.schema import CONSUMER_TYPES, EVENT_TYPES, FOREIGN_CONSUMER_TYPES, STREAM_TYPES, spark_schema
+from datasource.schema import (
+    CONSUMER_TYPES,
+    EVENT_TYPES,
+    FOREIGN_CONSUMER_TYPES,
+    MESSAGE_TYPES,
+    STREAM_TYPES,
+    spark_schema,
+)
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.metadata.commands import Event, RecordEvents
@@ -18,6 +26,30 @@ from storage_core.metadata.commands import Event, RecordEvents
 SCHEMA = to_arrow_schema(spark_schema(STREAM_TYPES), timezone="UTC")
 CONSUMERS = to_arrow_schema(spark_schema(CONSUMER_TYPES), timezone="UTC")
 EVENTS = to_arrow_schema(spark_schema(EVENT_TYPES), timezone="UTC")
+
+
+MESSAGES = to_arrow_schema(spark_schema(MESSAGE_TYPES), timezone="UTC")
+
+
+def test_the_last_message_of_each_subject_is_a_row(store: Store, driver: Any, orders: Callable[..., pa.Table]) -> None:
+    for _ in range(2):
+        store.stream("ORDERS").append(orders(7))  # orders.0.new to orders.2.new in turn
+    store.stream("ORDERS_EU").append(orders(2, prefix="eu."))
+
+    def last(**options: str) -> list[tuple[str, int]]:
+        table = driver.read(MESSAGES, table="last", **options)
+        return sorted(zip(table.column("stream").to_pylist(), table.column("sequence").to_pylist(), strict=True))
+
+    eu = [("ORDERS_EU", 1), ("ORDERS_EU", 2)]
+    assert last(stream="ORDERS*") == [("ORDERS", 12), ("ORDERS", 13), ("ORDERS", 14), *eu]
+    assert last(stream="ORDERS", subject="orders.1.*") == [("ORDERS", 12)]
+    assert last(stream="ORDERS", endingOffsets='{"ORDERS": 6}') == [("ORDERS", 3), ("ORDERS", 4), ("ORDERS", 5)]
+    assert last(stream="LOGS") == []
+
+
+def test_no_filter_is_pushed_below_the_choice_of_last_messages(driver: Any) -> None:
+    reader, _ = driver.plan(MESSAGES, table="last", stream="ORDERS")
+    assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
 def test_streams_are_rows_with_configuration_and_state(

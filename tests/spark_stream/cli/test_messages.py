@@ -1,4 +1,4 @@
-"""`jstream stream get|view|subjects|gaps|purge|rmm`."""
+"""`jstream stream get|view|last|subjects|gaps|purge|rmm`."""
 
 import json
 
@@ -21,6 +21,16 @@ def test_a_message_is_got_by_sequence(jstream, orders) -> None:
 def test_the_last_message_of_a_subject_is_got(jstream, orders) -> None:
     assert json.loads(jstream.done("stream", "get", "ORDERS", "-S", "orders.paid", "--json"))["seq"] == 5
     assert json.loads(jstream.done("stream", "get", "ORDERS", "--last-for", "orders.>", "--json"))["seq"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [([], [5, 6]), (["--subject", "orders.paid"], [5]), (["--as-of", 5], [4, 5]), (["--as-of", 3], [1])],
+)
+def test_the_last_message_of_each_subject_is_printed(jstream, orders, words: list[object], found: list[int]) -> None:
+    out = jstream.done("stream", "last", "ORDERS", *words, "--json")
+    assert sequences(out) == found
+    assert json.loads(out.splitlines()[-1]) == json.loads(jstream.done("stream", "get", "ORDERS", found[-1], "--json"))
 
 
 @pytest.mark.parametrize("sequence", [0, 2, 7, 10**15])
