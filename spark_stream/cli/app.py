@@ -28,6 +28,7 @@ from spark_stream.cli import messages as messages  # its commands belong to `str
 from spark_stream.cli.apply import apply
 from spark_stream.cli.completion import completion
 from spark_stream.cli.demo import demo
+from spark_stream.cli.doctor import doctor
 from spark_stream.cli.export import export
 from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.init import init
@@ -109,6 +110,7 @@ app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
 app.add_typer(context.app, name="context", rich_help_panel=SHELL)
 app.command("completion", rich_help_panel=SHELL)(completion)
 app.command("demo", rich_help_panel=SHELL)(demo)
+app.command("doctor", rich_help_panel=SHELL)(doctor)
 
 
 def main() -> None:
