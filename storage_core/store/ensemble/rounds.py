@@ -16,7 +16,6 @@ from storage_core.errors import (
 from storage_core.os_errors import CLOSED, FULL, GONE, is_of_process, of_process
 from storage_core.raft.rules import majority
 from storage_core.store.environment import Environment
-from storage_core.store.volume import reserve
 from storage_core.store.volume.log import SyncError, VolumeLog
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.volumes import Volume
@@ -84,7 +83,7 @@ class Logs:
 
     def _with_room(self, volume_id: bytes, call: Callable[[], T], room: Room) -> T:
         """Do the call again while there is no room for it and the volume has a reserve to give up."""
-        spare = reserve.Reserve(self._env.files, self._volumes[volume_id].path)
+        spare = self._volumes[volume_id].reserve
         while True:
             try:
                 return call()

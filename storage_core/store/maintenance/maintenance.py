@@ -22,7 +22,6 @@ from storage_core.store.maintenance.compaction import Merging
 from storage_core.store.replicas.mending import Mending
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placements import Placement, PlacementJournal
-from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import says_broken
 
@@ -86,7 +85,7 @@ class Maintenance:
                 self._failed(session, one, error)
 
     def _write_one(self, session: Session, volume: Volume) -> None:
-        journal, streams = PlacementJournal(self._env.files, volume.path), session.state.streams
+        journal, streams = volume.journal, session.state.streams
         journaled, found = self._journaled.get(volume), dict[bytes, set[bytes]]()
         if journaled is None:
             # What others wrote after the snapshot may be torn anywhere: this process goes by what it finds, once.
@@ -117,7 +116,7 @@ class Maintenance:
     def _begin(self, session: Session, volume: Volume) -> None:
         """Write the journal of a volume anew: what it said of blocks that wait to be unlinked, and the live ones."""
         index, streams = session.view.index, session.state.streams
-        journal = PlacementJournal(self._env.files, volume.path)
+        journal = volume.journal
         live = (
             Placement(index, one.incarnation, one.name, one.blocks.rows)
             for one in streams.values()
@@ -140,7 +139,7 @@ class Maintenance:
                 continue
             self._filled.pop(one, None)
             try:
-                if Reserve(self._env.files, one.path).fill() and leadership is not None:
+                if one.reserve.fill() and leadership is not None:
                     self._filled[one] = leadership
             except OSError as error:
                 self._failed(session, one, error)

@@ -372,12 +372,12 @@ def _raise_what_says_nothing(findings: Sequence[_Finding]) -> None:
 def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:
     """Leave word of a bad copy on another volume."""
     volume_id = finding.copy.volume_id
-    volumes = [Path(other.uri) for other in one.copies if other.volume_id != volume_id]
-    if volumes:
+    others = [other.reports(env.files) for other in one.copies if other.volume_id != volume_id]
+    if others:
         made = reports.Report(
             one.written_as, one.block_id, volume_id, first, end, finding.offset_bytes, finding.reason, env.now_ns()
         )
-        reports.leave(env, volumes, made)
+        reports.leave(others, made)
 
 
 def _nowhere(one: BlockSlice) -> _Finding:

@@ -13,6 +13,7 @@ import numpy as np
 from storage_core.files import OS_FILES, Files
 from storage_core.sequences import SequenceSet
 from storage_core.store.volume.block_store import BlockStore, blocks_at
+from storage_core.store.volume.reports import Reports, reports_at
 
 SLICE_DTYPE = np.dtype(
     [
@@ -42,6 +43,9 @@ class CopyPlace:
 
     def blocks(self, files: Files) -> BlockStore:
         return blocks_at(files, self.uri)
+
+    def reports(self, files: Files) -> Reports:
+        return reports_at(files, self.uri)
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ def settle_reports(
     }
     for one in session.writable:
         try:
-            for path, report in reports.read_all(env, one.path):
+            for file, report in one.reports.read():
                 stream = live.get((report.incarnation, report.block_id))
                 is_wanted = stream is not None and report.volume_id in stream.placement
                 copy = (report.incarnation, report.block_id, report.volume_id)
@@ -329,10 +329,10 @@ def settle_reports(
                             report.volume_id.hex(),
                             f"block {report.block_id.hex()}: {report.reason}",
                         )
-                    reports.remove(env, path)
+                    file.remove()
                     count += 1
-            for path in reports.unreadable(env, one.path):
-                reports.remove(env, path)
+            for file in one.reports.unreadable():
+                file.remove()
         except OSError as error:
             raise_if_limit(error)
             logger.warning("%s: damage reports: %s", one.path, error)

@@ -101,13 +101,13 @@ def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
     """
     events = []
     for one in drifts:
-        others = [volume.path for volume in session.writable if volume.volume_id != one.volume.volume_id]
+        others = [volume.reports for volume in session.writable if volume.volume_id != one.volume.volume_id]
         for block, size in zip(one.blocks[: reports.REPORT_COUNT_MAX], one.sizes, strict=False):
             reason = "the file is missing" if size < 0 else f"file size: expected {block.file_size}, found {size}"
             left = Report(
                 block.written_as, block.block_id, one.volume.volume_id, block.first, block.end, 0, reason, env.now_ns()
             )
-            reports.leave(env, others, left)
+            reports.leave(others, left)
         event = one.event()
         if not is_told(session.state, event):
             events.append(event)

@@ -8,7 +8,6 @@ is noted as such, any other is made anew.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
-from storage_core.store.volume.reports import Report
+from storage_core.store.volume.reports import Report, ReportFile
 from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import says_broken
 
@@ -92,39 +91,33 @@ class Mending:
 
     # --- reports
 
-    def _reports(self, session: Session, everything: bool) -> list[tuple[Path, Report]]:
+    def _reports(self, session: Session, everything: bool) -> list[tuple[ReportFile, Report]]:
         """Return the reports on all volumes, if it is time for a look."""
         now = self._env.now_ns()
         if not everything and self._looked_ns is not None and abs(now - self._looked_ns) < LOOK_EVERY_NS:
             return []
         self._looked_ns = now
-        return [one for volume in session.writable for one in _left_on(volume, self._env)]
+        return [one for volume in session.writable for one in _left_on(volume)]
 
     def _add_reported(
         self,
         session: Session,
-        told: list[tuple[Path, Report]],
+        told: list[tuple[ReportFile, Report]],
         budget: _Budget,
         cases: dict[tuple[bytes, bytes], _Case],
         findings: Findings,
     ) -> None:
         """Take up the copies that reports name; reports about what is not there any more are told and removed."""
         writable = {one.volume_id: one for one in session.writable}
-        for path, report in told:
+        for file, report in told:
             stream = _written_as(session.state, report.incarnation)
             block = _find(session.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
                 if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
                     findings.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
-                self._remove(path)
+                _remove(file)
             elif report.volume_id in writable and not self._rests((*_key(block), report.volume_id)):
                 _add(cases, block, writable[report.volume_id], budget)
-
-    def _remove(self, path: Path) -> None:
-        try:
-            reports.remove(self._env, path)
-        except OSError as error:
-            logger.warning("%s could not be removed: %s", path, error)
 
     # --- missing bits
 
@@ -181,7 +174,7 @@ class Mending:
         session: Session,
         patients: Sequence[Patient],
         outcomes: Sequence[Outcome],
-        told: list[tuple[Path, Report]],
+        told: list[tuple[ReportFile, Report]],
     ) -> None:
         """Note in index.db that reported copies are whole now: what found them damaged may have written that there."""
         whole = {(*_key(one.block), volume_id): one.block for one in outcomes for volume_id in one.repaired}
@@ -195,15 +188,15 @@ class Mending:
             indexes.verified(copy[2], whole[copy], True)
         save_indexes(session, indexes.by_volume)
 
-    def _settle(self, session: Session, outcome: Outcome, told: list[tuple[Path, Report]]) -> None:
+    def _settle(self, session: Session, outcome: Outcome, told: list[tuple[ReportFile, Report]]) -> None:
         """Remove the reports about copies that are whole now, or gone; let the others rest for a while."""
         left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
         for copy in left:
             self._resting[copy] = self._env.now_ns()
-        for path, report in told:
+        for file, report in told:
             copy = (report.incarnation, report.block_id, report.volume_id)
             if copy[:2] == _key(outcome.block) and copy not in left:
-                self._remove(path)
+                _remove(file)
 
     def _rests(self, copy: _Copy) -> bool:
         since = self._resting.get(copy)
@@ -215,7 +208,7 @@ class Mending:
         return False
 
 
-def _note_recovered(patients: Sequence[Patient], told: Sequence[tuple[Path, Report]], findings: Findings) -> None:
+def _note_recovered(patients: Sequence[Patient], told: Sequence[tuple[ReportFile, Report]], findings: Findings) -> None:
     """Note what reports say of copies that read whole now: it was found once, and a disk that errs at times is bad."""
     whole = {(*_key(one.block), volume_id): one.block for one in patients for volume_id in one.proven}
     for _, report in told:
@@ -240,9 +233,16 @@ def _add(cases: dict[tuple[bytes, bytes], _Case], block: LiveBlock, volume: Volu
         cases.setdefault(_key(block), _Case(block)).volumes.append(volume)
 
 
-def _left_on(volume: Volume, env: Environment) -> list[tuple[Path, Report]]:
+def _remove(file: ReportFile) -> None:
     try:
-        return reports.read_all(env, volume.path)
+        file.remove()
+    except OSError as error:
+        logger.warning("%s could not be removed: %s", file.path, error)
+
+
+def _left_on(volume: Volume) -> list[tuple[ReportFile, Report]]:
+    try:
+        return volume.reports.read()
     except OSError as error:
         logger.warning("%s: damage reports: %s", volume.path, error)
         return []

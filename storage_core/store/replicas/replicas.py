@@ -29,7 +29,6 @@ from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
 from storage_core.store.volume import reports
-from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -83,7 +82,7 @@ class Survey:
         voters = {one.volume_id for one in self.view.state.voters}
         self.volumes: tuple[Volume, ...] = tuple(one for one in metadata.volumes() if one.volume_id in voters)
         self._at = {one.volume_id: one for one in self.volumes}
-        self._indexes = {one.volume_id: VolumeIndex(env.files, one.path) for one in self.volumes if _readable(one)}
+        self._indexes = {one.volume_id: one.read_index() for one in self.volumes if _readable(one)}
         self._reported = self._reports()
 
     def standing(self, volume_id: bytes) -> Finding:
@@ -115,7 +114,7 @@ class Survey:
         found: dict[bytes, dict[_Copy, int]] = {}
         for one in self.volumes:
             try:
-                left = reports.read_all(self._env, one.path) if _readable(one) else []
+                left = one.reports.read() if _readable(one) else []
             except OSError as error:
                 raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state

@@ -158,8 +158,8 @@ class Scrub:
                 if not found or (found[0].is_missing and volume_id not in block.held_by):
                     continue  # it is behind, and the manifest says so
                 one = found[0]
-                others = [volume.path for volume in session.writable if volume.volume_id != volume_id]
-                reports.leave(self._env, others, report_of(block, volume_id, one, self._env))
+                others = [volume.reports for volume in session.writable if volume.volume_id != volume_id]
+                reports.leave(others, report_of(block, volume_id, one, self._env))
                 if not one.is_missing:
                     told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {one.reason}")
         return [

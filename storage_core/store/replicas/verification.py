@@ -119,8 +119,8 @@ class Found:
     def leave_reports(self, volumes: Sequence[Volume], env: Environment) -> None:
         """Leave word of bad copies for the next holder, who has the lock."""
         for block, volume_id, wrong in self._copies():
-            others = [one.path for one in volumes if one.volume_id != volume_id and one.identity is not None]
-            reports.leave(env, others, report_of(block, volume_id, wrong, env))
+            others = [one.reports for one in volumes if one.volume_id != volume_id and one.identity is not None]
+            reports.leave(others, report_of(block, volume_id, wrong, env))
 
     def _copies(self) -> Iterator[tuple[LiveBlock, bytes, Wrong]]:
         """Yield each bad copy, with what is wrong first; one that is merely not there yet is not bad."""
@@ -259,9 +259,7 @@ class Indexes:
 
     def __init__(self, volumes: Sequence[Volume], env: Environment) -> None:
         self._env = env
-        self.by_volume = {
-            one.volume_id: VolumeIndex(env.files, one.path) for one in volumes if one.identity is not None
-        }
+        self.by_volume = {one.volume_id: one.read_index() for one in volumes if one.identity is not None}
         self._held: dict[tuple[bytes, bytes], dict[bytes, tuple[int, int]]] = {}
 
     def note(self, checked: Checked) -> None:
@@ -318,8 +316,7 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
 
 def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> list[Damage]:
     """Return what is wrong with the metadata files of one volume, which nobody writes meanwhile."""
-    journal = PlacementJournal(env.files, volume.path)
-    found = _metadata_damage(volume.log, journal)
+    found = _metadata_damage(volume.log, volume.journal)
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
 
 

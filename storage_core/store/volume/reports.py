@@ -9,8 +9,8 @@ after that copy, and readers that meet it again find their report there already.
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from struct import Struct
 
@@ -19,8 +19,8 @@ from crc32c import crc32c
 from storage_core.bounded import pack, unpack
 from storage_core.errors import CorruptionError
 from storage_core.file_kinds import REPORT
+from storage_core.files import Files
 from storage_core.os_errors import raise_if_of_process
-from storage_core.store.environment import Environment
 from storage_core.store.volume.identity import FILE_NAME as IDENTITY_NAME
 
 logger = logging.getLogger(__name__)
@@ -82,84 +82,97 @@ def decode_report(encoded: bytes, file: str) -> Report:
     return Report(*fields)
 
 
-def leave(env: Environment, volumes: Sequence[Path], report: Report) -> Path | None:
-    """Leave the report on the first of these volumes that takes it; return where, None if none does. Never raises."""
-    for volume in volumes:
+@dataclass(frozen=True, slots=True)
+class ReportFile:
+    """Where a report was left."""
+
+    path: Path
+    files: Files = field(repr=False, compare=False)
+
+    def remove(self) -> None:
+        """Take a report away that was dealt with. Raises OSError; one that is gone already is fine."""
         try:
-            env.files.file_size(volume / IDENTITY_NAME)  # a mount point with nothing mounted takes none
-            path = _write(env, volume / DIRECTORY, report)
+            self.files.unlink(self.path)
+        except FileNotFoundError:
+            return
+
+
+class Reports:
+    """The reports on one volume. Every call may raise OSError."""
+
+    def __init__(self, files: Files, volume: Path) -> None:
+        self._files, self.volume, self._directory = files, volume, volume / DIRECTORY
+
+    def put(self, report: Report) -> Path | None:
+        """Write the report unless a whole one is there; None if the volume has as many as it should keep."""
+        self._files.file_size(self.volume / IDENTITY_NAME)  # a mount point with nothing mounted takes none
+        path = self._directory / report.name
+        try:
+            names = self._files.list_directory(self._directory)
+        except FileNotFoundError:
+            self._files.make_directory(self._directory)
+            names = []
+        if path.name not in names and len(names) >= REPORT_COUNT_MAX:
+            return None
+        try:
+            file = self._files.create(path)
+        except FileExistsError:
+            if self._read(path) is not None:
+                return path
+            file = self._files.open(path, writable=True)  # one that was cut off when its writer ended
+        try:
+            encoded = report.encode()
+            file.write_at(0, encoded)
+            file.truncate(len(encoded))
+        finally:
+            file.close()
+        return path
+
+    def read(self) -> list[tuple[ReportFile, Report]]:
+        """Return the whole reports, by name."""
+        return [(ReportFile(path, self._files), report) for path, report in self._found() if report is not None]
+
+    def unreadable(self) -> list[ReportFile]:
+        """Return the files that should be reports and are none: cut off, damaged, of another version.
+
+        They may be removed.
+        """
+        return [ReportFile(path, self._files) for path, report in self._found() if report is None]
+
+    def _found(self) -> list[tuple[Path, Report | None]]:
+        try:
+            names = self._files.list_directory(self._directory)
+        except FileNotFoundError:
+            return []
+        ours = [name for name in sorted(names) if name.endswith(SUFFIX) and len(name) == _NAME_SIZE + len(SUFFIX)]
+        return [(self._directory / name, self._read(self._directory / name)) for name in ours[:REPORT_COUNT_MAX]]
+
+    def _read(self, path: Path) -> Report | None:
+        try:
+            file = self._files.open(path)
+            try:
+                return decode_report(REPORT.read(file), str(path))
+            finally:
+                file.close()
+        except (OSError, CorruptionError) as error:
+            raise_if_of_process(error)
+            logger.info("%s is left aside: %s", path, error)
+            return None
+
+
+def reports_at(files: Files, uri: str) -> Reports:
+    """Return the reports on the volume at a URI; of local disks that is an absolute path."""
+    return Reports(files, Path(uri))
+
+
+def leave(places: Iterable[Reports], report: Report) -> Path | None:
+    """Leave the report on the first of these volumes that takes it; return where, None if none does. Never raises."""
+    for place in places:
+        try:
+            path = place.put(report)
         except OSError as error:
-            logger.info("%s: a damage report could not be left: %s", volume, error)
+            logger.info("%s: a damage report could not be left: %s", place.volume, error)
             continue
         if path is not None:
             return path
     return None
-
-
-def _write(env: Environment, directory: Path, report: Report) -> Path | None:
-    """Write the report unless a whole one is there; None if the volume has as many as it should keep."""
-    path = directory / report.name
-    try:
-        names = env.files.list_directory(directory)
-    except FileNotFoundError:
-        env.files.make_directory(directory)
-        names = []
-    if path.name not in names and len(names) >= REPORT_COUNT_MAX:
-        return None
-    try:
-        file = env.files.create(path)
-    except FileExistsError:
-        if _read(env, path) is not None:
-            return path
-        file = env.files.open(path, writable=True)  # one that was cut off when its writer ended
-    try:
-        encoded = report.encode()
-        file.write_at(0, encoded)
-        file.truncate(len(encoded))
-    finally:
-        file.close()
-    return path
-
-
-def read_all(env: Environment, volume: Path) -> list[tuple[Path, Report]]:
-    """Return the whole reports on a volume, by name. Raises OSError if the volume cannot be looked at."""
-    return [(path, report) for path, report in _found(env, volume) if report is not None]
-
-
-def unreadable(env: Environment, volume: Path) -> list[Path]:
-    """Return the files that should be reports and are none: cut off, damaged, of another version. They may be removed.
-
-    Raises OSError if the volume cannot be looked at.
-    """
-    return [path for path, report in _found(env, volume) if report is None]
-
-
-def _found(env: Environment, volume: Path) -> list[tuple[Path, Report | None]]:
-    directory = volume / DIRECTORY
-    try:
-        names = env.files.list_directory(directory)
-    except FileNotFoundError:
-        return []
-    ours = [name for name in sorted(names) if name.endswith(SUFFIX) and len(name) == _NAME_SIZE + len(SUFFIX)]
-    return [(directory / name, _read(env, directory / name)) for name in ours[:REPORT_COUNT_MAX]]
-
-
-def _read(env: Environment, path: Path) -> Report | None:
-    try:
-        file = env.files.open(path)
-        try:
-            return decode_report(REPORT.read(file), str(path))
-        finally:
-            file.close()
-    except (OSError, CorruptionError) as error:
-        raise_if_of_process(error)
-        logger.info("%s is left aside: %s", path, error)
-        return None
-
-
-def remove(env: Environment, path: Path) -> None:
-    """Take a report away that was dealt with. Raises OSError; one that is gone already is fine."""
-    try:
-        env.files.unlink(path)
-    except FileNotFoundError:
-        return

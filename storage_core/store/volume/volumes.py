@@ -17,7 +17,11 @@ from storage_core.os_errors import is_of_process, raise_if_limit
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
+from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.placements import PlacementJournal
+from storage_core.store.volume.reports import Reports
+from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.state import VolumeState
 
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
@@ -55,6 +59,23 @@ class Volume:
         """Its voter: the metadata log, votes, commit records and snapshots."""
         identity = self.identity or VolumeIdentity(self.store_id, self.volume_id, bytes(16), 0)
         return VolumeLog(self.files, self.path, identity)
+
+    @property
+    def reports(self) -> Reports:
+        """Where word is left of bad copies on other volumes."""
+        return Reports(self.files, self.path)
+
+    @property
+    def journal(self) -> PlacementJournal:
+        return PlacementJournal(self.files, self.path)
+
+    @property
+    def reserve(self) -> Reserve:
+        return Reserve(self.files, self.path)
+
+    def read_index(self) -> VolumeIndex:
+        """Read what is known of the blocks here; each call reads it anew."""
+        return VolumeIndex(self.files, self.path)
 
 
 def label(volumes: Sequence[Volume]) -> str:

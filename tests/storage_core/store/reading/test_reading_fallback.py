@@ -31,6 +31,7 @@ from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, ask_block, read_slices
 from storage_core.store.store import Store
 from storage_core.store.volume import reports
+from storage_core.store.volume.reports import Reports
 
 FRAMES = 3
 FRAME_ROWS = 10
@@ -361,7 +362,7 @@ def reports_on(scattered: Scattered) -> list[tuple[int, reports.Report]]:
     return [
         (number, report)
         for number, volume in enumerate(scattered.volumes)
-        for _, report in reports.read_all(REAL, volume.path)
+        for _, report in Reports(OS_FILES, volume.path).read()
     ]
 
 
@@ -448,7 +449,7 @@ def test_an_old_plan_is_stale_and_any_volume_that_is_left_says_so(store: Store, 
         with pytest.raises(StalePlanError, match="sequences 1 to 10 were removed"):
             sequences(plan.slices, options)
     left = [one.path for one in store.volumes() if one.identity is not None]
-    assert all(reports.read_all(REAL, path) == [] for path in left), "nothing is damaged"
+    assert all(Reports(OS_FILES, path).read() == [] for path in left), "nothing is damaged"
 
 
 def test_messages_whose_only_volume_is_away_are_no_loss_and_back_with_it(store: Store) -> None:

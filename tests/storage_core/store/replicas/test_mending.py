@@ -104,7 +104,7 @@ def test_damage_that_a_scrub_found_is_not_shown_any_more_once_a_commit_has_mende
 
 
 def test_a_report_that_is_wrong_is_removed_and_no_more(paths: list[Path]) -> None:
-    from storage_core.store.volume.reports import Report, leave
+    from storage_core.store.volume.reports import Report
 
     with Store.open(paths) as store:
         state = store.stream_state("S")
@@ -116,7 +116,7 @@ def test_a_report_that_is_wrong_is_removed_and_no_more(paths: list[Path]) -> Non
             told = Report(
                 state.incarnation, block_id, store.volumes()[0].volume_id, 1, 2, 0, "an executor was wrong", 1
             )
-            assert leave(REAL, paths[1:2], told)
+            assert store.volumes()[1].reports.put(told)
     with Store.open(paths) as store:
         store.stream("S").publish("s.a", b"x")
         assert list(paths[1].glob("reports/*")) == []

@@ -21,7 +21,7 @@ from storage_core.store.environment import REAL
 from storage_core.store.replicas.replicas import STATES, Replica, worst
 from storage_core.store.stream import Stream
 from storage_core.store.volume import reports
-from storage_core.store.volume.reports import Report
+from storage_core.store.volume.reports import Report, Reports
 
 BLOCK_COUNT = 4
 
@@ -154,7 +154,7 @@ def test_what_a_reader_reported_is_damage_until_the_copy_was_read_as_a_whole(sto
     stream, volumes = store.stream_state("ORDERS"), store.volumes()
     block_id = bytes(stream.blocks.rows["block_id"][1])
     found = Report(stream.incarnation, block_id, volumes[2].volume_id, 11, 21, 128, "bad checksum", REAL.now_ns())
-    reports.leave(REAL, [paths[0]], found)
+    reports.leave([Reports(OS_FILES, paths[0])], found)
     assert check_alone(store, 2, "damaged").damaged_blocks == 1
     store.verify()
     assert states(store) == ["current"] * 3
@@ -168,7 +168,7 @@ def test_a_copy_that_a_reader_missed_while_its_volume_was_away_is_whole_when_it_
     missed = Report(
         stream.incarnation, block_id, volumes[2].volume_id, 11, 21, 0, reports.FILE_IS_MISSING, REAL.now_ns()
     )
-    reports.leave(REAL, [paths[0]], missed)
+    reports.leave([Reports(OS_FILES, paths[0])], missed)
     assert states(store) == ["current"] * 3
 
 
