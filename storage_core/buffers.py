@@ -10,6 +10,9 @@ from collections.abc import Collection
 import numpy as np
 import pyarrow as pa
 
+# pyarrow's own way from a type to numpy's, `to_pandas_dtype`, looks for pandas as well, up to pyarrow 25.
+_KINDS = {pa.from_numpy_dtype(kind): np.dtype(kind) for kind in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")}
+
 
 def of_numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
     """Return numbers without nulls as a column of that type, else of their own; the memory is shared."""
@@ -48,8 +51,8 @@ def constant(value: bool | int | str, kind: pa.DataType) -> pa.Scalar:
 
 
 def numbers(column: pa.Array) -> np.ndarray:
-    """Return a view of a column of numbers; what it holds where the column is null is undefined."""
-    kind = np.dtype(column.type.to_pandas_dtype())
+    """Return a view of a column of whole numbers; what it holds where the column is null is undefined."""
+    kind = _KINDS[column.type]
     if not len(column):
         return np.empty(0, kind)
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * kind.itemsize)
