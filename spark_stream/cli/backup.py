@@ -31,7 +31,7 @@ def backup(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Make a backup in a directory that is empty or not there yet; an interrupted one is gone on with.
+    """Make a backup in a directory that is empty or not there yet; the same command resumes one.
 
     The store may be written meanwhile: what comes after the beginning is not in it.
     """

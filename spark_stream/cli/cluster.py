@@ -26,7 +26,7 @@ from spark_stream.cli.render import counted, print_facts, print_json, print_tabl
 if TYPE_CHECKING:
     from storage_core import Store
 
-app = typer.Typer(cls=VerbGroup, help="The volumes of a store: what they are like, and which they are.")
+app = typer.Typer(cls=VerbGroup, help="Show, add, remove and replace the volumes of a store.")
 volume_app = typer.Typer(cls=VerbGroup, help="Add, remove and replace volumes.")
 app.add_typer(volume_app, name="volume")
 VolumeArgument = Annotated[
@@ -48,7 +48,7 @@ def volume_group(context: typer.Context, store: GroupStoreOption = None) -> None
 
 @app.command("info")
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
-    """Say what each volume is like: its metadata, and all that it keeps."""
+    """Show the state of each volume: its metadata, and all blocks on it."""
     with open_store(store, warns=False) as opened:
         found, labels = opened.cluster_info(), volume_labels(opened)
     _print_info(found, labels, json)
@@ -74,7 +74,7 @@ def add(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Add volumes: two at a time, so that their number stays odd. They count when they have caught up."""
+    """Add volumes: two at a time, so that their number stays odd. They vote once they have caught up."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         opened.add_volumes(_split(paths))
         found, labels = opened.cluster_info(), volume_labels(opened)
@@ -113,7 +113,7 @@ def replace(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Put a new directory in the place of a volume: of one that is lost, or one that shall go."""
+    """Replace a volume, lost or still there, by a new directory."""
     with open_store(store, take_over=take_over, warns=False) as opened:
         name = resolve_volume(opened, volume)
         label = volume_labels(opened)[name]

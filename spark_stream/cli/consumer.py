@@ -34,7 +34,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
 
-app = typer.Typer(cls=VerbGroup, help="Durable consumers: make them, see how far they are behind, move them.")
+app = typer.Typer(cls=VerbGroup, help="Durable consumers: create them, see their lag, move them.")
 ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 REPORT_COLUMNS = (
     "stream", "consumer", "delivered", "ack floor", "ack pending", "redelivered", "pending", "skipped",
@@ -68,12 +68,12 @@ def add(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Make a consumer. By default it begins with the first message, and each one is to be acknowledged."""
+    """Create a consumer. By default it starts with the first message, and each message must be acknowledged."""
     chosen = {**configuration(context.params), "name": name}
     chosen.pop("durable_name", None)  # NATS' second word for it, in what its own command printed
     with open_store(store, take_over=take_over) as opened:
         info = opened.stream(stream).add_consumer(chosen).info()
-    say(f"consumer {name} of stream {stream} was made")
+    say(f"created consumer {name} of stream {stream}")
     _print_info(info, json)
 
 
@@ -102,7 +102,7 @@ def list_consumers(
 
 @app.command("info")
 def info(stream: StreamArgument, name: ConsumerArgument, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Say all about one consumer: configuration, state, what happened to it."""
+    """Show one consumer: configuration, state, what happened to it."""
     with open_store(store) as opened:
         found = opened.stream(stream).consumer(name).info()
     _print_info(found, json)

@@ -52,9 +52,7 @@ DataLossOption = Annotated[
         help="When messages are lost: go on and tell it once (the default), or stop until it is reset.",
     ),
 ]
-PullOption = Annotated[
-    bool, typer.Option("--pull", help="What every consumer here is; taken so that scripts carry over.")
-]
+PullOption = Annotated[bool, typer.Option("--pull", help="No effect; accepted for compatibility with `nats`.")]
 
 
 def _split(texts: list[str]) -> list[str]:

@@ -37,7 +37,7 @@ def scrub(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Read a portion of all copies, going on where the last scrub ended. Finds damage and mends nothing.
+    """Check the next part of all copies for damage, from where the last scrub ended; repairs nothing.
 
     Exit code 1 if anything is damaged.
     """
@@ -111,7 +111,7 @@ def maintain(
     take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
-    """Do all maintenance that is due: mend reported damage, fetch missing blocks, unlink old ones, take snapshots."""
+    """Do all maintenance that is due: repair reported damage, fetch missing blocks, unlink old ones, take snapshots."""
     every_ns = parse_duration_option(every, "--every")
     if watch and every_ns <= 0:
         raise WrongUsage(f"--every {every}: the pause has to be longer than that")

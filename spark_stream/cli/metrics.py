@@ -21,7 +21,7 @@ def metrics(
     address: Annotated[str, typer.Option("--address", help="With --port: of which address.")] = "127.0.0.1",
     store: StoreOption = "",
 ) -> None:
-    """Print what Prometheus wants to know of the store: sequences, sizes, consumers' lag, states of the copies."""
+    """Print Prometheus metrics of the store: sequences, sizes, consumer lag, states of the copies."""
     if textfile is not None and port is not None:
         raise WrongUsage("--textfile writes once and ends, --port serves until interrupted: give one of them")
     try:

@@ -73,18 +73,16 @@ GroupStoreOption = Annotated[str | None, typer.Option("--store", metavar="VOLUME
 StoreOption = Annotated[
     str, typer.Option("--store", metavar="VOLUME[,VOLUME]", help=_STORE_HELP, callback=resolve_store)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", "-j", help="Print JSON.")]
 RawOption = Annotated[bool, typer.Option("--raw", "-r", help="Print the data only, a line break after each.")]
-ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
-DefaultsOption = Annotated[
-    bool, typer.Option("--defaults", help="Ask nothing, as always; taken so that scripts carry over.")
-]
+ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask for confirmation.")]
+DefaultsOption = Annotated[bool, typer.Option("--defaults", help="No effect; accepted for compatibility with `nats`.")]
 AsksNothingOption = Annotated[
-    bool, typer.Option("--force", "-f", help="Ask nothing, as always; taken so that scripts carry over.")
+    bool, typer.Option("--force", "-f", help="No effect; accepted for compatibility with `nats`.")
 ]
 TakeOverOption = Annotated[
     bool,
-    typer.Option("--take-over", help="From now on this host writes the store: the other one is down, or it is a copy."),
+    typer.Option("--take-over", help="Make this host the writer: the former one is down, or this is a copied store."),
 ]
 StreamArgument = Annotated[
     str, typer.Argument(metavar="STREAM", help="Name of the stream.", autocompletion=complete_stream)
@@ -98,7 +96,7 @@ EncryptionKeyOption = Annotated[
     ),
 ]
 SkipDamageOption = Annotated[
-    bool, typer.Option("--skip-damage", help="Go on past messages that are lost or damaged, and say so on stderr.")
+    bool, typer.Option("--skip-damage", help="Skip lost and damaged messages, and report them on stderr.")
 ]
 
 

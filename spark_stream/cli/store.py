@@ -9,7 +9,7 @@ from spark_stream.cli.options import GroupStoreOption, JsonOption, StoreOption, 
 from spark_stream.cli.quantities import parse_duration_option, show_size
 from spark_stream.cli.render import print_facts, print_json, print_table, say
 
-app = typer.Typer(cls=VerbGroup, help="Make a store, and say what one is.")
+app = typer.Typer(cls=VerbGroup, help="Create a store, and show what is in it.")
 
 
 @app.callback()
@@ -19,7 +19,7 @@ def group(context: typer.Context, store: GroupStoreOption = None) -> None:
 
 @app.command("create")
 def create(
-    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one a disk.")],
+    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one per disk.")],
     deleted_block_retention: Annotated[
         str | None,
         typer.Option(
@@ -39,7 +39,7 @@ def create(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a store on these volumes: directories that are empty or not there yet."""
+    """Create a store on these volumes: directories that are empty or do not exist yet."""
     from storage_core import Store
 
     settings: dict[str, Any] = {}
@@ -53,13 +53,13 @@ def create(
         settings["permissions"] = permissions
     with Store.create([path for volume in volumes for path in volume.split(",")], **settings) as store:
         found = store.info()
-    say("the store was made")
+    say("created the store")
     _print_info(found, json)
 
 
 @app.command("info")
 def info(store: StoreOption = "", json: JsonOption = False) -> None:
-    """Say what the store is: its volumes and what is in them."""
+    """Show the store: its settings, size and volumes."""
     with open_store(store) as opened:
         found = opened.info()
     _print_info(found, json)

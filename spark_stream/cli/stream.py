@@ -49,7 +49,7 @@ from spark_stream.cli.stream_options import (
 if TYPE_CHECKING:
     from storage_core import Store
 
-app = typer.Typer(cls=VerbGroup, help="Streams: make them, look at them, and at what is in them.")
+app = typer.Typer(cls=VerbGroup, help="Create, configure, read and purge streams.")
 
 
 @app.callback()
@@ -83,11 +83,11 @@ def add(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Make a stream. Without --subjects it takes the subject that is its name."""
+    """Create a stream. Without --subjects it takes the subject that is its name."""
     chosen = {**configuration(context.params), "name": name}
     with open_store(store, take_over=take_over) as opened:
         info, labels = opened.add_stream(chosen).info(), volume_labels(opened)
-    say(f"stream {name} was made")
+    say(f"created stream {name}")
     _print_info(info, labels, json)
 
 
@@ -164,7 +164,7 @@ def list_streams(
 
 @app.command("info")
 def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Say all about one stream: configuration, state, replicas."""
+    """Show one stream: configuration, state, replicas."""
     with open_store(store) as opened:
         found, labels = opened.stream(name).info(), volume_labels(opened)
     _print_info(found, labels, json)

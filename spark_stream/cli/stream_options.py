@@ -14,9 +14,9 @@ SubjectsOption = Annotated[
     list[str] | None, typer.Option("--subjects", metavar="SUBJECT[,SUBJECT]", help="Subjects that the stream takes.")
 ]
 ReplicasOption = Annotated[
-    int | None, typer.Option("--replicas", metavar="N", help="Copies of each block; add: one a volume of the store.")
+    int | None, typer.Option("--replicas", metavar="N", help="Number of copies. Default of add: one per volume.")
 ]
-DescriptionOption = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
+DescriptionOption = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What the stream is for.")]
 CompressionOption = Annotated[
     str | None, typer.Option("--compression", metavar="none|lz4|zstd", help="Codec of blocks written from now on.")
 ]

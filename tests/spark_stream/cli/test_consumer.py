@@ -36,7 +36,7 @@ def test_a_consumer_is_made_with_what_was_asked_for(jstream: Any, orders: Store)
         *("--max-deliver", 5, "--max-pending", 10, "--filter", "orders.new,orders.paid", "--filter", "orders.sent"),
         *("--description", "invoices", "--metadata", "team=sales", "--on-data-loss", "fail", "--pull", "--json"),
     )
-    assert (outcome.code, outcome.err) == (0, "consumer billing of stream ORDERS was made\n")
+    assert (outcome.code, outcome.err) == (0, "created consumer billing of stream ORDERS\n")
     config = json.loads(outcome.out)["config"]
     wanted = {
         "name": "billing",

@@ -7,7 +7,7 @@ from pathlib import Path
 def test_a_store_is_made_and_described(jstream, tmp_path: Path) -> None:
     volume = tmp_path / "a new one"
     outcome = jstream("store", "create", volume, "--deleted-block-retention", "1h", with_store=False)
-    assert (outcome.code, outcome.err) == (0, "the store was made\n")
+    assert (outcome.code, outcome.err) == (0, "created the store\n")
     assert str(volume) in outcome.out
     info = json.loads(jstream.done("store", "info", "--json", "--store", volume))
     assert info["settings"]["deleted_block_retention"] == 3_600_000_000_000

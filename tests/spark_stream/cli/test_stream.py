@@ -17,7 +17,7 @@ def test_a_stream_is_made_with_what_was_asked_for(jstream) -> None:
         *("--deny-delete", "--metadata", "team=sales", "--metadata", "note=a=b", "--block-max-bytes", "1MB"),
         *("--block-max-msgs", 1000, "--replicas", 1, "--json"),
     )
-    assert (outcome.code, outcome.err) == (0, "stream ORDERS was made\n")
+    assert (outcome.code, outcome.err) == (0, "created stream ORDERS\n")
     config = json.loads(outcome.out)["config"]
     wanted = {
         "name": "ORDERS",
