@@ -2,7 +2,8 @@
 
 Removed messages, lost ranges and the sequences inside a block are such sets. They are small when removals come in
 runs, and their encoded form (docs/formats/sequence-set.md) is deflated, so that a set of a million scattered
-sequences is about a bitmap's size. Set operations are vectorised: their cost follows the number of runs.
+sequences is about a bitmap's size. Set operations are vectorised, and only runs where both sets lie are looked at; the
+others are shared or copied.
 """
 
 import zlib
@@ -113,13 +114,18 @@ class SequenceSet:
         hi = int(np.searchsorted(self.starts, end, side="left"))
         if lo >= hi or first >= end:
             return SequenceSet.empty()
-        return SequenceSet(np.maximum(self.starts[lo:hi], first), np.minimum(self.ends[lo:hi], end))
+        starts, ends = self.starts[lo:hi], self.ends[lo:hi]  # shared, but where a run is cut
+        if starts[0] < first:
+            starts = np.concatenate(([first], starts[1:]))
+        if ends[-1] > end:
+            ends = np.concatenate((ends[:-1], [end]))
+        return SequenceSet(starts, ends)
 
     def head(self, count: int) -> "SequenceSet":
         """Return the lowest `count` sequences, all of them if there are fewer."""
         if count <= 0 or not self:
             return SequenceSet.empty()
-        upto = np.cumsum(self.ends - self.starts)
+        upto = np.cumsum(self.ends[:count] - self.starts[:count])  # so many runs have enough, if all do
         last = int(np.searchsorted(upto, count))
         if last == len(upto):
             return self
@@ -132,16 +138,52 @@ class SequenceSet:
             return self
         if not self:
             return other
-        return _normal(np.concatenate((self.starts, other.starts)), np.concatenate((self.ends, other.ends)))
+        if len(self.starts) < len(other.starts):
+            return other.union(self)
+        lo = int(np.searchsorted(self.ends, other.starts[0], side="left"))
+        hi = max(lo, int(np.searchsorted(self.starts, other.ends[-1], side="right")))
+        starts = np.concatenate((self.starts[lo:hi], other.starts))
+        return self._replaced(lo, hi, _normal(starts, np.concatenate((self.ends[lo:hi], other.ends))))
 
     def difference(self, other: "SequenceSet") -> "SequenceSet":
         """Return the sequences that are here and not in `other`."""
-        return self.intersection(other.complement())
+        if not self:
+            return self
+        other = other.clip(int(self.starts[0]), int(self.ends[-1]))
+        if not other:
+            return self
+        lo = int(np.searchsorted(self.ends, other.starts[0], side="right"))
+        hi = int(np.searchsorted(self.starts, other.ends[-1], side="left"))
+        if hi <= lo:
+            return self
+        if hi - lo > 1:
+            left = SequenceSet(self.starts[lo:hi], self.ends[lo:hi]).intersection(other.complement())
+        else:  # what lies between the runs of the other one
+            other = other.clip(int(self.starts[lo]), int(self.ends[lo]))
+            starts = np.concatenate((self.starts[lo:hi], other.ends))
+            ends = np.concatenate((other.starts, self.ends[lo:hi]))
+            keep = ends > starts
+            left = SequenceSet(starts[keep], ends[keep])
+        return self._replaced(lo, hi, left)
+
+    def _replaced(self, lo: int, hi: int, middle: "SequenceSet") -> "SequenceSet":
+        """Return the set with other runs in place of runs `[lo, hi)`: as a rule few, in the middle of many."""
+        if lo == 0 and hi == len(self.starts):
+            return middle
+        return SequenceSet(
+            np.concatenate((self.starts[:lo], middle.starts, self.starts[hi:])),
+            np.concatenate((self.ends[:lo], middle.ends, self.ends[hi:])),
+        )
 
     def intersection(self, other: "SequenceSet") -> "SequenceSet":
-        # Sweep over both sets' edges: a run of the result starts where the depth reaches 2.
         if not self or not other:
             return SequenceSet.empty()
+        one = self.clip(int(other.starts[0]), int(other.ends[-1]))
+        other = other.clip(int(self.starts[0]), int(self.ends[-1]))
+        return one._swept(other) if one and other else SequenceSet.empty()
+
+    def _swept(self, other: "SequenceSet") -> "SequenceSet":
+        # Sweep over both sets' edges: a run of the result starts where the depth reaches 2.
         edges = np.concatenate((self.starts, other.starts, self.ends, other.ends))
         delta = np.ones(len(edges), np.int64)
         delta[len(self.starts) + len(other.starts) :] = -1

@@ -64,6 +64,19 @@ def test_operations_are_those_of_sets(one: set[int], other: set[int]) -> None:
     assert (left == right) == (one == other)
 
 
+def test_operations_on_every_pair_of_small_sets() -> None:
+    subsets = [{member for member in range(7) if bits >> member & 1} for bits in range(1 << 7)]
+    sets = [make(one) for one in subsets]
+    for one, left in zip(subsets, sets, strict=True):
+        for other, right in zip(subsets, sets, strict=True):
+            for found, wanted in (
+                (left.union(right), one | other),
+                (left.intersection(right), one & other),
+                (left.difference(right), one - other),
+            ):
+                assert found == sets[sum(1 << member for member in wanted)], (one, other)
+
+
 @given(numbers, st.integers(-3, 45), st.integers(-3, 45))
 def test_questions_about_members_and_ranges(one: set[int], first: int, end: int) -> None:
     found = make(one)

@@ -86,12 +86,12 @@ def _slices(
     made["block_first"] = firsts
     made["first"] = starts = np.maximum(firsts, first)
     made["end"] = stops = np.minimum(firsts + spans, end)
-    made["row_count"] = shown_counts(starts, stops, stream.removed)
+    removed = stream.removed.clip(int(starts[0]), int(stops[-1])) if len(rows) else stream.removed
+    made["row_count"] = shown_counts(starts, stops, removed)
     made["byte_size"] = np.maximum(1, rows["file_size"] * (stops - starts) // np.maximum(1, spans))
     if stream.origins:
         made["written_as"] = np.searchsorted([upto for _, upto in stream.origins], firsts, side="right")
     copies, made["copies"] = _copies(state, stream, rows, volumes)
-    removed = stream.removed.clip(int(starts[0]), int(stops[-1])) if len(rows) else stream.removed
     shared = StreamOfSlices(
         stream.name, state.store_id, stream.incarnation, tuple(stream.incarnations), copies, removed
     )
