@@ -8,6 +8,7 @@ import pytest
 from harness.work import ONE_THREAD, Work, work_of
 
 from storage_core import Store
+from storage_core.store.writing.appends import WriterBatch
 
 FIRST, LAST = range(128, 384), range(900, 1_200)  # streams or consumers, in which snapshots are written
 
@@ -52,4 +53,22 @@ def test_an_acknowledgement_among_500000_messages_that_wait_costs_what_it_touche
         assert consumer.info()["num_ack_pending"] == waiting
         measured.append(work_of(lambda number, consumer=consumer: consumer.ack([number]), range(8_001, 8_401, 2)))
         assert consumer.info()["num_ack_pending"] == waiting - 200
+    check_no_growth(*measured)
+
+
+def test_an_append_in_turns_with_another_process_costs_what_it_did_many_turns_ago(tmp_path: Path) -> None:
+    """Each finds entries of the other: a new term, a new run of the history, a batch of a writer and a msg_id."""
+    with Store.create(tmp_path / "volume", env=ONE_THREAD, snapshot_every=64) as store:
+        store.add_stream({"name": "S"})
+    streams = [Store.open(tmp_path / "volume", env=ONE_THREAD).stream("S") for _ in range(2)]
+
+    def append(number: int) -> None:
+        row = pa.table({"data": [b"x"], "msg_id": [f"{number}"]})
+        streams[number % 2].append(row, WriterBatch(f"writer {number % 2}", f"batch {number}"))
+
+    measured = []
+    for before, numbers in ((range(64), range(64, 128)), (range(128, 448), range(448, 512))):
+        for number in before:
+            append(number)
+        measured.append(work_of(append, numbers))
     check_no_growth(*measured)
