@@ -238,7 +238,9 @@ class Calls:
 
         def done(result: tuple[int, str, str], ended: float) -> None:
             code, _, text = result
-            if code != 0 and not self._life.crew.is_excused(call):
+            crew = self._life.crew
+            is_closed = crew.meets_closed and "[JSTREAM_PROCESS_LIMIT]" in text
+            if code != 0 and not is_closed and not crew.is_excused(call):
                 raise Violation(
                     f"jstream {' '.join(arguments)}: exit code {code}, {text}; {self._life.volumes.describe()}"
                 )

@@ -162,11 +162,18 @@ class Crew:
         if call.refused(failure):
             return True
         excused = self.is_excused(call)
-        if failure.is_a("ProcessError") and self._life.counts["closed"] and self._life.volumes.touched:
-            excused = True  # what this user may not read is nobody's damage, and no reason to go on without it
+        if failure.is_a("ProcessError") and self.meets_closed:
+            excused = True
         if call.arguments.get("stream") == SOLO and self._life.volumes.is_solo_impaired:
             excused = True
         return excused and failure.is_a("StorageError")
+
+    @property
+    def meets_closed(self) -> bool:
+        """Return whether calls may end in a ProcessError: what this user may not read is nobody's damage, and no
+        reason to go on without it.
+        """
+        return bool(self._life.counts["closed"] and self._life.volumes.touched)
 
     def is_excused(self, call: Call) -> bool:
         """Return whether more volumes than are tolerated, or all that the call names, were out of order during it."""
