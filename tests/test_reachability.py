@@ -15,7 +15,7 @@ import pyspark_jstream
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("storage_core", "datasource", "spark_stream")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-CALL = re.compile(r"`(\w+\(\w*\))`")  # in a sentence
+CALL = re.compile(r"`(?:\w+\.)*(\w+)\([^`]*\)`")  # in a sentence
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 # What is started or imported from outside, beside what `pyspark_jstream` offers.
 ENTRIES = {
@@ -53,7 +53,8 @@ def offered() -> set[str]:
 
 def shown_python(page: str) -> list[str]:
     """Return the programs of a page, and the calls in its sentences."""
-    return [text for kind, text in BLOCK.findall(page) if kind == "python" or "import " in text] + CALL.findall(page)
+    programs = [text for kind, text in BLOCK.findall(page) if kind == "python" or "import " in text]
+    return [*programs, *(f"{name}()" for name in CALL.findall(page))]
 
 
 def test_every_module_is_reached_from_an_entry_point() -> None:
