@@ -13,7 +13,7 @@ from datasource.values import COUNT_MAX, parse_object, parse_time_ns
 from storage_core.errors import DataLossError
 from storage_core.quantities import rfc3339
 from storage_core.store.consumers.query_position import Start
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 log = logging.getLogger("jstream")
 
@@ -194,7 +194,7 @@ def _check_streams(known: Iterable[str], *bounds: Bounds) -> None:
     listed = sorted(known)
     for option, stream in (named for one in bounds for named in one.named()):
         if stream not in listed:
-            hint = did_you_mean(stream, listed) or f"; read are {', '.join(listed) or 'none'}"
+            hint = instead(stream, listed, "read are")
             raise ValueError(f"option {option!r}: stream {stream!r} is not among those that are read{hint}")
 
 

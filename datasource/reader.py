@@ -33,7 +33,7 @@ from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 log = logging.getLogger("jstream")
 
@@ -261,7 +261,7 @@ def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[s
         if not matching and must_match(one):
             if not is_glob(one):
                 raise StreamNotFoundError(one, "the store", listed)
-            hint = did_you_mean(one, listed) or f"; there are {', '.join(listed[:20]) or 'none'}"
+            hint = instead(one, listed)
             raise NotFoundError(f"option 'stream': no stream matches {one!r} in the store{hint}")
         chosen.update(matching)
     return sorted(chosen)

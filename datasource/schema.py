@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -181,7 +181,7 @@ def pick_columns(columns: Sequence[str], types: Mapping[str, DataType]) -> Struc
     """Return the schema of the columns that the option names; raises ValueError for one that is unknown."""
     for name in columns:
         if name not in types:
-            raise ValueError(f"option 'columns': unknown column {name!r}{_hint(name, types)}")
+            raise ValueError(f"option 'columns': unknown column {name!r}{instead(name, types)}")
     return spark_schema({name: types[name] for name in columns})
 
 
@@ -202,7 +202,7 @@ def check_read_schema(
     seen: set[str] = set()
     for field in schema.fields:
         if field.name not in known:
-            raise ValueError(f"schema: unknown column {field.name!r}{_hint(field.name, known)}")
+            raise ValueError(f"schema: unknown column {field.name!r}{instead(field.name, known)}")
         if field.name in seen:
             raise ValueError(f"schema: column {field.name!r} is given twice")
         seen.add(field.name)
@@ -224,7 +224,7 @@ def check_write_schema(schema: StructType, routed: bool) -> None:
     names = [field.name for field in schema.fields]
     for field in schema.fields:
         if field.name not in WRITE_TYPES:
-            raise ValueError(f"unknown column {field.name!r}{_hint(field.name, WRITE_TYPES)} (drop or rename it)")
+            raise ValueError(f"unknown column {field.name!r}{instead(field.name, WRITE_TYPES)} (drop or rename it)")
         if names.count(field.name) > 1:
             raise ValueError(f"column {field.name!r} is given twice")
         taken = WRITE_TYPES[field.name]
@@ -251,7 +251,3 @@ def _same_type(one: DataType, other: DataType) -> bool:
 
 def _offered(kind: DataType, other: DataType | None) -> str:
     return kind.simpleString() if other is None else f"{kind.simpleString()} or {other.simpleString()}"
-
-
-def _hint(name: str, known: Mapping[str, object]) -> str:
-    return did_you_mean(name, known) or f"; there are {', '.join(known)}"

@@ -27,7 +27,7 @@ from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
 from storage_core.subjects import is_literal, matches
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 log = logging.getLogger("jstream")
 CLEAN_UP_WAIT_S = 1.0  # for other processes that hold the store, at the end of a write that failed
@@ -273,10 +273,6 @@ def _target(transaction: Transaction, stream: str) -> WriteTarget:
     if target is None:
         raise InvalidMessageError(
             f"column 'stream': no stream {stream!r} in the store, and writing makes none (jstream stream add does)"
-            f"{_near(stream, transaction.targets)}"
+            f"{instead(stream, sorted(transaction.targets))}"
         )
     return target
-
-
-def _near(name: str, known: "Sequence[str] | dict[str, WriteTarget]") -> str:
-    return did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"

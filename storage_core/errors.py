@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from storage_core.suggestions import did_you_mean, nearest
+from storage_core.suggestions import instead, nearest
 
 
 class StorageError(Exception):
@@ -134,7 +134,7 @@ class StreamNotFoundError(NotFoundError):
         self.stream, self.nearest, self._where, self._known = stream, nearest(stream, known), where, known
 
     def sentence(self) -> str:
-        return f"no stream {self.stream!r} in {self._where}{_instead(self.stream or '', self._known)}"
+        return f"no stream {self.stream!r} in {self._where}{instead(self.stream or '', self._known)}"
 
 
 class ConsumerNotFoundError(NotFoundError):
@@ -151,7 +151,7 @@ class ConsumerNotFoundError(NotFoundError):
         self.stream, self.consumer, self.nearest, self._known = stream, consumer, nearest(consumer, known), known
 
     def sentence(self) -> str:
-        return f"no consumer {self.consumer!r} of stream {self.stream!r}{_instead(self.consumer or '', self._known)}"
+        return f"no consumer {self.consumer!r} of stream {self.stream!r}{instead(self.consumer or '', self._known)}"
 
 
 class MessageNotFoundError(NotFoundError):
@@ -372,7 +372,3 @@ class OutcomeUnknownError(StorageError):
     """The commit may or may not have happened. Send the same (writer, batch) again; never another one."""
 
     code = "JSTREAM_OUTCOME_UNKNOWN"
-
-
-def _instead(name: str, known: list[str]) -> str:
-    return did_you_mean(name, known) or f"; there is {', '.join(known[:10]) or 'none'}"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+SHOWN_COUNT_MAX = 32  # names in one message
+
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the name that `name` may be a slip of, whatever its case; None if none is close."""
@@ -15,3 +17,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the end of a message, or nothing if none of the names is close."""
     near = nearest(name, names)
     return f"; did you mean {near!r}?" if near is not None else ""
+
+
+def instead(name: str, names: Iterable[str], verb: str = "there are") -> str:
+    """Return the end of a message about an unknown name: the nearest one, or those that there are, not too many."""
+    known = list(names)
+    shown = [*known[:SHOWN_COUNT_MAX], *(["..."] if len(known) > SHOWN_COUNT_MAX else [])]
+    return did_you_mean(name, known) or f"; {verb} {', '.join(shown) or 'none'}"

@@ -14,7 +14,7 @@ from spark_stream.pipelines.errors import DefinitionError
 from storage_core import Store
 from storage_core.errors import NotFoundError
 from storage_core.subjects import filters_overlap, is_literal, matches
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 LOCK_TIMEOUT_S = 60.0
 _LIMITS = {
@@ -148,6 +148,6 @@ def _check_target(
 
 def _refuse_stream(pipeline: Pipeline, key: str, name: str, store: Store) -> NoReturn:
     known = store.streams()
-    near = did_you_mean(name, known) or f"; there are {', '.join(sorted(known)[:20]) or 'none'}"
+    near = instead(name, sorted(known))
     told = f"no stream {name!r} in {store.label}, and a pipeline makes none (jstream apply does){near}"
     raise NotFoundError(f"{pipeline.file}: {key}: {told}")

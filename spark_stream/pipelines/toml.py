@@ -19,7 +19,7 @@ from msgspec import inspect
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
 from storage_core.paths import local_path
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import did_you_mean, instead
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,7 +91,7 @@ def check_keys(file: Path, place: str, table: Mapping[str, Any], known: Sequence
     """Raise DefinitionError for a key that is not among `known`, with the nearest one."""
     for key in table:
         if key not in known:
-            taken = did_you_mean(key, known) or f"; taken are {', '.join(known)}"
+            taken = instead(key, known, "valid ones are")
             raise DefinitionError(file, _join(place, key), f"there is no such key{taken}")
 
 

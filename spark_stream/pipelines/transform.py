@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import place_of
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import did_you_mean, instead
 
 VIEW = "messages"
 Function = Callable[[DataFrame], DataFrame]
@@ -78,7 +78,7 @@ def check_columns(pipeline: Pipeline, columns: list[str]) -> None:
     for key, names in wanted:
         for name in names:
             if name.lower() not in [column.lower() for column in columns]:
-                near = did_you_mean(name, columns) or f"; there are {', '.join(columns)}"
+                near = instead(name, columns)
                 raise DefinitionError(
                     pipeline.file, f"sink.{key}", f"no column {name!r} comes out of the transformation{near}"
                 )

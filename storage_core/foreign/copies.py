@@ -22,7 +22,7 @@ from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
 from storage_core.sequences import SequenceSet
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return every directory of the name, whatever its account. Raises NotFoundError."""
         found = self._directories.get(stream)
         if found is None:
-            hint = did_you_mean(stream, self._directories) or f"; there are: {', '.join(self.streams()[:10])}"
+            hint = instead(stream, self.streams())
             raise NotFoundError(f"{self.noun} {stream!r} is not in {self._paths}{hint}")
         return found
 

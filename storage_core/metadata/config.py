@@ -13,7 +13,7 @@ import msgspec
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
 from storage_core.quantities import format_duration, parse_duration_ns
 from storage_core.subjects import is_filter
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import did_you_mean, instead
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -133,7 +133,7 @@ def check_key(
             raise ValueError(f"{key}: {value!r} is not supported by this version of jstream; leave it out")
         return
     if key not in known:
-        hint = did_you_mean(str(key), [*known, *not_yet]) or f"; taken are {', '.join(known)}"
+        hint = did_you_mean(str(key), not_yet) or instead(str(key), known, "valid ones are")
         raise ValueError(f"unknown key of a {what}: {key!r}{hint}")
 
 
@@ -240,7 +240,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
             if key == "open_files_max":
                 raise ValueError(f"open_files_max: {value!r} is not supported by this version of jstream; leave it out")
             if key not in cls.__struct_fields__:
-                hint = did_you_mean(key, cls.__struct_fields__) or f"; taken are {', '.join(cls.__struct_fields__)}"
+                hint = instead(key, cls.__struct_fields__, "valid ones are")
                 raise ValueError(f"unknown setting: {key!r}{hint}")
         if "deleted_block_retention" in values:
             values["deleted_block_retention"] = parse_duration_ns(

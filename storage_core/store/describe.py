@@ -14,7 +14,7 @@ from storage_core.store.contents import messages
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
-from storage_core.suggestions import did_you_mean
+from storage_core.suggestions import instead
 
 ZERO_TIME = "0001-01-01T00:00:00Z"  # what NATS shows for no time
 EVENT_KINDS = (
@@ -229,7 +229,7 @@ def events(
     if kind is not None:
         kinds = {*EVENT_KINDS, *(one.kind for one in state.events)}
         if kind not in kinds:
-            hint = did_you_mean(kind, kinds) or f"; there are {', '.join(sorted(kinds))}"
+            hint = instead(kind, sorted(kinds))
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
     chosen = [one for one in state.events if stream in (None, one.stream) and kind in (None, one.kind)]
     return [event_json(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]

@@ -110,7 +110,7 @@ def test_a_message_that_is_refused_is_named_by_its_row(orders: Stream) -> None:
 SENTENCES = [
     "log record: offset_bytes 4096: bad checksum",
     "no stream 'ORDRES' in /shop; did you mean 'ORDERS'?",
-    "no consumer 'x' of stream 'ORDERS'; there is none",
+    "no consumer 'x' of stream 'ORDERS'; there are none",
     "stream 'ORDERS': message 7 was removed; the stream holds 8 to 9",
     "/shop/x: Too many open files: this process cannot go on: raise it",
     "/shop: no store can be on this file system (nfs). Tried: a lock. Outcome: none. Take a local disk, or a mount "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_core.suggestions import did_you_mean, nearest
+from storage_core.suggestions import did_you_mean, instead, nearest
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,11 @@ from storage_core.suggestions import did_you_mean, nearest
 def test_the_nearest_name_is_found_whatever_its_case(name: str, names: list[str], close: str | None) -> None:
     assert nearest(name, names) == close
     assert did_you_mean(name, names) == (f"; did you mean {close!r}?" if close else "")
+
+
+def test_what_is_there_is_shown_where_nothing_is_close() -> None:
+    assert instead("orders", ["ORDERS", "x"]) == "; did you mean 'ORDERS'?"
+    assert instead("zzz", ["a", "b"]) == "; there are a, b"
+    assert instead("zzz", [], "valid ones are") == "; valid ones are none"
+    shown = instead("zzz", [f"name{number}" for number in range(1000)])
+    assert shown.endswith(", name31, ...") and "name32" not in shown

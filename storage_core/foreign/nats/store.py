@@ -14,6 +14,7 @@ from storage_core.foreign.nats.limits import configured_subjects
 from storage_core.foreign.nats.meta import META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
+from storage_core.suggestions import instead
 
 LAYOUT = "nats"
 
@@ -36,7 +37,7 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
             found = [stream for stream in found if stream.account == account]
             if not found:
                 where = ", ".join(str(path) for path in paths)
-                raise NotFoundError(f"account {account!r} has no streams in {where}; there are: {', '.join(accounts)}")
+                raise NotFoundError(f"account {account!r} has no streams in {where}{instead(account, accounts)}")
         super().__init__(paths, files, found)
 
     def _load(self, one: StreamDirectory) -> StreamState:

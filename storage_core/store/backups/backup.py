@@ -44,6 +44,7 @@ from storage_core.store.replicas import copies
 from storage_core.store.replicas.copies import LiveBlock
 from storage_core.store.volume import identity, locks, placement
 from storage_core.store.volume.block_store import REPAIR_SUFFIX, BlockStore
+from storage_core.suggestions import instead
 
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
@@ -353,7 +354,7 @@ def selected(found: Backup, names: Sequence[str]) -> list[StreamState]:
     for name in names:
         stream = found.state.stream(name)
         if stream is None:
-            there = ", ".join(sorted(one.name for one in found.state.streams.values())[:10]) or "none"
-            raise NotFoundError(f"no stream {name!r} in the backup {found.directory}; there is {there}")
+            names_there = sorted(one.name for one in found.state.streams.values())
+            raise NotFoundError(f"no stream {name!r} in the backup {found.directory}{instead(name, names_there)}")
         chosen.append(stream)
     return chosen

@@ -35,6 +35,7 @@ from storage_core.schema import READ_SCHEMA
 from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 from storage_core.store import contents
 from storage_core.store.consumers.arguments import MESSAGE_COUNT_MAX
+from storage_core.store.consumers.remembered import Remembered
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import BlockSlice, ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadDamage, ReadOptions, read_slices
@@ -44,8 +45,8 @@ CAPPED = b"jstream.capped"  # key of a fetched table's metadata: what kept more 
 NOTHING = SequenceSet.empty()
 PROBED_SLICES_MAX = 1024  # blocks that one look asks for messages that are due again
 EVENT_REASONS_MAX = 5
-WANTED_KEPT_MAX = 65_536  # blocks of which is remembered what filters take of them
-_WANTED: dict[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[int, int]] = {}  # count and first
+# How many messages of a block some filters take, and the first of them.
+_WANTED: Remembered[tuple[bytes, int, int, int, bytes, tuple[str, ...]], tuple[int, int]] = Remembered(65_536)
 FETCH_SIZE_MAX = 256 << 20  # message bytes of one fetch, unless it names another bound
 APART = 65_536  # sequences: messages further apart are read one by one, and not with all that lies between
 
@@ -292,10 +293,7 @@ def _wanted_in(store: OpenStore, block: BlockSlice, filters: tuple[str, ...]) ->
         count += batch.num_rows
     if any(not found.served for found in damage):
         return block.row_count, first
-    while len(_WANTED) >= WANTED_KEPT_MAX:
-        _WANTED.pop(next(iter(_WANTED)), None)  # the oldest
-    _WANTED[key] = count, first
-    return count, first
+    return _WANTED.put(key, (count, first))
 
 
 def _read(

@@ -18,12 +18,12 @@ from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.consumers.fetching import decision_of, first_wanted
+from storage_core.store.consumers.remembered import Remembered
 from storage_core.store.opened import OpenStore
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import REPORT, ReadOptions, read_slices
 
-TIMES_KEPT_MAX = 65_536
-_TIMES: dict[tuple[bytes, int], int] = {}  # of messages, by their block's digest and their place in it
+_TIMES: Remembered[tuple[bytes, int], int] = Remembered(65_536)  # of messages, by their block's digest and place in it
 
 
 def consumer_report(
@@ -112,10 +112,7 @@ def time_of(store: OpenStore, stream: StreamState, sequence: int) -> int | None:
     try:
         for batch in read_slices(contents.slices(store, stream, request), options, env=store.environment):
             if batch.num_rows:
-                while len(_TIMES) >= TIMES_KEPT_MAX:
-                    _TIMES.pop(next(iter(_TIMES)), None)  # the oldest
-                found = _TIMES[key] = int(batch.column("timestamp_ns")[0].as_py())
-                return found
+                return _TIMES.put(key, int(batch.column("timestamp_ns")[0].as_py()))
     except StorageError:
         return bounds[0]  # damage is told by reads and by verify, not by failing to show the rest
     return bounds[0]

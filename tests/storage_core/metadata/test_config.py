@@ -100,7 +100,7 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("block_max_msgs", 0, "block_max_msgs: 0 is not 1 to"),
         ("block_max_bytes", 1 << 40, "block_max_bytes"),
         ("subjcts", ["a"], "unknown key of a stream: 'subjcts'; did you mean 'subjects'?"),
-        ("colour", "red", "unknown key of a stream: 'colour'; taken are name, subjects, num_replicas"),
+        ("colour", "red", "unknown key of a stream: 'colour'; valid ones are name, subjects, num_replicas"),
     ],
 )
 def test_what_is_refused(key: str, value: Any, said: str) -> None:

@@ -77,7 +77,7 @@ def test_one_look_for_a_store_goes_over_few_directories(tmp_path: Path, monkeypa
 def test_an_unknown_stream_is_answered_with_the_nearest_name(shop: Path) -> None:
     with pytest.raises(NotFoundError, match="'PAYMENT' is not in .*; did you mean 'PAYMENTS'?"):
         open_foreign(shop).plan("PAYMENT")
-    with pytest.raises(NotFoundError, match="there are: ORDERS, PAYMENTS"):
+    with pytest.raises(NotFoundError, match="there are ORDERS, PAYMENTS"):
         open_foreign(shop).bounds("x")
 
 
@@ -103,7 +103,7 @@ def test_a_stream_in_two_accounts_needs_the_account(shop: Path) -> None:
 
 
 def test_an_unknown_account_is_answered_with_those_that_are_there(shop: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"account 'AMCE' has no streams.*there are: \$G, ACME$"):
+    with pytest.raises(NotFoundError, match=r"account 'AMCE' has no streams.*did you mean 'ACME'\?$"):
         open_foreign(shop, account="AMCE")
 
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_made(saved: Machi
     refused: list[tuple[list[str] | None, dict[str, str] | None, type[Exception], str]] = [
         (None, None, AlreadyExistsError, "stream 'notes' exists: restore it under another name"),
         (["orders"], {"orders": "Notes"}, AlreadyExistsError, "stream 'notes' exists"),
-        (["order"], None, NotFoundError, "no stream 'order' in the backup /disk/backup; there is notes, orders"),
+        (["order"], None, NotFoundError, "no stream 'order' in the backup /disk/backup; did you mean 'orders'"),
         (["orders"], {"notes": "copy"}, ValueError, "'notes' is not among the streams"),
         (["orders"], {"orders": "../copy"}, ValueError, r"'\.\./copy' is no name of a stream"),
         (["orders", "notes"], {"orders": "copy", "notes": "COPY"}, ValueError, "two streams cannot have one name"),

@@ -379,7 +379,7 @@ def test_a_stream_made_again_under_its_name_is_another_one_and_says_so(machine: 
     made = store.add_stream(ORDERS)
     with pytest.raises(StaleIncarnationError, match="deleted and made again"):
         consumer.fetch(1, 0)
-    with pytest.raises(NotFoundError, match="no consumer 'reader' of stream 'orders'; there is none"):
+    with pytest.raises(NotFoundError, match="no consumer 'reader' of stream 'orders'; there are none"):
         made.consumer("reader")
 
 
