@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidMessageError, LimitExceededError
+from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.reading import reading
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
@@ -162,6 +163,11 @@ def test_consumers_miss_what_a_limit_takes_and_have_not_acknowledged_it() -> Non
     assert (info["num_skipped"], info["num_ack_pending"]) == (2, 0)
     said = "2 messages were removed by a limit before they were acknowledged; 2 in all"
     assert said in [event["reason"] for event in info["events"]]
+    store = machine.open()
+    assert [one["num_skipped"] for one in consumer_report(store)] == [2]
+    assert ("consumer_skipped", "S", "c", said) in [
+        (event["kind"], event["stream"], event["consumer"], event["reason"]) for event in store.events()
+    ]
 
 
 def test_an_append_stays_stored_where_the_edge_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
