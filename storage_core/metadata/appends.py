@@ -22,6 +22,7 @@ from storage_core.metadata.state import (
     StoreState,
     StreamState,
     WriterState,
+    batch_number,
 )
 from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import add_pending_deletes, live
@@ -153,7 +154,7 @@ def _check_content(where: str, writer: WriterState, result: BatchResult, command
     """Refuse a batch that holds something else than what is stored under its number."""
     if result.content == command.content or command.content == NO_MESSAGES and not result.content:
         return
-    later = 0 <= int(command.batch) < writer.last_batch if writer.query and command.batch.isdigit() else False
+    later = bool(writer.query) and 0 <= batch_number(command.batch) < writer.last_batch
     if command.any_content and not later:
         return
     if result.content:

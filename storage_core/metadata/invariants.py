@@ -17,11 +17,13 @@ from storage_core.block.format import (
     HEADER_SIZE,
     ID_SIZE,
     ROW_COUNT_MAX,
+    ROW_SIZE_MAX,
     SUMMARY_SUBJECT_COUNT_MAX,
     TRAILER_SIZE,
 )
 from storage_core.errors import CorruptionError
-from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.commands import Event, VolumeChange, Voter
+from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.state import (
@@ -43,24 +45,28 @@ VOLUME_COUNT_MAX = 16  # of a store, those that come and go included
 PATH_SIZE_MAX = 4096  # bytes
 NUMBER_MAX = 2**63 - 1
 STREAM_SEQUENCE_MAX = 1 << 62  # no stream comes near it, and above it there is little room left to add
+SIZE_MAX = 1 << 62  # bytes of messages in a stream: as above
+BLOCK_DATA_SIZE_MAX = ROW_COUNT_MAX * ROW_SIZE_MAX  # bytes of messages in a block, before they are compressed
 _TEXT_SHOWN = 64  # characters of a text that came, in a message
-_CONTENT_SIZES = (0, 16)
+CONTENT_SIZES = (0, 16)
+_SKIPPED = ("skipped", "skipped_told", "skipped_told_ns")
 
 
 def check_state(state: StoreState) -> None:
     """Raise CorruptionError, saying where, what came and what was expected, for a state that no store can have."""
-    _check_id("the store's id", state.store_id, ID_SIZE if state.store_id or state.streams or state.voters else 0)
-    _check_number("created_ns", state.created_ns, 0)
-    _check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
-    _check_number("snapshot_every", state.settings.snapshot_every, 1)
-    _check_number("deleted_block_retention", state.settings.deleted_block_retention, 0)
-    _check_voters(state)
+    check_id("the store's id", state.store_id, ID_SIZE if state.store_id or state.streams or state.voters else 0)
+    check_number("created_ns", state.created_ns, 0)
+    check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
+    check_settings(state.settings)
+    check_voters(state.voters)
+    check_distinct("volumes", [one.volume_id for one in state.voters])
+    check_volume_change(state.volume_change)
     for name, writer in state.writers.items():
         _check_writer(name, writer, NUMBER_MAX)
-    _check_number("events", len(state.events), 0, EVENT_COUNT_MAX)
+    check_events("events", state.events, EVENT_COUNT_MAX)
     outcomes = state.transactions.rows["outcome"]
     if len(outcomes) and not np.isin(outcomes, (COMMITTED, ABORTED)).all():
-        _refuse("transactions", f"outcomes {COMMITTED} or {ABORTED}", sorted(set(outcomes.tolist()))[-1])
+        refuse("transactions", f"outcomes {COMMITTED} or {ABORTED}", sorted(set(outcomes.tolist()))[-1])
     with_blocks = [one for one in state.streams.values() if len(one.blocks)]
     try:
         are_columns_good = not with_blocks or not _bad_columns(*_columns_of(with_blocks))
@@ -68,15 +74,21 @@ def check_state(state: StoreState) -> None:
         are_columns_good = False
     for stream in state.streams.values():
         _check_stream(stream, are_columns_good)
-    _check_distinct("incarnations of streams", [one.incarnation for one in state.streams.values()])
-    if with_blocks:
-        _check_distinct_ids("blocks", np.concatenate([one.blocks.rows["block_id"] for one in with_blocks]))
+    check_distinct("incarnations of streams", [one.incarnation for one in state.streams.values()])
+    check_block_ids(state)
+
+
+def check_block_ids(state: StoreState) -> None:
+    """Raise CorruptionError if two live blocks of a store have one id."""
+    ids = [stream.blocks.rows["block_id"] for stream in state.streams.values() if len(stream.blocks)]
+    if ids:
+        _check_distinct_ids("blocks", np.concatenate(ids))
 
 
 def check_stream(stream: StreamState) -> None:
     """Raise CorruptionError for a stream that no sequence of commands leads to."""
     _check_stream(stream)
-    _check_distinct_ids(f"stream {_shown(stream.name)}: blocks", stream.blocks.rows["block_id"])
+    _check_distinct_ids(f"stream {shown(stream.name)}: blocks", stream.blocks.rows["block_id"])
 
 
 def _check_stream(stream: StreamState, are_columns_good: bool = False) -> None:
@@ -87,28 +99,28 @@ def _check_stream(stream: StreamState, are_columns_good: bool = False) -> None:
     try:
         _check_parts(stream, are_columns_good)
     except CorruptionError as error:
-        raise CorruptionError(f"stream {_shown(stream.name)}: {error}") from error
+        raise CorruptionError(f"stream {shown(stream.name)}: {error}") from error
 
 
 def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
-    _check_config(stream.config)
-    _check_id("incarnation", stream.incarnation)
-    _check_number("created_ns", stream.created_ns, 0)
-    _check_number("volumes of the placement", len(stream.placement), 0, VOLUME_COUNT_MAX)
+    check_config(stream.config)
+    check_id("incarnation", stream.incarnation)
+    check_number("created_ns", stream.created_ns, 0)
+    check_number("volumes of the placement", len(stream.placement), 0, VOLUME_COUNT_MAX)
     for volume_id in stream.placement:
-        _check_id("placement", volume_id)
-    _check_distinct("placement", stream.placement)
-    _check_number("next_sequence", stream.next_sequence, 1, STREAM_SEQUENCE_MAX)
-    _check_number("first sequence", stream.low_watermark, 1, stream.next_sequence)
+        check_id("placement", volume_id)
+    check_distinct("placement", stream.placement)
+    check_number("next_sequence", stream.next_sequence, 1, STREAM_SEQUENCE_MAX)
+    check_number("first sequence", stream.low_watermark, 1, stream.next_sequence)
     for name, sequences in (("removed sequences", stream.removed), ("lost sequences", stream.lost)):
-        _check_within(name, sequences, stream.low_watermark, stream.next_sequence)
+        check_within(name, sequences, stream.low_watermark, stream.next_sequence)
     removed_count = len(stream.removed)
-    _check_equal("message_count", stream.message_count, stream.next_sequence - stream.low_watermark - removed_count)
-    _check_number("data_size", stream.data_size, 0)
-    _check_blocks(stream, are_columns_good)
+    check_equal("message_count", stream.message_count, stream.next_sequence - stream.low_watermark - removed_count)
+    check_number("data_size", stream.data_size, 0, SIZE_MAX)
+    check_blocks(stream, are_columns_good)
     _check_runs("histories", stream.histories, HISTORY_SIZE, stream.next_sequence)
     _check_runs("origins", stream.origins, ID_SIZE, stream.next_sequence + 1)
-    _check_subject_sets(stream.subject_sets)
+    check_subject_sets(stream.subject_sets)
     for name, writer in stream.writers.items():
         _check_writer(name, writer, stream.next_sequence)
     for key, consumer in stream.consumers.items():
@@ -118,25 +130,29 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
 # --- blocks
 
 
-def _check_blocks(stream: StreamState, are_columns_good: bool) -> None:
+def check_rows(rows: np.ndarray) -> None:
+    """Raise CorruptionError for rows, BLOCK_DTYPE, with a value that no block of any stream has."""
+    anywhere = np.full(len(rows), STREAM_SEQUENCE_MAX), np.full(len(rows), SUBJECT_SET_COUNT_MAX)
+    _check_columns(rows, *anywhere)
+
+
+def check_blocks(stream: StreamState, are_columns_good: bool = False) -> None:
+    """Raise CorruptionError for blocks that are not those of the stream's sequences, counts and subject sets."""
     rows = stream.blocks.rows
     if not len(rows):
         if stream.message_count:
-            _refuse("blocks", f"those of {stream.message_count} messages", "none")
+            refuse("blocks", f"those of {stream.message_count} messages", "none")
         return
     first, span, row_count = (np.ascontiguousarray(rows[name]) for name in ("first", "span", "row_count"))
     if not are_columns_good:
-        for name, low, high in _bad_columns(*_columns_of([stream])):
-            at = int(np.flatnonzero((rows[name] < low) | (rows[name] > high))[0])
-            bounds = [int(one[at]) if isinstance(one, np.ndarray) else one for one in (low, high)]
-            _refuse(f"{name} of block {at}", f"{bounds[0]} to {bounds[1]}", int(rows[name][at]))
+        _check_columns(*_columns_of([stream]))
     ends = first + span
     touching = np.flatnonzero(first[1:] < ends[:-1])
     if len(touching):
         at = int(touching[0])
-        _refuse(f"blocks {at} and {at + 1}", "ascending sequences", f"[{first[at]}, {ends[at]}) and {first[at + 1]}")
+        refuse(f"blocks {at} and {at + 1}", "ascending sequences", f"[{first[at]}, {ends[at]}) and {first[at + 1]}")
     if ends[0] <= stream.low_watermark:
-        _refuse("block 0", f"an end above {stream.low_watermark}", int(ends[0]))
+        refuse("block 0", f"an end above {stream.low_watermark}", int(ends[0]))
     _check_holes(stream, first, ends, row_count)
 
 
@@ -146,9 +162,9 @@ def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_c
     between = heads > tails
     gaps = SequenceSet(np.ascontiguousarray(tails[between]), np.ascontiguousarray(heads[between]))
     if gaps:
-        shown = gaps.difference(stream.removed)
-        if shown:
-            _refuse("blocks", f"one with sequence {int(shown.starts[0])}, which is shown", "none")
+        uncovered = gaps.difference(stream.removed)
+        if uncovered:
+            refuse("blocks", f"one with sequence {int(uncovered.starts[0])}, which is shown", "none")
     missing = ends - first - row_count
     if missing.any():
         low = np.minimum(np.maximum(first, stream.low_watermark), ends)
@@ -156,7 +172,7 @@ def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_c
         short = np.flatnonzero(missing > gone)
         if len(short):
             at = int(short[0])
-            _refuse(f"row_count of block {at}", f"{int(ends[at] - first[at] - gone[at])} or more", int(row_count[at]))
+            refuse(f"row_count of block {at}", f"{int(ends[at] - first[at] - gone[at])} or more", int(row_count[at]))
 
 
 def _count_below(sequences: SequenceSet, values: np.ndarray) -> np.ndarray:
@@ -190,7 +206,7 @@ def _bad_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.nd
         ("span", 1, next_sequences - rows["first"]),
         ("row_count", 1, np.minimum(rows["span"], ROW_COUNT_MAX)),
         ("file_size", HEADER_SIZE + TRAILER_SIZE, BLOCK_SIZE_MAX),
-        ("data_size", 0, NUMBER_MAX),
+        ("data_size", 0, BLOCK_DATA_SIZE_MAX),
         ("time_max_ns", rows["time_min_ns"], NUMBER_MAX),
         ("committed_ns", 0, NUMBER_MAX),
         ("msg_id_count", 0, rows["row_count"]),
@@ -199,126 +215,162 @@ def _bad_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.nd
     return [one for one in columns if ((rows[one[0]] < one[1]) | (rows[one[0]] > one[2])).any()]
 
 
+def _check_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.ndarray) -> None:
+    for name, low, high in _bad_columns(rows, next_sequences, set_counts):
+        at = int(np.flatnonzero((rows[name] < low) | (rows[name] > high))[0])
+        bounds = [int(one[at]) if isinstance(one, np.ndarray) else one for one in (low, high)]
+        refuse(f"{name} of block {at}", f"{bounds[0]} to {bounds[1]}", int(rows[name][at]))
+
+
 def _check_distinct_ids(what: str, ids: np.ndarray) -> None:
     halves = np.ascontiguousarray(ids).view("<u8").reshape(-1, 2)
     ordered = np.sort(halves[:, 0])  # ids are random: what has the same half is the same, or looked at again
     if (ordered[1:] == ordered[:-1]).any():
         distinct, counts = np.unique(halves, axis=0, return_counts=True)
         if len(distinct) < len(halves):
-            _refuse(what, "each id once", distinct[counts > 1][0].tobytes().hex() + " twice")
+            refuse(what, "each id once", distinct[counts > 1][0].tobytes().hex() + " twice")
 
 
 # --- the rest of a stream
 
 
-def _check_config(config: StreamConfig) -> None:
-    _check_number("num_replicas", config.num_replicas, 1, REPLICA_COUNT_MAX)
+def check_config(config: StreamConfig) -> None:
+    check_number("num_replicas", config.num_replicas, 1, REPLICA_COUNT_MAX)
     # While a volume comes or goes it may be even; nobody can ask for that, and the rest is what can be asked for.
     asked = config if config.num_replicas % 2 else msgspec.structs.replace(config, num_replicas=1)
-    _check_number("duplicate_window", config.duplicate_window, 0)
+    check_number("duplicate_window", config.duplicate_window, 0)
     try:
         StreamConfig.from_mapping(asked)
     except ValueError as error:
         raise CorruptionError(f"configuration: {_cut(str(error))}") from error
 
 
-def _check_subject_sets(sets: Sequence[Sequence[str]]) -> None:
-    _check_number("subject sets", len(sets), 0, SUBJECT_SET_COUNT_MAX)
+def check_subject_sets(sets: Sequence[Sequence[str]], count_max: int = SUBJECT_SET_COUNT_MAX) -> None:
+    check_number("subject sets", len(sets), 0, count_max)
     for subjects in sets:
-        _check_number("subjects of a set", len(subjects), 0, SUMMARY_SUBJECT_COUNT_MAX)
+        check_number("subjects of a set", len(subjects), 0, SUMMARY_SUBJECT_COUNT_MAX)
         if subjects:
-            _check_number("bytes of a subject", max(map(len, subjects)), 0, SUBJECT_SIZE_MAX)
+            check_number("bytes of a subject", max(map(len, subjects)), 0, SUBJECT_SIZE_MAX)
 
 
 def _check_runs(what: str, runs: Sequence[tuple[bytes, int]], id_size: int, end: int) -> None:
     before = 0
     for id_, sequence in runs:
-        _check_id(what, id_, id_size)
-        _check_number(what, sequence, before + 1, end - 1)
+        check_id(what, id_, id_size)
+        check_number(what, sequence, before + 1, end - 1)
         before = sequence
 
 
 def _check_writer(name: str, writer: WriterState, next_sequence: int) -> None:
-    what = f"writer {_shown(name)}"
-    _check_number(f"{what}: last_batch", writer.last_batch, -1)
-    _check_number(f"{what}: prune_at", writer.prune_at, 0)
+    what = f"writer {shown(name)}"
+    check_number(f"{what}: last_batch", writer.last_batch, -1)
+    check_number(f"{what}: prune_at", writer.prune_at, 0)
     for batch, result in writer.batches.items():
         if not _is_result(result, next_sequence):
-            _refuse(f"{what}, batch {_shown(batch)}", f"a range below {next_sequence}", _cut(repr(result)))
+            refuse(f"{what}, batch {shown(batch)}", f"a range below {next_sequence}", _cut(repr(result)))
 
 
 def _is_result(result: BatchResult, next_sequence: int) -> bool:
     in_order = 0 <= result.first <= result.end <= next_sequence
-    return in_order and 0 <= result.duplicate_count <= NUMBER_MAX and len(result.content) in _CONTENT_SIZES
+    return in_order and 0 <= result.duplicate_count <= NUMBER_MAX and len(result.content) in CONTENT_SIZES
 
 
 def _check_consumer(key: str, consumer: ConsumerState) -> None:
-    what = f"consumer {_shown(consumer.name)}"
-    _check_equal(f"{what}: key", key, consumer.name.casefold())
-    try:
-        ConsumerConfig.from_mapping(consumer.config)
-    except ValueError as error:
-        raise CorruptionError(f"{what}: configuration: {_cut(str(error))}") from error
-    _check_id(f"{what}: incarnation", consumer.incarnation)
-    _check_number(
-        f"{what}: next_sequence", consumer.next_sequence, 1, STREAM_SEQUENCE_MAX
-    )  # may be ahead of the stream
+    what = f"consumer {shown(consumer.name)}"
+    check_equal(f"{what}: key", key, consumer.name.casefold())
+    check_consumer_config(consumer.config)
+    check_id(f"{what}: incarnation", consumer.incarnation)
+    check_number(f"{what}: next_sequence", consumer.next_sequence, 1, STREAM_SEQUENCE_MAX)  # may be ahead of the stream
     _check_runs(f"{what}: history", consumer.history, HISTORY_SIZE, consumer.next_sequence)
     pending = consumer.pending.rows
     if len(pending):
-        _check_number(f"{what}: first message that waits", int(pending["first"][0]), 1)
-        _check_number(f"{what}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
-        _check_number(f"{what}: deliveries", int(pending["deliveries"].min()), 0)
+        check_number(f"{what}: first message that waits", int(pending["first"][0]), 1)
+        check_number(f"{what}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
+        check_number(f"{what}: deliveries", int(pending["deliveries"].min()), 0)
     if consumer.told:
-        _check_number(f"{what}: lost sequences that it was told of", int(consumer.told.starts[0]), 1)
-    _check_number(f"{what}: events", len(consumer.events), 0, CONSUMER_EVENTS_KEPT)
-    for name in ("created_ns", "paused_until_ns", "generation", "clock_ns", "skipped", "skipped_told"):
-        _check_number(f"{what}: {name}", getattr(consumer, name), 0)
+        check_number(f"{what}: lost sequences that it was told of", int(consumer.told.starts[0]), 1)
+    check_events(f"{what}: events", consumer.events, CONSUMER_EVENTS_KEPT)
+    check_number(f"{what}: start of its query", consumer.query_start.sequence, 0)
+    for name in (
+        "created_ns",
+        "paused_until_ns",
+        "generation",
+        "clock_ns",
+        "skipped",
+        "skipped_told",
+        "skipped_told_ns",
+    ):
+        check_number(f"{what}: {name}", getattr(consumer, name), 0)
 
 
-def _check_voters(state: StoreState) -> None:
-    _check_number("volumes", len(state.voters), 0, VOLUME_COUNT_MAX)
-    for voter in state.voters:
-        _check_id("a volume's id", voter.volume_id)
-        _check_id("a volume's instance", voter.instance_id)
-        _check_number("bytes of a volume's path", len(voter.path.encode(errors="replace")), 0, PATH_SIZE_MAX)
-    _check_distinct("volumes", [one.volume_id for one in state.voters])
+def check_consumer_config(config: ConsumerConfig) -> None:
+    try:
+        ConsumerConfig.from_mapping(config)
+    except ValueError as error:
+        raise CorruptionError(f"consumer {shown(config.name)}: configuration: {_cut(str(error))}") from error
+
+
+def check_settings(settings: StoreSettings) -> None:
+    check_number("snapshot_every", settings.snapshot_every, 1)
+    check_number("deleted_block_retention", settings.deleted_block_retention, 0)
+
+
+def check_events(what: str, events: Sequence[Event], count_max: int = NUMBER_MAX) -> None:
+    check_number(what, len(events), 0, count_max)
+    for event in events:
+        check_number(f"{what}: time_ns", event.time_ns, 0)
+
+
+def check_volume_change(change: VolumeChange | None) -> None:
+    if change is None:
+        return
+    for volume_id in (*change.added, *change.removed):
+        check_id("a volume that comes or goes", volume_id)
+    check_number("start of the change of volumes", change.started_ns, 0)
+
+
+def check_voters(voters: Sequence[Voter]) -> None:
+    check_number("volumes", len(voters), 0, VOLUME_COUNT_MAX)
+    for voter in voters:
+        check_id("a volume's id", voter.volume_id)
+        check_id("a volume's instance", voter.instance_id)
+        check_number("bytes of a volume's path", len(voter.path.encode(errors="replace")), 0, PATH_SIZE_MAX)
 
 
 # --- what was expected
 
 
-def _check_number(what: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
+def check_number(what: str, value: int, low: int, high: int = NUMBER_MAX) -> None:
     if not low <= value <= high:
-        _refuse(what, f"{low} to {high}", value)
+        refuse(what, f"{low} to {high}", value)
 
 
-def _check_equal(what: str, value: object, expected: object) -> None:
+def check_equal(what: str, value: object, expected: object) -> None:
     if value != expected:
-        _refuse(what, expected, value)
+        refuse(what, expected, value)
 
 
-def _check_id(what: str, value: bytes, size: int = ID_SIZE) -> None:
+def check_id(what: str, value: bytes, size: int = ID_SIZE) -> None:
     if len(value) != size:
-        _refuse(what, f"{size} bytes", f"{len(value)} bytes")
+        refuse(what, f"{size} bytes", f"{len(value)} bytes")
 
 
-def _check_distinct(what: str, values: Sequence[bytes]) -> None:
+def check_distinct(what: str, values: Sequence[bytes]) -> None:
     if len(set(values)) < len(values):
         twice = next(one for at, one in enumerate(values) if one in values[:at])
-        _refuse(what, "each once", f"{twice.hex()} twice")
+        refuse(what, "each once", f"{twice.hex()} twice")
 
 
-def _check_within(what: str, sequences: SequenceSet, first: int, end: int) -> None:
+def check_within(what: str, sequences: SequenceSet, first: int, end: int) -> None:
     if sequences and not (first <= int(sequences.starts[0]) and int(sequences.ends[-1]) <= end):
-        _refuse(what, f"within [{first}, {end})", f"[{int(sequences.starts[0])}, {int(sequences.ends[-1])})")
+        refuse(what, f"within [{first}, {end})", f"[{int(sequences.starts[0])}, {int(sequences.ends[-1])})")
 
 
-def _refuse(what: str, expected: object, found: object) -> None:
+def refuse(what: str, expected: object, found: object) -> None:
     raise CorruptionError(f"{what}: expected {_cut(str(expected))}, found {_cut(str(found))}")
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Return a text that may be anything as one that can be shown."""
     return repr(text) if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]!r}... of {len(text)} characters"
 

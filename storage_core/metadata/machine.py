@@ -12,6 +12,7 @@ from typing import Any
 
 from storage_core import errors
 from storage_core.metadata import appends, removals, store_changes, stream_changes
+from storage_core.metadata.command_invariants import check_command
 from storage_core.metadata.commands import (
     Abort,
     Acknowledge,
@@ -61,7 +62,11 @@ __all__ = ["AppendDone", "ConsumerDone", "Done", "Outcome", "Place", "Refused", 
 
 
 def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreState, Result]:
-    """Return the state after the command, and what it came to."""
+    """Return the state after the command, and what it came to.
+
+    Raises CorruptionError for a command that no program of ours writes.
+    """
+    check_command(state, envelope)
     try:
         return _HANDLERS[type(envelope.command)](state, place, envelope.time_ns, envelope.command)
     except Refusal as refusal:

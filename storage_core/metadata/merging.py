@@ -65,3 +65,5 @@ def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: Seque
     count = int(before["row_count"].sum()) - len(gone)
     if int(row["row_count"]) != count:
         raise RequirementError(f"{what} hold {count} messages without those removed, not {int(row['row_count'])}")
+    if count < len(shown):
+        raise RequirementError(f"{what} show {len(shown)} messages, and the new block has {count}")

@@ -16,7 +16,7 @@ from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SequenceSet
 
 # What a stream's configuration denies it by, and what consumers that miss the messages are told.
-_REASONS = {
+REASONS = {
     "delete": ("deny_delete", "removed"),
     "purge": ("deny_purge", "purged"),
     "limits": ("", "removed by a limit"),
@@ -25,7 +25,7 @@ _REASONS = {
 
 def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    denied, why = _REASONS.get(command.reason, _REASONS["purge"])
+    denied, why = REASONS[command.reason]
     if stream.config.sealed or (denied and getattr(stream.config, denied)):
         why = "is sealed" if stream.config.sealed else f"has {denied} set"
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")

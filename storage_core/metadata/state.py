@@ -25,6 +25,7 @@ COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
 BATCHES_KEPT = 4096  # newest batches of a batch writer that are remembered though none of their messages is left
 EVENT_COUNT_MAX = 4096  # newest events that are kept
+BATCH_DIGITS_MAX = 18  # of a batch's number, which is an i64
 
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +35,12 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True):
     end: int
     duplicate_count: int
     content: bytes = b""  # of the whole batch, all its streams, as in Append; empty: not known
+
+
+def batch_number(batch: str) -> int:
+    """Return the number that a streaming batch is named by; -1 for a name that is none."""
+    is_number = len(batch) <= BATCH_DIGITS_MAX and batch.isascii() and batch.isdigit()
+    return int(batch) if is_number else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +63,17 @@ class WriterState:
         """Return what this batch got; a range of nothing for a streaming batch too old to be remembered."""
         if batch in self.batches:
             return self.batches[batch]
-        if self.query and batch.isdigit() and int(batch) <= self.last_batch:
+        if self.query and 0 <= batch_number(batch) <= self.last_batch:
             return BatchResult(0, 0, 0)
         return None
 
     def with_batch(self, batch: str, result: BatchResult, first_sequence: int) -> "WriterState":
         """Return the writer with one more batch. `first_sequence`: the first message that is in the stream now."""
         batches, last_batch, prune_at = self.batches.with_item(batch, result), self.last_batch, self.prune_at
-        if self.query and batch.isdigit():
-            last_batch = max(last_batch, int(batch))
+        if self.query and batch_number(batch) >= 0:
+            last_batch = max(last_batch, batch_number(batch))
             if len(batches) > STREAMING_BATCHES_KEPT:
-                batches = batches.without(min(batches, key=lambda one: (one.isdigit() and int(one), one)))
+                batches = batches.without(min(batches, key=lambda one: (batch_number(one), one)))
         elif len(batches) >= prune_at:  # seldom enough that a batch costs the same, however many there are
             newest = sorted(((one.end, name) for name, one in batches.items()), reverse=True)
             kept = {name for at, (end, name) in enumerate(newest) if at < BATCHES_KEPT or end > first_sequence}

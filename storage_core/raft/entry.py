@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 CHAIN_SIZE = 16
 HISTORY_SIZE = 8
+POSITION_MAX = (
+    1 << 62
+)  # of an index, term, generation or segment number: no log comes near it, and it can be counted on
 CHAIN_START = bytes(CHAIN_SIZE)
 _PLACE = Struct("<QQ")
 

@@ -29,7 +29,7 @@ from struct import Struct
 from crc32c import crc32c
 
 from storage_core.errors import CorruptRecordError, TruncatedRecordError, UnsupportedVersionError
-from storage_core.raft.entry import CHAIN_SIZE, HISTORY_SIZE, CommitRecord, Entry, Seal, Vote
+from storage_core.raft.entry import CHAIN_SIZE, HISTORY_SIZE, POSITION_MAX, CommitRecord, Entry, Seal, Vote
 
 PAGE_SIZE = 4096  # also the alignment of batches: at least the sector of any disk that tears writes
 FORMAT_VERSION = 1
@@ -95,6 +95,7 @@ def decode_segment_header(page: bytes) -> SegmentHeader:
         raise CorruptRecordError("segment header", 0, "bad magic or checksum")
     if version != FORMAT_VERSION or page_size != PAGE_SIZE:
         raise UnsupportedVersionError(f"log segment of version {version}, this program reads {FORMAT_VERSION}")
+    _check_positions("segment header", number, index, term)
     return SegmentHeader(store, volume, instance, number, index, term, chain)
 
 
@@ -121,8 +122,14 @@ def decode_commit_record(page: bytes) -> CommitRecord | None:
         raise UnsupportedVersionError(f"commit record of version {version}, this program reads {FORMAT_VERSION}")
     if count > FSYNCED_COUNT_MAX:
         raise CorruptRecordError("commit record", 0, f"names {count} volumes, at most {FSYNCED_COUNT_MAX} have room")
+    _check_positions("commit record", generation, term, index)
     ids = tuple(fsynced[at : at + _ID_SIZE] for at in range(0, count * _ID_SIZE, _ID_SIZE))
     return CommitRecord(generation, term, index, chain, ids)
+
+
+def _check_positions(what: str, *positions: int) -> None:
+    if max(positions) > POSITION_MAX:
+        raise CorruptRecordError(what, 0, f"position {max(positions)}, at most {POSITION_MAX} are allowed")
 
 
 def slot_offset(generation: int) -> int:
@@ -196,6 +203,8 @@ def _decode_record(data: memoryview, at: int, offset_bytes: int, number: int) ->
     # Until the checksum passes, the size is only a claim: bound it before anyone reads by it.
     if size > PAYLOAD_SIZE_MAX or kind not in (KIND_ENTRY, KIND_VOTE, KIND_SEAL) or found_offset != offset_bytes:
         raise CorruptRecordError("log record", offset_bytes, "no record header")
+    if index > POSITION_MAX or term > POSITION_MAX:
+        raise CorruptRecordError("log record", offset_bytes, f"index {index} and term {term}, at most {POSITION_MAX}")
     end = at + _RECORD.size + size
     if end > len(data):
         raise TruncatedRecordError("log record", offset_bytes, f"the file ends inside a payload of {size} bytes")

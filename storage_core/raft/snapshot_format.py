@@ -19,7 +19,7 @@ from crc32c import crc32c
 from storage_core.bounded import decode as decode_struct
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.file_kinds import SNAPSHOT
-from storage_core.raft.entry import CHAIN_SIZE, EntryId, Vote
+from storage_core.raft.entry import CHAIN_SIZE, POSITION_MAX, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE
 
 FORMAT_VERSION = 1
@@ -110,6 +110,9 @@ def decode(page: bytes) -> SnapshotHeader:
     header = SnapshotHeader(*fields)
     if header.payload_size > PAYLOAD_SIZE_MAX:
         raise CorruptionError(f"snapshot declares {header.payload_size} bytes, at most {PAYLOAD_SIZE_MAX} are allowed")
+    if max(header.index, header.term) > POSITION_MAX:
+        place = f"index {header.index} and term {header.term}"
+        raise CorruptionError(f"snapshot of {place}, at most {POSITION_MAX} are allowed")
     return header
 
 
@@ -123,4 +126,8 @@ def encode_body(body: SnapshotBody) -> bytes:
 
 def decode_body(payload: bytes) -> SnapshotBody:
     """Return the body of a snapshot whose digest has passed; raises CorruptionError."""
-    return decode_struct(_BODY_DECODER, payload, "the payload of a snapshot")
+    body = decode_struct(_BODY_DECODER, payload, "the payload of a snapshot")
+    if not 0 <= body.vote_term <= POSITION_MAX or len(body.candidate) != CHAIN_SIZE or len(body.trail) % CHAIN_SIZE:
+        sizes = f"a candidate of {len(body.candidate)} and chains of {len(body.trail)} bytes"
+        raise CorruptionError(f"the payload of a snapshot has a vote of term {body.vote_term}, {sizes}")
+    return body

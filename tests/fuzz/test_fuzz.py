@@ -1,7 +1,8 @@
 """Files of every kind that we or a foreign server write, mutated, mostly with their checksums redone: no crash, no
 hang, no exception of anybody else's, no message that was not there, and losses are told.
 
-What is done and what has to hold is in tests/harness/fuzz. `JSTREAM_FUZZ_CASES=name:seed` repeats one case.
+What is done and what has to hold is in tests/harness/fuzz. `JSTREAM_FUZZ_CASES=name:seed` repeats one case,
+`JSTREAM_FUZZ_SEED` is where a long run begins; one that is ended early (SIGTERM) says what it tried by then.
 """
 
 import json
@@ -55,6 +56,6 @@ def test_a_minute_of_fixed_cases(stores: dict[str, Subject], folder: Path) -> No
 
 @pytest.mark.soak
 def test_new_cases_for_long(stores: dict[str, Subject], folder: Path, soak_seconds: float) -> None:
-    seed = random.SystemRandom().randrange(1 << 40)
-    print(f"fuzzer: from seed {seed}")
+    seed = int(os.environ.get("JSTREAM_FUZZ_SEED", random.SystemRandom().randrange(1 << 40)))
+    print(f"fuzzer: from seed {seed}", flush=True)
     finish(run(stores, cases(stores, seed), folder, soak_seconds), f"from seed {seed}")

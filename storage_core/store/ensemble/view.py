@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from storage_core.errors import CorruptionError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import decode_envelope
-from storage_core.metadata.invariants import check_state
+from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.state import StoreState, Streams, decode_state
 from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
@@ -31,8 +32,11 @@ class View:
 
 
 def applied(state: StoreState, entry: Entry) -> StoreState:
-    """Return the state after a committed entry; a refused command leaves it as it was."""
-    return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
+    """Return the state after a committed entry; a refused command leaves it as it was. Raises CorruptionError."""
+    try:
+        return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
+    except CorruptionError as error:
+        raise CorruptionError(f"entry {entry.index} of the metadata log: {error}", **error.fields) from error
 
 
 def moved_on(view: View, state: StoreState, entry: Entry) -> View:
@@ -59,8 +63,10 @@ def first_state(lead: Lead) -> StoreState:
 
 
 def replay(lead: Lead, state: StoreState | None = None) -> StoreState:
-    """Return the state at the end of a log; `state`: that at its beginning."""
-    state = first_state(lead) if state is None else state
+    """Return the state at the end of a log; `state`: that at its beginning. Raises CorruptionError."""
+    state = first = first_state(lead) if state is None else state
     for entry in lead.entries:
         state = applied(state, entry)
+    if state.streams is not first.streams:
+        check_block_ids(state)
     return state

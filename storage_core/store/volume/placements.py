@@ -22,6 +22,8 @@ from storage_core.bounded import pack, unpack
 from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
+from storage_core.metadata.config import check_name
+from storage_core.metadata.invariants import check_id, check_rows
 from storage_core.metadata.manifest import BLOCK_DTYPE
 
 FILE_NAME = "placements.journal"
@@ -225,7 +227,11 @@ def _decode(data: bytes, at: int) -> tuple[Placement | None, int]:
     if size > RECORD_SIZE_MAX or end > len(data) or crc32c(data[at + 8 : end]) != crc:
         return None, at + 1
     try:
-        incarnation, stream, rows = unpack(data[at + _RECORD.size : end], RECORD_SIZE_MAX, "placement")
-        return Placement(index, incarnation, stream, np.frombuffer(rows, BLOCK_DTYPE)), end
+        incarnation, stream, encoded = unpack(data[at + _RECORD.size : end], RECORD_SIZE_MAX, "placement")
+        check_id("incarnation", incarnation)
+        check_name(stream, "name of a stream")
+        rows = np.frombuffer(encoded, BLOCK_DTYPE)
+        check_rows(rows)
+        return Placement(index, incarnation, stream, rows), end
     except (CorruptionError, ValueError, TypeError):
         return None, at + 1

@@ -24,6 +24,7 @@ from harness.fuzz.stores import (
     STAN,
     Mutation,
     Subject,
+    adopted,
     backed_up,
     foreign,
     golden,
@@ -57,7 +58,8 @@ class Outcome:
 def subjects(folder: Path) -> dict[str, Subject]:
     """Return all stores by name; some are made in the folder."""
     found = [foreign("nats", name) for name in NATS] + [foreign("stan", name) for name in STAN]
-    found += [golden("v1-lived"), golden("v1-fresh"), three_volumes(folder), backed_up(folder), single_files(folder)]
+    three = three_volumes(folder)
+    found += [golden("v1-lived"), golden("v1-fresh"), three, adopted(three), backed_up(folder), single_files(folder)]
     return {one.name: one for one in found}
 
 
@@ -76,16 +78,22 @@ def run(
     seconds: float,
     count_max: int | None = None,
 ) -> Outcome:
-    """Try cases until the time is over or they are done."""
+    """Try cases until the time is over or they are done. Ctrl-C or SIGTERM ends it: what was tried by then counts."""
     outcome = Outcome()
     end = time.monotonic() + seconds
-    while time.monotonic() < end and len(outcome.findings) < FINDING_COUNT_MAX:
-        left = None if count_max is None else count_max - outcome.cases
-        batch = [case for _, case in zip(range(min(200, 200 if left is None else left)), todo, strict=False)]
-        if not batch:
-            break
-        while batch:
-            batch = _run_batch(stores, batch, folder, outcome, end)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while time.monotonic() < end and len(outcome.findings) < FINDING_COUNT_MAX:
+            left = None if count_max is None else count_max - outcome.cases
+            batch = [case for _, case in zip(range(min(200, 200 if left is None else left)), todo, strict=False)]
+            if not batch:
+                break
+            while batch:
+                batch = _run_batch(stores, batch, folder, outcome, end)
+    except KeyboardInterrupt:
+        print(f"ended after {outcome.cases} cases")
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return outcome
 
 
@@ -111,17 +119,22 @@ def _run_batch(
             os._exit(status)
     os.close(writing)
     began, done = -1, -1
-    with os.fdopen(reading) as lines:
-        for line in lines:
-            told = json.loads(line)
-            began = told.get("began", began)
-            if "done" in told:
-                done = told["done"]
-                outcome.counts.update(["cases", *told["kinds"]])
-                outcome.sealed += told["sealed"]
-                if told["wrong"]:
-                    name, seed = batch[done]
-                    outcome.findings.append(f"{name} seed={seed} {told['did']}: {told['wrong']}")
+    try:
+        with os.fdopen(reading) as lines:
+            for line in lines:
+                told = json.loads(line)
+                began = told.get("began", began)
+                if "done" in told:
+                    done = told["done"]
+                    outcome.counts.update(["cases", *told["kinds"]])
+                    outcome.sealed += told["sealed"]
+                    if told["wrong"]:
+                        name, seed = batch[done]
+                        outcome.findings.append(f"{name} seed={seed} {told['did']}: {told['wrong']}")
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     _, status = os.waitpid(child, 0)
     if began > done or status:
         name, seed = batch[max(began, 0)]
@@ -138,7 +151,7 @@ def _limit() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE_MAX, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for number in (signal.SIGPROF, signal.SIGALRM):
+    for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -3,7 +3,9 @@
 A reading returns the messages that were shown and whether anything was told. What is shown has to be what was written:
 
 foreign   the same message under the same sequence in the same channel or stream. Where checksums were redone, a
-          message may be forged: then a mutated file has to hold its sequence, its time and its data.
+          message may be forged, and nobody can tell it from one that was written: no server signs what it writes, nor
+          do times have to ascend. Then a mutated file has to hold its sequence, its time and its data.
+imported  one reading in eight is an import into a store of ours: what is in it then has to be the same.
 ours      the content of a message that was written. As long as the metadata's checksums were not redone, under its
           sequence, too: a block cannot be forged, since the metadata has its digest. With three volumes of which one
           is mutated, exactly what was written is shown, and nothing less.
@@ -15,6 +17,7 @@ tell of a stream that ends earlier on a boundary between records, nor of what sa
 import base64
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,7 +33,7 @@ from spark_stream.pipelines.config import load_pipeline
 from spark_stream.pipelines.definitions import load_definitions
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.errors import StorageError
-from storage_core.foreign import ForeignDamage, open_foreign, read_foreign_slice
+from storage_core.foreign import ForeignDamage, ForeignStore, open_foreign, read_foreign_slice
 from storage_core.foreign.consumers import consumers_table
 from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.slices import DAMAGE_SCHEMA, STREAMS_SCHEMA
@@ -44,7 +47,9 @@ from storage_core.store.backups.backup_format import (
     encode_unfinished,
 )
 from storage_core.store.environment import Environment
+from storage_core.store.imports.importing import ImportRequest, import_streams
 from storage_core.store.imports.parts import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
+from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.reports import Report
@@ -150,6 +155,8 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
             opened = open_foreign(place, layout, **options)
         except StorageError as error:
             return {}, [str(error)]
+        if not lenient and rng.random() < 0.125:
+            return _import(opened, place.with_name(place.name + "-imported"))
         refused: list[str] = []
         for name in opened.streams():
             try:
@@ -177,6 +184,24 @@ def _read_foreign(layout: str, key: str | None = None) -> Callable[[Path, random
         return shown, [one.explain() for one in told] + refused
 
     return read
+
+
+def _import(source: ForeignStore, target: Path) -> tuple[Shown, list[str]]:
+    """Import all streams into a new store; return what is in it, and what was told."""
+    shown: Shown = {}
+    told: list[str] = []
+    try:
+        with Store.create([target], env=HERE) as store:
+            report = import_streams(store, source, ImportRequest())
+            told += [str(one["reason"]) for one in [*report["damage"], *report["failed"]]]
+            assert store.verify()["ok"], "an imported store is whole"
+            for one in report["streams"]:
+                _read_stream(store, one["name"], shown.setdefault(one["source"], {}), told)
+    except StorageError as error:
+        told.append(str(error))
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+    return shown, told
 
 
 def _check_foreign(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
@@ -212,16 +237,18 @@ def _holds(content: bytes, sequence: int, row: Row) -> bool:
     if row[3] not in content:
         return False
     nats = pack("<Q", sequence) + pack("<q", row[1])
-    return nats in content or (_uvarint(sequence) in content and (not row[1] or _uvarint(row[1]) in content))
+    return nats in content or (_holds_uvarint(content, sequence) and (not row[1] or _holds_uvarint(content, row[1])))
 
 
-def _uvarint(value: int) -> bytes:
+def _holds_uvarint(content: bytes, value: int) -> bool:
+    """Return whether the number stands there, in as many bytes as it takes or in more: a server reads both alike."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*out, value])
+    padded = re.escape(bytes([*out, value | 0x80])) + b"\x80{0,%d}\x00" % (8 - len(out))
+    return bytes([*out, value]) in content or (len(out) < 9 and re.search(padded, content, re.DOTALL) is not None)
 
 
 def foreign(layout: str, name: str) -> Subject:
@@ -376,12 +403,52 @@ def three_volumes(folder: Path) -> Subject:
     for name, rows in truth.items():
         _read_stream(store, name, rows, [])
     store.close()
+    times = {name: next(iter(rows.values()))[1] for name, rows in truth.items()}
+    written: Shown = {
+        name: {at + 1: (f"{name}.{at % 20 % 3}", times[name], None, b"%d %d" % divmod(at, 20)) for at in range(120)}
+        for name in truth
+    }
 
     def first(path: Path) -> bool:
         return path.parts[0] == "v1" and path.name != "lock"
 
     read = _read_ours(lambda place: [place / name for name in ("v1", "v2", "v3")])
-    return Subject("ours/three", place, truth, read, _check_three, first)
+    return Subject("ours/three", place, truth, read, _check_three, first, written)
+
+
+def adopted(three: Subject) -> Subject:
+    """The same store, adopted: a majority of the volumes, or all of them, have lost their metadata."""
+
+    def read(place: Path, rng: random.Random) -> tuple[Shown, list[str]]:
+        volumes = [place / name for name in ("v1", "v2", "v3")]
+        for volume in rng.choice((volumes, volumes[1:], volumes[:2])):
+            shutil.rmtree(volume / "meta", ignore_errors=True)
+            if rng.random() < 0.3:
+                (volume / "jstream.volume").unlink(missing_ok=True)
+        chosen = rng.choice((volumes, volumes, volumes[:1]))
+        try:
+            plan = adopt.plan(chosen, HERE)
+            str(plan), json.dumps(plan.to_json())
+            adopt.execute(plan, HERE, accept_loss=True)
+        except StorageError as error:
+            return {}, [str(error)]
+        shown, told = _read_ours(lambda _: chosen)(place, rng)
+        return shown, told + plan.notes + [f"{one.name} lost {one.lost}" for one in plan.streams if one.lost]
+
+    return Subject("ours/adopted", three.place, three.truth, read, _check_adopted, three.takes, three.written)
+
+
+def _check_adopted(subject: Subject, mutation: Mutation, shown: Shown, told: list[str]) -> str:
+    """Journals and metadata that were redone say which blocks there are, and what is not known any more comes back."""
+    redone = mutation.sealed and any(kind in ("log segment", "snapshot", "journal") for kind in mutation.kinds)
+    kinds = ["snapshot"] if redone else []
+    for stream, rows in shown.items():
+        for sequence in list(rows):
+            if sequence not in subject.truth.get(stream, {}) and rows[sequence] == subject.written[stream].get(
+                sequence
+            ):
+                del rows[sequence]  # it was removed, which metadata alone knows
+    return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, told)
 
 
 def backed_up(folder: Path) -> Subject:

@@ -1,5 +1,6 @@
 """Log segments as bytes: what is written is what is read, and whatever is not whole is said to be bad."""
 
+from dataclasses import replace
 from struct import pack_into
 
 import pytest
@@ -9,23 +10,25 @@ from hypothesis import strategies as st
 
 from storage_core.errors import CorruptRecordError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.raft import log_format
-from storage_core.raft.entry import CHAIN_START, CommitRecord, Entry, Seal, Vote, make_entry
+from storage_core.raft.entry import CHAIN_START, POSITION_MAX, CommitRecord, Entry, Seal, Vote, make_entry
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
 
-u64 = st.integers(0, 2**64 - 1)
+positions = st.integers(0, POSITION_MAX)
 ids = st.binary(min_size=16, max_size=16)
 # Sizes around the boundaries of a page are where batches may go wrong.
 payloads = st.one_of(
     st.binary(max_size=40),
     st.tuples(st.sampled_from([1, 2]), st.integers(-140, 20)).map(lambda it: b"\x01" * (it[0] * PAGE_SIZE + it[1])),
 )
-entries = st.builds(make_entry, ids, st.integers(1, 2**64 - 1), u64, st.binary(min_size=8, max_size=8), payloads)
-votes = st.builds(Vote, u64, ids)
-seals = st.builds(Seal, u64, u64)
+entries = st.builds(
+    make_entry, ids, st.integers(1, POSITION_MAX), positions, st.binary(min_size=8, max_size=8), payloads
+)
+votes = st.builds(Vote, positions, ids)
+seals = st.builds(Seal, positions, positions)
 batches = st.lists(st.lists(st.one_of(entries, votes, seals), min_size=1, max_size=4), min_size=1, max_size=4)
-headers = st.builds(SegmentHeader, ids, ids, ids, u64, u64, u64, ids)
+headers = st.builds(SegmentHeader, ids, ids, ids, positions, positions, positions, ids)
 fsynced = st.lists(ids, max_size=log_format.FSYNCED_COUNT_MAX).map(tuple)
-commit_records = st.builds(CommitRecord, u64, u64, u64, ids, fsynced)
+commit_records = st.builds(CommitRecord, positions, positions, positions, ids, fsynced)
 
 
 def encode(written: list[list[Record]]) -> bytes:
@@ -230,7 +233,40 @@ def test_a_commit_record_that_names_more_volumes_than_it_has_room_for_is_bad() -
             log_format.decode_commit_record(bytes(page))
 
 
-@given(st.integers(1, 2**63))
+BEYOND = [POSITION_MAX + 1, 2**64 - 1]
+
+
+@pytest.mark.parametrize("position", BEYOND)
+@pytest.mark.parametrize("field", ["number", "base_index", "base_term"])
+def test_a_segment_header_whose_numbers_leave_no_room_is_refused(field: str, position: int) -> None:
+    header = SegmentHeader(b"s" * 16, b"v" * 16, b"i" * 16, 1, 0, 0, CHAIN_START)
+    with pytest.raises(CorruptRecordError, match=str(position)):
+        log_format.decode_segment_header(replace(header, **{field: position}).encode())
+
+
+@pytest.mark.parametrize("position", BEYOND)
+@pytest.mark.parametrize("field", ["generation", "term", "index"])
+def test_a_commit_record_whose_numbers_leave_no_room_is_refused(field: str, position: int) -> None:
+    record = replace(CommitRecord(7, 3, 9, b"c" * 16), **{field: position})
+    with pytest.raises(CorruptRecordError, match=str(position)):
+        log_format.decode_commit_record(log_format.encode_commit_record(record))
+
+
+@pytest.mark.parametrize("position", BEYOND)
+def test_a_record_whose_numbers_leave_no_room_is_none(position: int) -> None:
+    """The next leader counts on from the highest term, and the next entry from the last index."""
+    for record in (
+        make_entry(CHAIN_START, position, 1, b"history1", b""),
+        make_entry(CHAIN_START, 1, position, b"history1", b""),
+        Vote(position, b"c" * 16),
+        Seal(1, position),
+    ):
+        batch = log_format.encode_batch([record], BATCHES_OFFSET)
+        ((bad, _),) = log_format.scan(memoryview(batch), BATCHES_OFFSET)
+        assert isinstance(bad, BadRecord) and str(position) in bad.reason
+
+
+@given(st.integers(1, POSITION_MAX))
 def test_a_commit_record_never_goes_over_the_one_before(generation: int) -> None:
     places = {log_format.slot_offset(generation), log_format.slot_offset(generation + 1)}
     assert places == {PAGE_SIZE, 2 * PAGE_SIZE}

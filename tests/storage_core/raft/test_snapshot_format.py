@@ -1,5 +1,6 @@
 """Snapshot files as bytes: a snapshot that is not whole, or not the one that it says it is, does not pass."""
 
+from dataclasses import replace
 from struct import pack_into
 
 import msgspec
@@ -10,15 +11,15 @@ from hypothesis import strategies as st
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.raft import snapshot_format
-from storage_core.raft.entry import Vote
+from storage_core.raft.entry import POSITION_MAX, Vote
 from storage_core.raft.log_format import PAGE_SIZE
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 
-u64 = st.integers(0, 2**64 - 1)
+positions = st.integers(0, POSITION_MAX)
 ids = st.binary(min_size=16, max_size=16)
 headers = st.builds(
     SnapshotHeader,
-    *(ids, ids, ids, u64, u64, ids, st.binary(min_size=8, max_size=8)),
+    *(ids, ids, ids, positions, positions, ids, st.binary(min_size=8, max_size=8)),
     st.integers(0, snapshot_format.PAYLOAD_SIZE_MAX),
     ids,
 )
@@ -63,7 +64,7 @@ def test_a_declared_length_beyond_the_maximum_is_refused(size: int) -> None:
         snapshot_format.decode(resealed(snapshot_format.encode(HEADER), 104, "<Q", size))
 
 
-@given(st.dictionaries(st.text(), st.integers()), u64, ids, st.dictionaries(ids, u64))
+@given(st.dictionaries(st.text(), st.integers()), positions, ids, st.dictionaries(ids, positions))
 def test_a_body_comes_back(state: dict[str, int], term: int, candidate: bytes, durable: dict[bytes, int]) -> None:
     encoded = msgspec.msgpack.encode({key: value % 2**60 for key, value in state.items()})
     body = snapshot_format.decode_body(
@@ -71,6 +72,22 @@ def test_a_body_comes_back(state: dict[str, int], term: int, candidate: bytes, d
     )
     assert bytes(body.state) == encoded
     assert (body.vote, body.durable) == (Vote(term, candidate), durable)
+
+
+@pytest.mark.parametrize("position", [POSITION_MAX + 1, 2**64 - 1])
+def test_numbers_that_leave_no_room_are_refused(position: int) -> None:
+    for header in (replace(HEADER, index=position), replace(HEADER, term=position)):
+        with pytest.raises(CorruptionError, match=str(position)):
+            snapshot_format.decode(snapshot_format.encode(header))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"vote_term": -1}, {"vote_term": POSITION_MAX + 1}, {"candidate": b"x"}, {"trail": b"x" * 17}]
+)
+def test_a_body_whose_vote_or_trail_is_none_is_refused(changes: dict[str, object]) -> None:
+    body = {"state": 1, "vote_term": 1, "candidate": b"c" * 16, "durable": {}, "trail": b""} | changes
+    with pytest.raises(CorruptionError, match="the payload of a snapshot has a vote"):
+        snapshot_format.decode_body(msgspec.msgpack.encode(body))
 
 
 @given(st.binary(max_size=60))

@@ -3,8 +3,10 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from storage_core.store.volume.placements import Placement, PlacementJournal
 def placement(number: int, row_count: int = 1) -> Placement:
     rows = np.zeros(row_count, BLOCK_DTYPE)
     rows["first"] = np.arange(row_count) * 10 + 1
-    rows["span"] = 10
+    rows["span"] = rows["row_count"] = 10
+    rows["file_size"] = 1000
     rows["block_id"] = [number.to_bytes(8, "big") + row.to_bytes(8, "big") for row in range(row_count)]
     return Placement(number, b"incarnation %04d" % number, f"STREAM-{number}", rows)
 
@@ -33,6 +36,30 @@ def values(found: list[Placement]) -> list[tuple[int, bytes, str, bytes]]:
 @pytest.fixture
 def journal(tmp_path: Path) -> PlacementJournal:
     return PlacementJournal(OS_FILES, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"incarnation": b"short"},
+        {"stream": "../../x"},
+        {"stream": "\x1b[2J"},
+        {"rows": {"first": (1 << 63) - 5}},
+        {"rows": {"first": 0}},
+        {"rows": {"span": -1}},
+        {"rows": {"row_count": 11}},
+        {"rows": {"file_size": 1 << 40}},
+    ],
+    ids=repr,
+)
+def test_a_record_that_no_store_writes_is_passed_over(journal: PlacementJournal, changes: dict[str, Any]) -> None:
+    """An adoption names streams and counts sequences by what is in it."""
+    forged = placement(2, 3)
+    for name, value in changes.get("rows", {}).items():
+        forged.rows[name][1] = value
+    values_of = {name: value for name, value in changes.items() if name != "rows"}
+    journal.append([placement(1), replace(forged, **values_of), placement(3)])
+    assert values(list(journal.read())) == values([placement(1), placement(3)])
 
 
 def test_what_was_written_comes_back_in_order(journal: PlacementJournal) -> None:
