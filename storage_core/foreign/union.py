@@ -290,8 +290,8 @@ def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[
         minority = _minority(conflict.versions, conflict.served)
         path = next(one.path for one in part.copies if one.label == minority)
         yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.settled)
-    if more:
-        first, end = more[0][0], more[-1][1]
+    if len(more):
+        first, end = int(more[0, 0]), int(more[-1, 1])
         reason = together(len(more), f"copies have different content of messages from {first} to {end - 1}")
         unsettled = bool(outcome.unsettled[(outcome.sequences >= first) & (outcome.sequences < end)].any())
         yield replace(_difference(part, part.path, first, end, reason, unsettled), places=len(more))

@@ -86,10 +86,10 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
 
 def conflicts(
     outcome: Vote, labels: Sequence[str], count_max: int = PLACE_COUNT_MAX
-) -> tuple[list[Conflict], list[tuple[int, int]]]:
+) -> tuple[list[Conflict], np.ndarray]:
     """Return the sequences of which copies have different content, or some a removal, in runs of the same pattern.
 
-    As many runs as `count_max`, and of what comes after them the bounds `[first, end)` alone.
+    As many runs as `count_max`, and of what comes after them the bounds `[first, end)` alone: a row each.
     """
     versions = outcome.versions
     held = versions >= 0
@@ -97,19 +97,18 @@ def conflicts(
     several = (held & (versions != highest[:, None])).any(axis=1)
     rows = np.flatnonzero(several | ((versions == -2).any(axis=1) & held.any(axis=1)))
     if not len(rows):
-        return [], []
+        return [], np.empty((0, 2), np.int64)
     sequences, patterns = outcome.sequences[rows], versions[rows]
     deciders, rules = outcome.served_by[rows], outcome.rules[rows]
     same = (np.diff(sequences) == 1) & (patterns[1:] == patterns[:-1]).all(axis=1)
     same &= (deciders[1:] == deciders[:-1]) & (rules[1:] == rules[:-1])
     starts = np.concatenate(([0], np.flatnonzero(~same) + 1))
     ends = np.concatenate((starts[1:], [len(rows)]))
-    rest = slice(count_max, None)
-    bounds = zip(sequences[starts[rest]].tolist(), (sequences[ends[rest] - 1] + 1).tolist(), strict=True)
+    bounds = np.stack((sequences[starts[count_max:]], sequences[ends[count_max:] - 1] + 1), axis=1)
     return [
         _conflict(int(sequences[at]), int(sequences[stop - 1]) + 1, patterns[at], int(deciders[at]), rules[at], labels)
         for at, stop in zip(starts[:count_max].tolist(), ends[:count_max].tolist(), strict=True)
-    ], list(bounds)
+    ], bounds
 
 
 def _conflict(first: int, end: int, pattern: np.ndarray, served_by: int, rule: int, labels: Sequence[str]) -> Conflict:

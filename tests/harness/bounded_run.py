@@ -16,7 +16,7 @@ from storage_core.errors import StorageError
 from storage_core.foreign import open_foreign, read_foreign_slice
 damage, rows, error = [], 0, None
 try:
-    store = open_foreign(sys.argv[2], sys.argv[1])
+    store = open_foreign(sys.argv[2:], sys.argv[1])
     for stream in store.streams():
         told, slices = store.inspect(stream)
         damage += told
@@ -102,9 +102,12 @@ class Ended:
     seconds: float  # of CPU
 
 
-def read_foreign(layout: str, path: Path) -> Outcome:
-    """Return what comes of reading a whole foreign store. Raises AssertionError if the process hangs or crashes."""
-    return Outcome(**_run(_READ, layout, str(path)))
+def read_foreign(layout: str, *paths: Path) -> Outcome:
+    """Return what comes of reading a whole foreign store, of one copy or several.
+
+    Raises AssertionError if the process hangs or crashes.
+    """
+    return Outcome(**_run(_READ, layout, *map(str, paths)))
 
 
 def restore_all(backups: Sequence[Path]) -> tuple[list[Ended], int]:

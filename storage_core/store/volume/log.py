@@ -250,7 +250,7 @@ class VolumeLog:
             try:
                 with self._open(path) as file:
                     header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                    payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
+                    payload = _payload(file, header)
             except CorruptionError as error:
                 contents.damage.append(f"{path}: {error}")
                 continue
@@ -488,7 +488,7 @@ class VolumeLog:
         try:
             with self._open(self.snapshot_path(index)) as file:
                 header = snapshot_format.decode(file.read_at(0, PAGE_SIZE))
-                payload = file.read_at(PAGE_SIZE, min(header.payload_size + 1, file.size()))
+                payload = _payload(file, header)
         except UnsupportedVersionError:
             raise
         except StorageError:
@@ -514,6 +514,15 @@ class VolumeLog:
             return
         with closing(file):
             yield file
+
+
+def _payload(file: File, header: SnapshotHeader) -> bytes:
+    """Return what follows the header of a snapshot; raises CorruptionError, and reads nothing, if it is not as long as
+    the header says."""
+    size = file.size() - PAGE_SIZE
+    if size != header.payload_size:
+        raise CorruptionError(f"the payload has {size} bytes, the header says {header.payload_size}")
+    return file.read_at(PAGE_SIZE, size)
 
 
 def _tail_of(file: File, size: int, position: Position) -> Tail | None:

@@ -268,6 +268,16 @@ def test_copies_that_lack_every_second_message_are_told_in_a_bounded_list(make_s
     assert DENSE - 2 <= sum(one.places for one in told) <= DENSE
 
 
+def test_a_million_messages_of_which_two_copies_lack_every_second_one_are_read_within_bounds(
+    make_stream: Callable[..., Path],
+) -> None:
+    records = rows_of(1_000_000)
+    paths = [make_stream("S", {1: records[at::2].tobytes()}, root=root) for at, root in enumerate("ab")]
+    outcome = read_foreign("nats", *paths)
+    assert (outcome.error, outcome.rows) == (None, 1_000_000)
+    assert outcome.peak_bytes < MEMORY_MAX and outcome.seconds < SECONDS_MAX, outcome
+
+
 def test_copies_with_other_content_in_every_second_message_are_told_in_a_bounded_list(
     make_stream: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
