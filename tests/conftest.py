@@ -109,8 +109,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def archive_classes() -> None:
-    """Make the archive that JVMs start from, unless it is there or the caller has set how they start."""
-    if CLASSES.is_file() or not CLASSES.parent.is_dir() or os.environ["SPARK_SUBMIT_OPTS"] != jvm_options():
+    """Make the archive that JVMs start from, unless it is there or the caller has set how they start.
+
+    SPARK_SUBMIT_OPTS is split at spaces, so there is none in a path that has one.
+    """
+    is_asked_for = os.environ["SPARK_SUBMIT_OPTS"] == jvm_options()
+    if CLASSES.is_file() or " " in str(CLASSES) or not CLASSES.parent.is_dir() or not is_asked_for:
         return
     command = [sys.executable, str(ROOT / "tests" / "harness" / "class_archive.py"), str(CLASSES)]
     try:
