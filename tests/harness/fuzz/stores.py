@@ -433,7 +433,8 @@ def adopted(three: Subject) -> Subject:
         except StorageError as error:
             return {}, [str(error)]
         shown, told = _read_ours(lambda _: chosen)(place, rng)
-        return shown, told + plan.notes + [f"{one.name} lost {one.lost}" for one in plan.streams if one.lost]
+        lost = [f"{one.name} lost {one.lost}" for one in plan.streams if one.lost]
+        return shown, [*told, *plan.notes, *lost, *map(str, plan.unclaimed)]
 
     return Subject("ours/adopted", three.place, three.truth, read, _check_adopted, three.takes, three.written)
 
