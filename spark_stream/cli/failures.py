@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from spark_stream.cli.start import EXIT_INTERRUPTED
+from spark_stream.cli.start import EXIT_INTERRUPTED, begin
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141
 
@@ -134,6 +134,7 @@ class RootGroup(VerbGroup):
     def _run(self, words: list[str], **extra: Any) -> int:
         """Return the exit code of the command that `words` name; its complaint has been printed then."""
         try:
+            begin()
             try:
                 with self.make_context(PROGRAM, words, **extra) as context:
                     self.invoke(context)

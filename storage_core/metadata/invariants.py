@@ -130,12 +130,6 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
 # --- blocks
 
 
-def check_rows(rows: np.ndarray) -> None:
-    """Raise CorruptionError for rows, BLOCK_DTYPE, with a value that no block of any stream has."""
-    anywhere = np.full(len(rows), STREAM_SEQUENCE_MAX), np.full(len(rows), SUBJECT_SET_COUNT_MAX)
-    _check_columns(rows, *anywhere)
-
-
 def check_blocks(stream: StreamState, are_columns_good: bool = False) -> None:
     """Raise CorruptionError for blocks that are not those of the stream's sequences, counts and subject sets."""
     rows = stream.blocks.rows

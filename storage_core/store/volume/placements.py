@@ -23,7 +23,7 @@ from storage_core.deadlines import together
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
 from storage_core.metadata.config import check_name
-from storage_core.metadata.invariants import check_id, check_rows
+from storage_core.metadata.invariants import check_id
 from storage_core.metadata.manifest import BLOCK_DTYPE
 
 FILE_NAME = "placements.journal"
@@ -230,8 +230,6 @@ def _decode(data: bytes, at: int) -> tuple[Placement | None, int]:
         incarnation, stream, encoded = unpack(data[at + _RECORD.size : end], RECORD_SIZE_MAX, "placement")
         check_id("incarnation", incarnation)
         check_name(stream, "name of a stream")
-        rows = np.frombuffer(encoded, BLOCK_DTYPE)
-        check_rows(rows)
-        return Placement(index, incarnation, stream, rows), end
+        return Placement(index, incarnation, stream, np.frombuffer(encoded, BLOCK_DTYPE)), end
     except (CorruptionError, ValueError, TypeError):
         return None, at + 1

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from harness.faults import Call, FaultyFiles
@@ -111,7 +112,9 @@ def test_the_vote_of_a_group_that_was_given_up_stays_in_the_logs(paths: list[Pat
     with store.session() as session:
         term = session.view.term_seen + 1
         with pytest.raises(AlreadyExistsError):
-            propose_together(session, [added(b"A"), added(b"A")])
+            propose_together(
+                session, [added(b"A"), msgspec.structs.replace(added(b"A"), incarnation=b"another".ljust(16))]
+            )
         assert not session.state.streams, "nothing of the group is left"
         session.propose(added(b"B"))
     for volume in store.volumes():
