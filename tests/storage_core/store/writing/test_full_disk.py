@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 from harness.cases import Cases
@@ -29,7 +30,7 @@ from storage_core.store.stream import Stream
 from storage_core.store.volume import reserve
 from storage_core.store.writing.staging import Stager
 
-ROW = Row("orders", bytes(range(256)) * 40)  # does not compress
+ROW = Row("orders", bytes(range(256)) * 40)
 
 
 @pytest.fixture
@@ -45,11 +46,11 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 
 def append_until_full(stream: Stream) -> int:
-    """Return the last sequence that was acked."""
-    acked = 0
+    """Return the last sequence that was acked. No two rows are alike: merged blocks are as large as what they merge."""
+    acked, random = 0, Random(1)
     try:
         while True:
-            acked = stream.append([to_table([ROW])])[0]
+            acked = stream.append([to_table([Row("orders", random.randbytes(10_240))])])[0]
     except DiskFullError:
         return acked
 
@@ -69,7 +70,7 @@ def test_a_full_disk_refuses_appends_and_takes_them_again_when_there_is_room(mou
     assert acked > 10
     for _ in range(20):  # trying again makes nothing worse
         with pytest.raises(DiskFullError):
-            stream.append([to_table([ROW] * 20)])
+            stream.append([to_table([Row("orders", Random(2).randbytes(200_000))])])
     for opened in (store, Store.open(mounted / "volume"), Store.open(mounted / "volume", read_only=True)):
         assert len(seen_in_stream(opened.stream("orders")).messages) == acked
         assert opened.verify()["ok"]
