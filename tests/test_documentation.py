@@ -223,6 +223,14 @@ NOT_RUN = [
         anything,
     ),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
+    NotRun(
+        "docs/guide/where-it-runs.md",
+        "jstream doctor",
+        "needs a cluster; tests/spark_stream/test_executors.py has one on this machine",
+        is_command,
+    ),
+    NotRun("docs/guide/where-it-runs.md", "spark-submit --master yarn", "needs YARN", is_shell),
+    NotRun("docs/guide/where-it-runs.md", "python3 -m venv", "packs 150 MB, for a cluster", is_shell),
     NotRun("docs/scheduling.md", "PATH=", "cron runs it", is_crontab),
     NotRun("docs/scheduling.md", "orders = BashOperator", "Airflow is not among what the tests install", is_python),
     NotRun(
