@@ -8,10 +8,13 @@ Needs `prometheus-client`: pip install 'pyspark-jstream[metrics]'. Needs no Spar
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
@@ -41,6 +44,7 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: one of a store's is 1"),
     "jstream_volume_state": (("store", "volume", "path", "state"), "State of a volume: 1 for the one it is in"),
     "jstream_volume_bytes": (("store", "volume", "path"), "Size of the block files on a volume"),
+    "jstream_pending_delete_blocks": (("store",), "Blocks that were removed and still are on the disks"),
     "jstream_stream_first_sequence": (_STREAM, "First sequence of the stream"),
     "jstream_stream_last_sequence": (_STREAM, "Last sequence of the stream"),
     "jstream_stream_messages": (_STREAM, "Messages of the stream"),
@@ -62,6 +66,12 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_consumer_lag_seconds": (_CONSUMER, "Age of the oldest of them; 0 if there is none"),
     "jstream_consumer_paused": (_CONSUMER, "Whether the consumer is paused"),
     "jstream_consumer_problem": (_CONSUMER, "Whether the consumer cannot go on as it stands"),
+}
+
+MAINTENANCE_METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "jstream_maintain_last_run_success": (("store",), "Whether all of it was done, and every volume is well"),
+    "jstream_maintain_last_run_end_timestamp_seconds": (("store",), "When it ended"),
+    "jstream_maintain_last_run_duration_seconds": (("store",), "How long it took"),
 }
 
 
@@ -117,6 +127,21 @@ class StoreCollector(Collector):
         return True
 
 
+class MaintenanceCollector(Collector):
+    """How one round of maintenance ended."""
+
+    def __init__(self, store: Store, is_done: bool, duration_s: float) -> None:
+        self._store_id, self._is_done, self._duration_s = store.id.hex(), is_done, duration_s
+        self._ended_s = time.time()
+
+    def collect(self) -> Iterable[Metric]:
+        families = Families(MAINTENANCE_METRICS)
+        families.add("jstream_maintain_last_run_success", float(self._is_done), self._store_id)
+        families.add("jstream_maintain_last_run_end_timestamp_seconds", self._ended_s, self._store_id)
+        families.add("jstream_maintain_last_run_duration_seconds", self._duration_s, self._store_id)
+        return families
+
+
 Sample = tuple[str, float, tuple[str, ...]]
 
 
@@ -125,6 +150,8 @@ def _of_volumes(store: Store) -> Iterator[Sample]:
     store_id = str(info["name"])
     yield "jstream_term", info["term"], (store_id,)
     yield "jstream_index", info["index"], (store_id,)
+    removed = store.state().pending_deletes.rows["block_id"]
+    yield "jstream_pending_delete_blocks", int((removed != np.void(bytes(16))).sum()), (store_id,)
     for one in info["volumes"]:
         labels = (store_id, str(one["name"]), str(one["path"]))
         yield "jstream_leader", float(one["name"] == info["leader"]), labels

@@ -1,6 +1,5 @@
 """`jstream apply FILE`: make the store's streams and consumers look like the file."""
 
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from spark_stream.cli.options import (
     open_store,
     require_consent_possible,
 )
+from spark_stream.cli.quantities import show_value
 from spark_stream.cli.render import counted, print_json, print_lines, say
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _print_plan(plan: "Plan") -> None:
     for action in plan.actions:
         lines.append(f"{action.kind:<8}  {_name(action)}{': ' + action.reason if action.reason else ''}")
         for key, (before, after) in action.changes.items():
-            change = dumps(after) if action.kind == "make" else f"{dumps(before)} -> {dumps(after)}"
+            shown = show_value(key, after)
+            change = shown if action.kind == "make" else f"{show_value(key, before)} -> {shown}"
             lines.append(f"            {key}: {change}")
     deleted = {_name(one) for one in plan.actions if one.kind == "delete"}
     lines += [

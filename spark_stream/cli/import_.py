@@ -1,7 +1,9 @@
 """`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,7 @@ from spark_stream.cli.options import (
     remember_store,
 )
 from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import counted, print_json, print_table, say
+from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.verify import progress_bar
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
 _COLUMNS = ("name", "read", "messages", "size", "holes", "lost", "first", "last", "consumers", "replicas")
-_DAMAGE_COLUMNS = ("stream", "offset_bytes", "first", "end", "reason", "file")  # the file last: it may be long
 
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 
@@ -217,8 +218,7 @@ def _print(found: dict[str, Any]) -> None:
     ]  # fmt: skip
     print_table(_COLUMNS, rows, "Imported")
     if found["damage"]:
-        damage = [[one[column] for column in _DAMAGE_COLUMNS] for one in found["damage"]]
-        print_table(_DAMAGE_COLUMNS, damage, "Damage")
+        print_lines(_damage_lines(found["damage"]))
     for one in found["streams"]:
         if one["already"]:
             say(f"stream {one['name']} was imported before: nothing was stored now")
@@ -229,6 +229,19 @@ def _print(found: dict[str, Any]) -> None:
     for one in found["failed"]:
         say(f"stream {one['stream']} was not imported: {_in_our_words(one['reason'])}")
     say(_verdict(found))
+
+
+def _damage_lines(damage: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each file, which may be long, and below it one for each place in it."""
+    for file, places in groupby(damage, itemgetter("file")):
+        yield f"damage in {file}" if file else "damage"
+        for place in places:
+            at = "" if place["offset_bytes"] is None else f" at byte {place['offset_bytes']}"
+            first, end = place["first"], place["end"]
+            which = (
+                "" if first is None else f", sequence {first}" + (f" to {end - 1}" if end and end - 1 > first else "")
+            )
+            yield f"  stream {place['stream']}{which}{at}: {place['reason']}"
 
 
 def _in_our_words(reason: str) -> str:

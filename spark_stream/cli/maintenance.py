@@ -1,12 +1,15 @@
 """`jstream scrub`, `repair` and `maintain`: find damage, mend it, and do what is due."""
 
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed, WrongUsage
+from spark_stream.cli.metrics import check_textfile
 from spark_stream.cli.options import (
     REMEDY,
     JsonOption,
@@ -18,6 +21,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
+from spark_stream.cli.termination import Termination
 from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, volume_rows
 
 if TYPE_CHECKING:
@@ -104,10 +108,19 @@ def repair(
 
 
 def maintain(
-    watch: Annotated[bool, typer.Option("--watch", help="Do it again and again, until interrupted.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Do it again and again, until SIGTERM or Ctrl-C; one process per store.")
+    ] = False,
     every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="With --watch: how long to wait in between.")
+        str,
+        typer.Option("--every", metavar="DURATION", help="With --watch: the pause in between, give or take a tenth."),
     ] = "60s",
+    metrics_textfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics-textfile", metavar="FILE", help="Write Prometheus metrics into a file after each round."
+        ),
+    ] = None,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
 ) -> None:
@@ -115,27 +128,62 @@ def maintain(
     every_ns = parse_duration_option(every, "--every")
     if watch and every_ns <= 0:
         raise WrongUsage(f"--every {every}: the pause has to be longer than that")
+    if metrics_textfile is not None:
+        check_textfile(metrics_textfile, "--metrics-textfile")
     with open_store(store, take_over=take_over, warns=False) as opened:
-        opened.maintain()
-        told = _tell_volumes(opened, {})
-        if told and not watch:
-            raise CommandFailed(f"{counted(len(told), 'volume')} could not be brought back: see above")
-        say("maintenance is done")
-        while watch:
-            time.sleep(every_ns / 1_000_000_000)
-            told = _maintain_again(opened, told)
+        rounds = _Rounds(opened, metrics_textfile)
+        if not watch:
+            rounds.do_one()
+            if rounds.volumes:
+                raise CommandFailed(f"{counted(len(rounds.volumes), 'volume')} could not be brought back: see above")
+            say("maintenance is done")
+            return
+        with opened.watching(), Termination.awaited() as termination:
+            while not termination.has_come:
+                rounds.try_one(termination)
+                termination.wait(every_ns / 1_000_000_000 * random.uniform(0.9, 1.1))
+            say("stopped by SIGTERM")
 
 
-def _maintain_again(store: "Store", told: dict[str, str]) -> dict[str, str]:
-    """Do maintenance once more; what cannot be done now is said, and tried again the next time."""
-    from storage_core.errors import StorageError
+class _Rounds:
+    """Maintenance again and again: what went wrong is said, and tried again the next time."""
 
-    try:
-        store.maintain()
-        return _tell_volumes(store, told)
-    except StorageError as error:
-        say(f"maintenance: {error}")
-        return told
+    def __init__(self, store: "Store", textfile: Path | None) -> None:
+        self._store, self._textfile = store, textfile
+        self.volumes: dict[str, str] = {}  # by name: why it could not be brought back
+        self._is_first = True
+
+    def do_one(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Do all that is due; raises StorageError."""
+        began_s, is_done = time.monotonic(), False
+        try:
+            self._store.maintain(is_stopped)
+            self.volumes = _tell_volumes(self._store, self.volumes)
+            is_done = not self.volumes and not is_stopped()
+        finally:
+            if self._textfile is not None:
+                self._write_metrics(self._textfile, is_done, time.monotonic() - began_s)
+
+    def try_one(self, termination: Termination) -> None:
+        from storage_core.errors import StorageError
+
+        try:
+            self.do_one(lambda: termination.has_come)
+        except (StorageError, OSError) as error:
+            say(f"maintenance: {error}")
+            return
+        if self._is_first and not termination.has_come:
+            say("maintenance is done")
+            self._is_first = False
+
+    def _write_metrics(self, textfile: Path, is_done: bool, duration_s: float) -> None:
+        from spark_stream.metrics import MaintenanceCollector, StoreCollector, write_textfile
+
+        collectors = [StoreCollector([self._store.paths]), MaintenanceCollector(self._store, is_done, duration_s)]
+        try:
+            write_textfile(collectors, textfile)
+        except OSError as error:
+            say(f"--metrics-textfile {textfile}: {error}")
 
 
 def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:

@@ -31,10 +31,7 @@ def metrics(
     with open_store(store) as opened:
         collectors = [StoreCollector([opened.paths])]
     if textfile is not None:
-        if textfile.exists() and not textfile.is_file():
-            raise CommandFailed(f"--textfile {textfile} is no regular file, and stays; without it, they go to stdout")
-        if not textfile.absolute().parent.is_dir():
-            raise CommandFailed(f"--textfile {textfile}: {textfile.absolute().parent} is no directory")
+        check_textfile(textfile, "--textfile")
         write_textfile(collectors, textfile)
     elif port is None:
         write(exposition(collectors))
@@ -42,3 +39,15 @@ def metrics(
         with MetricsServer(collectors, port, address) as server:
             say(f"metrics are served at {server.url}")
             server.wait()
+
+
+def check_textfile(textfile: Path, option: str) -> None:
+    """Raise CommandFailed if metrics cannot be written into this file, or the package for it is missing."""
+    try:
+        import spark_stream.metrics  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CommandFailed(str(error)) from error
+    if textfile.exists() and not textfile.is_file():
+        raise CommandFailed(f"{option} {textfile} is no regular file, and stays as it is")
+    if not textfile.absolute().parent.is_dir():
+        raise CommandFailed(f"{option} {textfile}: {textfile.absolute().parent} is no directory")

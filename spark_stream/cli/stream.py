@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +22,7 @@ from spark_stream.cli.options import (
     require_consent_possible,
     volume_labels,
 )
-from spark_stream.cli.quantities import parse_since_ns, show_size
+from spark_stream.cli.quantities import parse_since_ns, show_size, show_value
 from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import (
     BlockBytesOption,
@@ -136,7 +135,7 @@ def edit(
             opened.edit_stream({**changes, "name": name})
         info, labels = opened.stream(name).info(), volume_labels(opened)
     for key, value in changes.items():
-        say(f"{key}: {dumps(before.get(key))} -> {dumps(value)}")
+        say(f"{key}: {show_value(key, before.get(key))} -> {show_value(key, value)}")
     if removed:
         say(f"{'would remove' if dry_run else 'removed'} {removed}")
     if not changes:

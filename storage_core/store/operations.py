@@ -4,7 +4,8 @@ Store imports this module when one of them is called, since it stands on most of
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from storage_core.comparison import Drift
@@ -105,26 +106,41 @@ def compaction(store: OpenStore, policy: MergePolicy) -> Compaction:
     return Compaction(store.metadata, store.environment, store.lock_timeout_s, policy)
 
 
-def maintain(store: OpenStore) -> None:
-    """Do all maintenance that is due, one kind after another; others get their turn in between."""
+def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
+    """Do all maintenance that is due, one kind after another; others get their turn in between.
+
+    `is_stopped` is asked between two pieces; what is left then is due the next time.
+    """
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
-    repairing.volumes(ask=False)
-    membership.resume_quietly(store.metadata, env, timeout_s)
-    with store.metadata.session(timeout_s) as session:
-        drift.tell(session, drift.everywhere(session, env), env)
-    more = True
-    while more:
+
+    def compare() -> None:
+        membership.resume_quietly(store.metadata, env, timeout_s)
         with store.metadata.session(timeout_s) as session:
-            more = store.maintenance.mend(session)
-    store.enforce_limits()
-    compaction(store, MAINTAINING).run(None)
-    repairing.sweep()
-    with store.metadata.session(timeout_s) as session:
-        orphans.sweep(session, env)
-        deleted.sweep(session, env)
-        ownership.sweep(session, env)
-        store.maintenance.after(session, everything=True)
+            drift.tell(session, drift.everywhere(session, env), env)
+
+    def mend() -> None:
+        more = True
+        while more and not is_stopped():
+            with store.metadata.session(timeout_s) as session:
+                more = store.maintenance.mend(session)
+
+    def sweep() -> None:
+        repairing.sweep()
+        with store.metadata.session(timeout_s) as session:
+            orphans.sweep(session, env)
+            deleted.sweep(session, env)
+            ownership.sweep(session, env)
+            store.maintenance.after(session, everything=True)
+
+    pieces: tuple[Callable[[], object], ...] = (
+        partial(repairing.volumes, ask=False), compare, mend, store.enforce_limits,
+        partial(compaction(store, MAINTAINING).run, None), sweep,
+    )  # fmt: skip
+    for piece in pieces:
+        if is_stopped():
+            return
+        piece()
 
 
 def membership_of(store: OpenStore) -> Membership:

@@ -8,6 +8,7 @@ used from several threads; several processes may open the same volumes. What ope
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -292,8 +293,8 @@ class Store(OpenStore):
 
         return operations.compaction(self, policy)
 
-    def maintain(self) -> None:
-        """Do all maintenance that is due, without the bounds of a session.
+    def maintain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Do all maintenance that is due, without the bounds of a session; `is_stopped` is asked between two pieces.
 
         Volumes whose metadata is damaged or of an older instance rejoin, copies that are missing or were reported are
         mended, small blocks merged, old deletes and orphaned blocks unlinked, the journal written, a snapshot taken. An
@@ -301,7 +302,16 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        operations.maintain(self)
+        operations.maintain(self, is_stopped)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Be the one process that maintains the store again and again, until the block ends.
+
+        Entering it raises StoreBusyError, which names the process that already does. `maintain` does not need it.
+        """
+        from storage_core.store.consumers import ownership
+
+        return ownership.watching(self)
 
     # --- volumes
 

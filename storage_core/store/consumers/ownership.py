@@ -12,7 +12,8 @@ comes back, so a name is never used for anything else, and `sweep` may unlink wh
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -32,6 +33,7 @@ from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "owners"  # of a volume
+WATCH_FILE = "maintain"  # in it: locked by the one process that watches over the store; never unlinked
 DYING_WAIT_S = 5.0  # for an owner that was killed and whose process is not gone yet
 PAUSE_S = 0.05  # between two looks at it
 _FILE_NAME = re.compile("[0-9a-f]{32}")
@@ -159,8 +161,7 @@ class Ownership:
         found: list[Lock] = []
         try:
             with translated(self._store.label):
-                there = sorted((one for one in self._store.volumes() if one.identity is not None), key=_id)
-                holder = self._lock_each(there, title.file_name, found)
+                holder = _lock_on_each(self._store, title.file_name, found)
         except BaseException:
             self._release(found)
             raise
@@ -171,27 +172,50 @@ class Ownership:
         self._titles[_key(title)] = title
         return ""
 
-    def _lock_each(self, volumes: Sequence[Volume], file_name: str, found: list[Lock]) -> str:
-        files, errors = self._store.environment.files, []
-        for one in volumes:
-            try:
-                files.make_directory(one.path / DIRECTORY)
-                lock = locks.open_lock(files, one.path / DIRECTORY / file_name)
-                found.append(lock)
-                if not lock.try_acquire():
-                    return locks.described(lock.read_note())
-            except OSError as error:
-                errors.append(error)
-                continue
-            _leave_note(lock)
-        if errors and len(volumes) - len(errors) < majority(len(volumes)):
-            raise errors[0]
-        return ""
-
     @staticmethod
     def _release(found: Iterable[Lock]) -> None:
         for lock in found:
             locks.close_lock(lock)
+
+
+@contextmanager
+def watching(store: OpenStore) -> Iterator[None]:
+    """Be the one process that watches over the store, until the block ends or the process does.
+
+    Raises StoreBusyError naming the other one, and what writing raises.
+    """
+    acquired: list[Lock] = []
+    try:
+        with translated(store.label):
+            holder = _lock_on_each(store, WATCH_FILE, acquired)
+        if holder:
+            raise StoreBusyError(
+                f"{store.label}: another `jstream maintain --watch` does its maintenance: {holder}", store=store.label
+            )
+        yield
+    finally:
+        for lock in acquired:
+            locks.close_lock(lock)
+
+
+def _lock_on_each(store: OpenStore, file_name: str, acquired: list[Lock]) -> str:
+    """Lock a file on each volume that is there, filling `acquired`; return who has one of them, else nothing."""
+    volumes = sorted((one for one in store.volumes() if one.identity is not None), key=_id)
+    files, errors = store.environment.files, []
+    for volume in volumes:
+        try:
+            files.make_directory(volume.path / DIRECTORY)
+            lock = locks.open_lock(files, volume.path / DIRECTORY / file_name)
+            acquired.append(lock)
+            if not lock.try_acquire():
+                return locks.described(lock.read_note())
+        except OSError as error:
+            errors.append(error)
+            continue
+        _leave_note(lock)
+    if errors and len(volumes) - len(errors) < majority(len(volumes)):
+        raise errors[0]
+    return ""
 
 
 def _id(volume: Volume) -> bytes:
@@ -206,7 +230,7 @@ def _leave_note(lock: Lock) -> None:
     try:
         lock.write_note(locks.holders_note())
     except OSError as error:  # a full disk: the note is for people
-        logger.info("the owner of a consumer leaves no note: %s", error)
+        logger.info("the owner of a lock leaves no note: %s", error)
 
 
 def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBusyError:

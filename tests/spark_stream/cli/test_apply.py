@@ -34,9 +34,9 @@ def test_the_plan_is_printed_and_only_execute_acts_on_it(jstream, store: Store, 
         "make      stream ORDERS",
         '            subjects: ["orders.>"]',
         "            max_msg_size: 1048576",
-        "            duplicate_window: 600000000000",
+        '            duplicate_window: "10m"',
         "make      consumer ORDERS/warehouse",
-        "            ack_wait: 60000000000",
+        '            ack_wait: "1m"',
         '            filter_subjects: ["orders.new"]',
         "make      stream DEAD",
         '            subjects: ["dead.orders"]',
@@ -84,7 +84,7 @@ def test_a_consumer_that_differs_is_a_conflict_and_nothing_is_done(jstream, orde
     outcome = jstream("apply", file, "--execute")
     assert outcome.code == 1 and "1 conflict with what is there; nothing was done" in outcome.err
     assert "conflict  consumer ORDERS/warehouse: a consumer cannot be changed" in outcome.out
-    assert "            ack_wait: 30000000000 -> 60000000000" in outcome.out
+    assert '            ack_wait: "30s" -> "1m"' in outcome.out
     assert orders.streams() == ["ORDERS"] and orders.stream("ORDERS").config.max_msg_size == -1
 
 

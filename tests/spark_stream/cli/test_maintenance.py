@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage_core import Store
+from storage_core.errors import StoreBusyError
 
 
 def flip(path: Path, offset_bytes: int = 300) -> None:
@@ -167,6 +168,33 @@ def test_maintain_goes_on_until_it_is_interrupted(trio, replicated, volumes, blo
         assert watching.wait(60) == 130
         told.kill()
     check_whole(trio)
+
+
+def test_one_process_watches_and_sigterm_ends_it(trio, replicated, tmp_path) -> None:
+    textfile = tmp_path / "shop.prom"
+    watch = ["maintain", "--watch", "--every", "1h", "--metrics-textfile", textfile]
+    with trio.start(*watch) as watching:
+        assert watching.stderr.readline() == b"maintenance is done\n"
+        assert "jstream_maintain_last_run_success{" in textfile.read_text()
+        assert f'jstream_pending_delete_blocks{{store="{replicated.id.hex()}"}} 0.0' in textfile.read_text()
+        second = trio("maintain", "--watch")
+        assert second.code == 1 and "[JSTREAM_STORE_BUSY]" in second.err
+        assert f"process {watching.pid} on " in second.err
+        assert trio("maintain").code == 0  # by hand, beside it
+        watching.send_signal(signal.SIGTERM)  # in its pause of an hour
+        assert watching.wait(60) == 0
+        assert watching.stderr.read() == b"stopped by SIGTERM\n"
+    with replicated.watching(), pytest.raises(StoreBusyError), Store.open(trio.volume).watching():
+        pass
+
+
+def test_maintenance_that_is_asked_to_stop_leaves_the_rest_for_the_next_time(replicated, volumes, blocks_on) -> None:
+    missing = blocks_on(volumes[1])[0]
+    missing.unlink()
+    replicated.maintain(lambda: True)
+    assert not missing.exists()
+    replicated.maintain()
+    assert missing.exists()
 
 
 def test_lost_metadata_is_rebuilt_as_planned_and_only_when_told_to(trio, replicated, volumes) -> None:
