@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,10 @@ def _packages() -> Finding:
 
 def _spark() -> Finding:
     try:
-        found = version("pyspark")
-    except PackageNotFoundError:
+        import pyspark  # not by its metadata: spark-submit brings one without
+    except ImportError:
         return Finding("spark", PROBLEM, "PySpark is not installed", "pip install 'pyspark>=4.2,<4.4'")
+    found = pyspark.__version__
     home = os.environ.get("SPARK_HOME")
     if not found.startswith(SPARKS):
         return Finding("spark", PROBLEM, f"PySpark {found}", "pip install 'pyspark>=4.2,<4.4'")
@@ -102,8 +102,9 @@ def _workers() -> Finding:
     if name is None:
         return Finding("workers", OK, "Spark's processes run this Python where a program imports pyspark_jstream first")
     python = os.environ[name]
+    path = os.path.abspath(python) if os.sep in python else python
     try:
-        command = [python, "-c", _LOOK.format(_MODULE)]
+        command = [path, "-c", _LOOK.format(_MODULE)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S, check=True, cwd="/")
         found, has_module = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -9,19 +9,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 from spark_stream.doctor import NOTE, OK, PROBLEM, Finding
-from spark_stream.session import is_elsewhere, session
+from spark_stream.session import session
 from storage_core.store.volume.identity import FILE_NAME
 
 CHECK = "executor"
 ROUND_COUNT_MAX = 3  # of tasks, until each executor had one
 TASKS_PER_SLOT = 2
 CLOCK_TOLERANCE_S = 1.0
-PACKAGES = ("pyspark", "pyarrow", "pyspark-jstream")
+PACKAGES = ("pyarrow", "pyspark-jstream")  # pyspark itself comes from Spark where there is no installation of it
 GUIDE = "docs/guide/where-it-runs.md"
 # Without these executors could start after the first tasks have ended.
 SETTINGS = {"spark.scheduler.minRegisteredResourcesRatio": "1.0", "spark.task.maxFailures": "1"}
@@ -40,8 +41,7 @@ def examine_executors(folders: Sequence[Path], settings: dict[str, str]) -> Iter
     try:
         yield from _examine(spark, [str(folder.resolve()) for folder in folders])
     finally:
-        if not is_elsewhere():
-            spark.stop()
+        spark.stop()
 
 
 def _examine(spark: SparkSession, folders: list[str]) -> Iterator[Finding]:
@@ -80,8 +80,8 @@ def _ask(spark: SparkSession, folders: list[str]) -> list[dict[str, Any]]:
     except PySparkException:
         slots = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     tasks = spark.range(0, TASKS_PER_SLOT * slots, 1, TASKS_PER_SLOT * slots)
-    rows = tasks.mapInArrow(make_task(folders, identities(folders)), "report string").collect()
-    return [json.loads(row.report) for row in rows]
+    task = udf(make_task(folders, identities(folders)), "string", useArrow=False)  # Arrow's kinds want pandas there
+    return [json.loads(row.report) for row in tasks.select(task("id").alias("report")).collect()]
 
 
 def identities(folders: Iterable[str]) -> dict[str, str]:
@@ -90,15 +90,15 @@ def identities(folders: Iterable[str]) -> dict[str, str]:
     return {folder: hashlib.sha256(file.read_bytes()).hexdigest() for folder, file in files.items() if file.is_file()}
 
 
-def make_task(folders: Sequence[str], known: dict[str, str]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return what a task runs: it yields one JSON report of its executor.
+def make_task(folders: Sequence[str], known: dict[str, str]) -> Callable[[int], str]:
+    """Return what a task runs: it returns a JSON report of its executor.
 
     Sent by value, and it imports nothing of ours but where that may fail: an executor without jstream reports, too.
     """
     packages = PACKAGES
     file_name = FILE_NAME
 
-    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def look(_: int) -> str:
         import getpass
         import hashlib
         import json
@@ -111,7 +111,7 @@ def make_task(folders: Sequence[str], known: dict[str, str]) -> Callable[[Iterab
         from importlib.metadata import PackageNotFoundError, version
         from pathlib import Path
 
-        import pyarrow as pa
+        import pyspark
 
         def version_of(package: str) -> str:
             try:
@@ -149,24 +149,21 @@ def make_task(folders: Sequence[str], known: dict[str, str]) -> Callable[[Iterab
             problem = try_folder(folder) if is_writable and is_same else ""
             return {"there": is_there, "same": is_same, "writable": is_writable, "problem": problem}
 
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            try:
-                user = getpass.getuser()
-            except (KeyError, OSError):
-                user = str(os.geteuid())
-            report = {
-                "host": socket.gethostname(),
-                "process": os.getppid(),  # Spark's daemon: one for each executor
-                "user": f"{user} ({os.geteuid()})",
-                "python": ".".join(map(str, sys.version_info[:3])),
-                "path": sys.executable,
-                "packages": {name: version_of(name) for name in packages},
-                "time": time.time(),
-                "folders": {folder: look_at(folder) for folder in folders},
-            }
-            yield pa.RecordBatch.from_pydict({"report": [json.dumps(report)]})
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            user = "-"
+        report = {
+            "host": socket.gethostname(),
+            "process": os.getppid(),  # Spark's daemon: one for each executor
+            "user": f"{user} ({os.geteuid()})",
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "path": sys.executable,
+            "packages": {"pyspark": pyspark.__version__, **{name: version_of(name) for name in packages}},
+            "time": time.time(),
+            "folders": {folder: look_at(folder) for folder in folders},
+        }
+        return json.dumps(report)
 
     return look
 
@@ -187,7 +184,7 @@ def judge(reports: list[dict[str, Any]], folders: Sequence[str], began: float, e
 
 
 def _problems(report: dict[str, Any], folders: Sequence[str], began: float, ended: float) -> Iterator[Finding]:
-    ours = {name: version(name) for name in PACKAGES}
+    ours = {"pyspark": pyspark.__version__, **{name: version(name) for name in PACKAGES}}
     for name, here in ours.items():
         there = report["packages"][name]
         if not there:

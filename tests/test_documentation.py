@@ -284,7 +284,7 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
     command = program()
     names: list[str] = []
     while hasattr(command, "commands") and words:
-        found = command.commands.get(words[0])
+        found = command.get_command(None, words[0])
         if found is None:
             assert command.invoke_without_command, (names, words)
             break

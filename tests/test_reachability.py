@@ -11,6 +11,7 @@ import grimp
 from vulture import Vulture  # type: ignore[import-untyped]
 
 import pyspark_jstream
+from spark_stream.cli.app import COMMANDS as LOADED
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("storage_core", "datasource", "spark_stream")
@@ -25,6 +26,9 @@ ENTRIES = {
     "spark_stream.demo.__main__",  # python -m spark_stream.demo
     "spark_stream.etl",  # spark-submit .../spark_stream/etl.py
     "spark_stream.monitoring",  # docs/guide/monitoring.md
+    # what the list of commands names, to be imported when it is used
+    *(f"spark_stream.cli.{command.place.partition(':')[0]}" for command in LOADED.values()),
+    *(f"spark_stream.cli.{command.beside}" for command in LOADED.values() if command.beside),
 }
 # Names that something else calls, or looks up.
 CALLED_BY_SPARK = [
@@ -38,6 +42,7 @@ CALLED_BY_SPARK = [
     "streamWriter",
 ]
 CALLED_BY_PYTHON = ["__*__"]
+CALLED_BY_TYPER = ["format_commands"]
 CALLED_BY_NOTEBOOKS = ["_repr_html_"]
 COMMANDS = ["@*app.command", "@*app.callback"]
 
@@ -71,7 +76,9 @@ def test_every_module_is_reached_from_an_entry_point() -> None:
 
 
 def test_every_function_and_class_is_used_by_the_product_or_shown_to_users() -> None:
-    search = Vulture(ignore_names=CALLED_BY_SPARK + CALLED_BY_PYTHON + CALLED_BY_NOTEBOOKS, ignore_decorators=COMMANDS)
+    loaded = [command.place.partition(":")[2] for command in LOADED.values()]
+    names = CALLED_BY_SPARK + CALLED_BY_PYTHON + CALLED_BY_TYPER + CALLED_BY_NOTEBOOKS + loaded
+    search = Vulture(ignore_names=names, ignore_decorators=COMMANDS)
     search.scavenge([str(ROOT / "pyspark_jstream.py"), *(str(ROOT / name) for name in PACKAGES)], exclude=["templates"])
     for page in PAGES:
         search.scan("\n".join(shown_python(page.read_text())), filename=page)

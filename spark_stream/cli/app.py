@@ -2,48 +2,103 @@
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from spark_stream.cli import (
-    backup,
-    block,
-    cluster,
-    consumer,
-    context,
-    drift,
-    etl,
-    events,
-    follow,
-    maintenance,
-    publish,
-    store,
-    stream,
-    verify,
-)
-from spark_stream.cli import consumer_moves as consumer_moves  # its commands belong to `consumer`
-from spark_stream.cli import import_ as import_
-from spark_stream.cli import messages as messages  # its commands belong to `stream`
-from spark_stream.cli.apply import apply
-from spark_stream.cli.completion import completion
-from spark_stream.cli.demo import demo
-from spark_stream.cli.doctor import doctor
-from spark_stream.cli.export import export
 from spark_stream.cli.failures import ClosedStdout, RootGroup
-from spark_stream.cli.init import init
-from spark_stream.cli.metrics import metrics
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.render import Warnings, write
 
-FIRST = ("store", "stream", "consumer")  # in the help; what follows is in the order of the lines below
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, or a group of them, that is imported when it is used."""
+
+    name: str
+    place: str  # module of this package, and the function or Typer in it
+    help: str  # its line in the list of all commands
+    beside: str = ""  # another module, which adds commands to the group
+
+    def load(self) -> Any:
+        """Return it as the parser of the command line wants it."""
+        module, _, attribute = self.place.partition(":")
+        for other in filter(None, [self.beside]):
+            import_module(f"{__package__}.{other}")
+        target: typer.Typer | Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
+        alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+        if isinstance(target, typer.Typer):
+            alone.add_typer(target, name=self.name, help=self.help)
+            group: Any = typer.main.get_command(alone)
+            return group.commands[self.name]
+        alone.command(self.name)(target)
+        return typer.main.get_command(alone)
+
+
+# In the order of the help: what a newcomer needs comes first.
+PANELS = {
+    "Stores, streams, consumers": [
+        Command("store", "store:app", "Create a store, and show what is in it."),
+        Command("stream", "stream:app", "Create, configure, read and purge streams.", "messages"),
+        Command(
+            "consumer", "consumer:app", "Durable consumers: create them, see their lag, move them.", "consumer_moves"
+        ),
+    ],
+    "Messages": [
+        Command("pub", "publish:publish", "Store messages."),
+        Command("sub", "follow:subscribe", "Print messages as they arrive."),
+        Command("export", "export:export", "Write messages to a file: Parquet, or JSON lines."),
+    ],
+    "Volumes and their copies": [
+        Command("verify", "verify:verify", "Read and check every byte of every copy."),
+        Command("scrub", "maintenance:scrub", "Check the next part of all copies."),
+        Command("repair", "maintenance:repair", "Bring volumes and copies back from good ones."),
+        Command("maintain", "maintenance:maintain", "Do all maintenance that is due."),
+        Command("events", "events:events", "Show what happened to the store and its volumes."),
+        Command("metrics", "metrics:metrics", "Print metrics for Prometheus."),
+        Command("cluster", "cluster:app", "Show, add, remove and replace volumes."),
+        Command("drift", "drift:app", "Compare the copies of streams, message by message."),
+        Command("block", "block:app", "Look into block files."),
+    ],
+    "Backups, and stores of other servers": [
+        Command("backup", "backup:backup", "Make a backup, or go on with one."),
+        Command("restore", "backup:restore", "Make a store, or streams, of a backup."),
+        Command("import", "import_:app", "Import streams of another server's store."),
+    ],
+    "Pipelines": [
+        Command("init", "init:init", "Write templates of streams, pipelines and Spark's settings."),
+        Command("apply", "apply:apply", "Make streams and consumers what a file says."),
+        Command("etl", "etl:app", "Run pipelines: a stream into a table or another stream."),
+    ],
+    "This machine and this shell": [
+        Command("doctor", "doctor:doctor", "Look whether everything is there that jstream needs."),
+        Command("demo", "demo:demo", "Make a folder to play in, with a broken NATS cluster."),
+        Command("context", "context:app", "Names for stores."),
+        Command("completion", "completion:completion", "Complete words in bash, zsh or fish."),
+    ],
+}
+COMMANDS = {command.name: command for panel in PANELS.values() for command in panel}
 
 
 class Root(RootGroup):
-    """All commands, those first that a newcomer needs first."""
+    """All commands; each is imported when it is used, since most of a start would be imports of others."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*FIRST, *(name for name in super().list_commands(ctx) if name not in FIRST)]
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.commands[cmd_name] = COMMANDS[cmd_name].load()
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for title, commands in PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(command.name.ljust(width), command.help) for command in commands])
 
 
 app = typer.Typer(
@@ -52,6 +107,7 @@ app = typer.Typer(
     help="A replicated stream store that Spark reads and writes.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich's help costs as much as all else of a start, and squeezes options
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -80,37 +136,6 @@ def root(
 ) -> None:
     Warnings.listen()
     remember_store(ctx, store)
-
-
-MESSAGES, STREAMS = "Messages", "Stores, streams, consumers"
-COPIES, ELSEWHERE, PIPELINES = "Volumes and their copies", "Backups, and stores of other servers", "Pipelines"
-SHELL = "Making it yours"
-
-app.add_typer(store.app, name="store", rich_help_panel=STREAMS)
-app.add_typer(stream.app, name="stream", rich_help_panel=STREAMS)
-app.add_typer(consumer.app, name="consumer", rich_help_panel=STREAMS)
-app.command("pub", rich_help_panel=MESSAGES)(publish.publish)
-app.command("sub", rich_help_panel=MESSAGES)(follow.subscribe)
-app.command("export", rich_help_panel=MESSAGES)(export)
-app.add_typer(cluster.app, name="cluster", rich_help_panel=COPIES)
-app.command("verify", rich_help_panel=COPIES)(verify.verify)
-app.command("scrub", rich_help_panel=COPIES)(maintenance.scrub)
-app.command("repair", rich_help_panel=COPIES)(maintenance.repair)
-app.command("maintain", rich_help_panel=COPIES)(maintenance.maintain)
-app.add_typer(drift.app, name="drift", rich_help_panel=COPIES)
-app.command("events", rich_help_panel=COPIES)(events.events)
-app.command("metrics", rich_help_panel=COPIES)(metrics)
-app.add_typer(block.app, name="block", rich_help_panel=COPIES)
-app.command("backup", rich_help_panel=ELSEWHERE)(backup.backup)
-app.command("restore", rich_help_panel=ELSEWHERE)(backup.restore)
-app.add_typer(import_.app, name="import", rich_help_panel=ELSEWHERE)
-app.command("init", rich_help_panel=PIPELINES)(init)
-app.command("apply", rich_help_panel=PIPELINES)(apply)
-app.add_typer(etl.app, name="etl", rich_help_panel=PIPELINES)
-app.add_typer(context.app, name="context", rich_help_panel=SHELL)
-app.command("completion", rich_help_panel=SHELL)(completion)
-app.command("demo", rich_help_panel=SHELL)(demo)
-app.command("doctor", rich_help_panel=SHELL)(doctor)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ PRINTING = frozenset(
 ALIASES = {"del": "rm", "list": "ls", "show": "info"}  # as the command line of NATS has them
 
 NUMBER_MAX = 2**63 - 1
+SENTENCE_MAX = 400  # letters, of the help of a command
 
 PROGRAM = "jstream"
 COMPLETION_VARIABLE = "_JSTREAM_COMPLETE"  # set by a shell that wants to know how a line may go on
@@ -85,6 +86,12 @@ class VerbGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         return _prepared(super().get_params(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each command: all of its first sentence, where Typer cuts it off."""
+        commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(SENTENCE_MAX)) for name, command in commands])
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if not args and not self.invoke_without_command and not ctx.resilient_parsing:

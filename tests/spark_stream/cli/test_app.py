@@ -46,7 +46,7 @@ def test_every_level_has_help(jstream, words: list[str]) -> None:
 
 
 def test_help_lists_what_a_newcomer_needs_first_and_asks_for_no_value_of_a_flag(jstream) -> None:
-    listed = re.findall(r"^│ ([a-z]+) ", jstream("--help", with_store=False).out, re.MULTILINE)
+    listed = re.findall(r"^  ([a-z]+) ", jstream("--help", with_store=False).out, re.MULTILINE)
     assert listed[:4] == ["store", "stream", "consumer", "pub"]
     for words in ([], ["stream"], ["stream", "ls"], ["verify"]):
         shown = jstream(*words, "--help", with_store=False).out

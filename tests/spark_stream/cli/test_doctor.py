@@ -78,6 +78,13 @@ def test_another_python_for_sparks_processes_is_looked_at(
     assert told in found["text"]
 
 
+def test_a_relative_python_is_one_from_here(jstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "env" / "python", f"echo '[[{sys.version_info[0]}, {sys.version_info[1]}], true]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", "./env/python")
+    assert findings(jstream, code=0)["workers"]["state"] == "ok"
+
+
 def test_this_python_sees_jstream(jstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))

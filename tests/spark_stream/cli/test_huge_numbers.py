@@ -15,8 +15,8 @@ def integer_parameters() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the words of each command with one of its integer parameters."""
 
     def walk(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from walk((*words, name), inner)
+        for name in command.list_commands(None) if hasattr(command, "commands") else ():
+            yield from walk((*words, name), command.get_command(None, name))
         for parameter in command.params:
             if parameter.type_descriptor.annotation in (int, list[int]):
                 yield words, parameter
@@ -28,7 +28,7 @@ def line(words: tuple[str, ...], parameter: Any, number: int) -> list[str]:
     """Return a command line with the number there, and something for everything else that it needs."""
     command: Any = typer.main.get_command(app)
     for word in words:
-        command = command.commands[word]
+        command = command.get_command(None, word)
     if parameter.param_type_name == "option":
         rest = ["x" for one in command.params if one.param_type_name == "argument" and one.required]
         return [*words, *rest, parameter.opts[0], str(number)]
