@@ -30,6 +30,7 @@ from storage_core.metadata.state import (
     ABORTED,
     COMMITTED,
     EVENT_COUNT_MAX,
+    TIME_MAX_NS,
     BatchResult,
     StoreState,
     StreamState,
@@ -60,6 +61,8 @@ def check_state(state: StoreState) -> None:
     check_settings(state.settings)
     check_voters(state.voters)
     check_distinct("volumes", [one.volume_id for one in state.voters])
+    check_number("time_ns", state.time_ns, 0, TIME_MAX_NS)
+    check_number("clock_ns", state.clock_ns, 0)
     check_volume_change(state.volume_change)
     for name, writer in state.writers.items():
         _check_writer(name, writer, NUMBER_MAX)

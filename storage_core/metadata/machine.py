@@ -8,6 +8,7 @@ refused one costs no write.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from storage_core import errors
@@ -67,10 +68,13 @@ def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreSta
     Raises CorruptionError for a command that no program of ours writes.
     """
     check_command(state, envelope)
+    kind, clock_ns = type(envelope.command), envelope.time_ns
+    time_ns = state.time_at(clock_ns)
     try:
-        return _HANDLERS[type(envelope.command)](state, place, envelope.time_ns, envelope.command)
+        made, result = _HANDLERS[kind](state, place, clock_ns if kind in _BY_CLOCK else time_ns, envelope.command)
     except Refusal as refusal:
         return state, Refused(*refusal.args)
+    return (made if made is state else replace(made, time_ns=time_ns, clock_ns=clock_ns)), result
 
 
 def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCommand) -> tuple[StoreState, Result]:
@@ -122,3 +126,5 @@ _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, 
     TakeConsumer: _consumer,
     AdvanceConsumers: _advance,
 }
+# Events say what the clock showed. Deadlines go by it, too: they are moved when it was set back (consumer_state.py).
+_BY_CLOCK = frozenset(kind for kind, handler in _HANDLERS.items() if handler is _consumer or kind is RecordEvents)

@@ -25,6 +25,7 @@ COMMITTED, ABORTED = 1, 2  # outcomes; zero stays invalid
 STREAMING_BATCHES_KEPT = 16  # results of a streaming writer that a replay may ask for; Spark replays the last one
 BATCHES_KEPT = 4096  # newest batches of a batch writer that are remembered though none of their messages is left
 EVENT_COUNT_MAX = 4096  # newest events that are kept
+TIME_MAX_NS = 2**63 - 1  # times are int64
 BATCH_DIGITS_MAX = 18  # of a batch's number, which is an i64
 
 
@@ -237,6 +238,27 @@ class StoreState:
     replaced: Table = field(default_factory=lambda: Table.empty(PENDING_DELETE_DTYPE))
     # Of appends whose rows name their streams: what each batch held in all, whatever streams it had rows for.
     writers: Mapping[str, WriterState] = field(default_factory=dict)
+    time_ns: int = 0  # of the last entry; never falls
+    clock_ns: int = 0  # the clock that entry was made by
+
+    def time_at(self, clock_ns: int) -> int:
+        """Return the time of an entry that is made when the leader's clock shows this.
+
+        Times never fall, and pass as fast as clocks do: behind a clock that was set back, time goes on from where it
+        was until the clock has caught up. Else what was removed or taken in before would stay young until then.
+        """
+        if clock_ns > self.time_ns:
+            return clock_ns
+        return min(TIME_MAX_NS, self.time_ns + max(1, clock_ns - self.clock_ns))
+
+    def within(self, times_ns: np.ndarray, span_ns: int, clock_ns: int) -> np.ndarray:
+        """Return which of these times of entries lie less than a span back, when the leader's clock shows `clock_ns`.
+
+        A clock that was ahead for a while has moved the time of entries on for good: what came before that is as old as
+        the clock says, if that is younger.
+        """
+        recent: np.ndarray = times_ns >= self.time_at(clock_ns) - span_ns
+        return recent | ((times_ns >= clock_ns - span_ns) & (times_ns <= clock_ns))
 
     @property
     def deletes(self) -> np.ndarray:
@@ -315,6 +337,8 @@ class _StateRecord(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
     replaced: bytes = b""
     writers: dict[str, _WriterRecord] = {}
+    time_ns: int = 0
+    clock_ns: int = 0
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)

@@ -122,10 +122,10 @@ def _column_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]]:
 def find_msg_id(store: OpenStore, stream: StreamState, msg_id: str) -> int | None:
     """Return the first sequence that carries this msg_id within the duplicate window, None if there is none."""
     wanted = msg_id_hashes(pa.array([msg_id], pa.string()))[0]
-    recent = store.environment.now_ns() - stream.config.duplicate_window
-    rows = stream.blocks.rows
-    rows = rows[(rows["msg_id_count"] > 0) & (rows["committed_ns"] >= recent)]
-    for one in whole_blocks(store.state(), stream, rows, store.volumes()):
+    state, rows = store.state(), stream.blocks.rows
+    rows = rows[rows["msg_id_count"] > 0]
+    rows = rows[state.within(rows["committed_ns"], stream.config.duplicate_window, store.environment.now_ns())]
+    for one in whole_blocks(state, stream, rows, store.volumes()):
         found = ask_block(one, msg_ids, store.environment)
         hits = found[(found[:, 0] == wanted[0]) & (found[:, 1] == wanted[1])]
         if len(hits):

@@ -131,7 +131,7 @@ def _prepare(
     """Return the streams to be, without blocks, after their directories were made and will not be there for ever."""
     _check_free(session.state, names)
     incarnations = tuple(env.new_id() for _ in chosen)
-    session.propose(PrepareStreams(incarnations, env.now_ns() + PREPARED_NS))
+    session.propose(PrepareStreams(incarnations, session.state.time_at(env.now_ns()) + PREPARED_NS))
     voter_count = sum(not one.learner for one in session.state.voters)
     targets = []
     for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):

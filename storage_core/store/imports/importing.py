@@ -246,7 +246,7 @@ class _Import:
         """Return, by digest of their source, the directories that an import like this one has begun to fill."""
         deletes = state.pending_deletes.rows
         alive = (deletes["block_id"] == np.void(bytes(16))) & (
-            deletes["dropped_ns"] > self._env.now_ns() + TIME_LEFT_MIN_NS
+            deletes["dropped_ns"] > state.time_at(self._env.now_ns()) + TIME_LEFT_MIN_NS
         )
         asked = {one.source: one for one in wanted}
         found: dict[bytes, _Prepared] = {}
@@ -296,7 +296,7 @@ class _Import:
                     for one in planned
                     if one.source in new
                 }
-                until_ns = self._env.now_ns() + PREPARED_NS
+                until_ns = session.state.time_at(self._env.now_ns()) + PREPARED_NS
                 session.propose(PrepareStreams(tuple(new.values()), until_ns))
             for one in planned:
                 known = prepared.get(one.source)

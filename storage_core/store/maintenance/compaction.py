@@ -41,7 +41,8 @@ class Merging:
     def merge(self, session: Session) -> bool:
         """Merge one run if one is due; return whether one was. Raises what a session raises."""
         for stream in self._due.among(session.state.streams):
-            run = next(merging.due(stream, IN_A_SESSION, self._env.now_ns(), self._barred()), None)
+            now_ns = session.state.time_at(self._env.now_ns())
+            run = next(merging.due(stream, IN_A_SESSION, now_ns, self._barred()), None)
             if run is None:
                 self._due.done(stream)
             elif _takes_copies(session, stream):
@@ -107,11 +108,11 @@ class Compaction:
         """Return what there is to be merged now in these streams (None: all). Takes no lock."""
         state = self._metadata.view(self._lock_timeout_s).state
         volumes = self._metadata.volumes()
-        tasks = []
+        tasks, now_ns = [], state.time_at(self._env.now_ns())
         for stream in state.streams.values():
             if names is not None and stream.name not in names:
                 continue
-            for start, end in merging.due(stream, self._policy, self._env.now_ns(), self.unreadable):
+            for start, end in merging.due(stream, self._policy, now_ns, self.unreadable):
                 try:
                     tasks.append(merging.task_of(state, stream, start, end, volumes, self._env))
                 except NoQuorumError as error:

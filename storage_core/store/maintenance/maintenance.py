@@ -155,8 +155,10 @@ class Maintenance:
 
     def _unlink(self, session: Session, everything: bool) -> None:
         """Unlink what has been in its delete for long enough. A volume that is away finds it when it is repaired."""
-        deletes = session.state.deletes
-        due = deletes[deletes["dropped_ns"] <= self._env.now_ns() - session.state.settings.deleted_block_retention]
+        state = session.state
+        deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
+        # One that is exactly so old is due.
+        due = deletes[~state.within(deletes["dropped_ns"] - 1, retention_ns, self._env.now_ns())]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):

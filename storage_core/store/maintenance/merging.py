@@ -286,7 +286,9 @@ def commit(session: Session, staged: StagedMerge, env: Environment = REAL) -> No
     try:
         if stream is None:
             raise StaleIncarnationError(f"stream {staged.task.stream!r} was deleted while its blocks were merged")
-        apply_to(stream, env.now_ns(), _command(stream, staged, []))  # before anything is looked at
+        apply_to(
+            stream, session.state.time_at(env.now_ns()), _command(stream, staged, [])
+        )  # before anything is looked at
         retire(session, staged.block.failures)
         (held,) = good_copies(session, stream, [staged.block], env)
         command = _command(stream, staged, [one.volume_id for one in held])

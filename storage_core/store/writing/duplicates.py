@@ -67,9 +67,9 @@ class MsgIdWindow:
             self._names = state.streams.names
             self._streams = {one: window for one, window in self._streams.items() if one in self._names}
         window = self._streams.setdefault(stream.incarnation, _StreamWindow())
-        since_ns = env.now_ns() - stream.config.duplicate_window
-        window.catch_up(state, stream, volumes, since_ns, env)
-        return window.seen(state, stream, hashes, since_ns)
+        clock_ns = env.now_ns()
+        window.catch_up(state, stream, volumes, clock_ns, env)
+        return window.seen(state, stream, hashes, clock_ns)
 
 
 class _StreamWindow:
@@ -84,22 +84,25 @@ class _StreamWindow:
             Table.empty(BLOCK_DTYPE),
             Table.empty(PENDING_DELETE_DTYPE),
         )  # that are caught up with
-        self._since_ns = 1 << 63  # from which on
+        self._asked = 1 << 63, 1 << 63  # and since when, by the clock and by the time of entries
 
     def catch_up(
-        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], since_ns: int, env: Environment
+        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], clock_ns: int, env: Environment
     ) -> None:
         """Read the blocks of the window that have not been read, removed ones too."""
-        is_later = since_ns >= self._since_ns  # else the clock was set back, and older ones count again
+        window_ns = stream.config.duplicate_window
+        asked = clock_ns - window_ns, state.time_at(clock_ns) - window_ns
+        is_later = asked[0] >= self._asked[0] and asked[1] >= self._asked[1]  # else older ones count again
         rows = stream.blocks.appended_since(self._manifest) if is_later else None
         rows = stream.blocks.rows if rows is None else rows
-        rows = rows[(rows["committed_ns"] >= since_ns) & (rows["msg_id_count"] > 0)]
+        rows = rows[rows["msg_id_count"] > 0]
+        rows = rows[state.within(rows["committed_ns"], window_ns, clock_ns)]
         rows = rows[[bytes(one) not in self._known for one in rows["block_id"]]]
         for block in whole_blocks(state, stream, rows, volumes):
             self._add(block.block_id, *ask_block(block, _begun_and_hashes, env))
         is_complete = True
         deletes = state.pending_deletes.appended_since(self._pending_deletes) if is_later else None
-        deletes = _recent(state.pending_deletes.rows if deletes is None else deletes, stream, since_ns)
+        deletes = _recent(state, state.pending_deletes.rows if deletes is None else deletes, stream, clock_ns)
         for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             if block_id not in self._known:
                 found = _ask_grave(state, stream, incarnation, block_id, volumes, env)
@@ -107,43 +110,44 @@ class _StreamWindow:
                     is_complete = False
                     continue
                 self._add(block_id, *found)
-        self._manifest, self._since_ns = stream.blocks, since_ns
+        self._manifest, self._asked = stream.blocks, asked
         if is_complete:
             self._pending_deletes = state.pending_deletes
         if self._runs.hash_count >= self._prune_at:
-            self._prune(state, stream, since_ns)
+            self._prune(state, stream, clock_ns)
 
     def _add(self, block_id: bytes, begun_ns: int, hashes: np.ndarray) -> None:
         self._runs.add(hashes, len(self._blocks))
         self._blocks.append((block_id, begun_ns))
         self._known.add(block_id)
 
-    def _prune(self, state: StoreState, stream: StreamState, since_ns: int) -> None:
+    def _prune(self, state: StoreState, stream: StreamState, clock_ns: int) -> None:
         """Forget blocks that do not count any more."""
-        counting = sorted(self._counting(range(len(self._blocks)), state, stream, since_ns))
+        counting = sorted(self._counting(range(len(self._blocks)), state, stream, clock_ns))
         self._blocks = [self._blocks[position] for position in counting]
         self._known = {block_id for block_id, _ in self._blocks}
         self._runs.keep(np.array(counting, np.int64))
         self._prune_at = max(PRUNE_AT_MIN, 2 * self._runs.hash_count)
 
-    def seen(self, state: StoreState, stream: StreamState, hashes: np.ndarray, since_ns: int) -> np.ndarray:
+    def seen(self, state: StoreState, stream: StreamState, hashes: np.ndarray, clock_ns: int) -> np.ndarray:
         which, positions = self._runs.find(hashes)
-        counting = self._counting(np.unique(positions).tolist(), state, stream, since_ns)
+        counting = self._counting(np.unique(positions).tolist(), state, stream, clock_ns)
         met = np.zeros(len(hashes), bool)
         met[which[np.isin(positions, np.array(sorted(counting), np.int64))]] = True
         return met
 
     def _counting(
-        self, positions: Iterable[int], state: StoreState, stream: StreamState, since_ns: int
+        self, positions: Iterable[int], state: StoreState, stream: StreamState, clock_ns: int
     ) -> Iterable[int]:
         """Return those of these blocks whose msg_ids count."""
         by_id = {self._blocks[position][0]: position for position in positions}
         if not by_id:
             return ()
-        rows = stream.blocks.rows
-        live = _among(rows[rows["committed_ns"] >= since_ns]["block_id"], by_id)
-        removed = _among(_recent(state.pending_deletes.rows, stream, since_ns)["block_id"], by_id)
-        return {by_id[one] for one in live} | {by_id[one] for one in removed if self._blocks[by_id[one]][1] >= since_ns}
+        rows, window_ns = stream.blocks.rows, stream.config.duplicate_window
+        live = _among(rows[state.within(rows["committed_ns"], window_ns, clock_ns)]["block_id"], by_id)
+        removed = _among(_recent(state, state.pending_deletes.rows, stream, clock_ns)["block_id"], by_id)
+        begun_ns = clock_ns - window_ns  # appends begin by the clock
+        return {by_id[one] for one in live} | {by_id[one] for one in removed if self._blocks[by_id[one]][1] >= begun_ns}
 
 
 class SortedRuns:
@@ -199,9 +203,9 @@ def _begun_and_hashes(reader: BlockReader) -> tuple[int, np.ndarray]:
     return int.from_bytes(reader.identity.transaction_id[:8], "big"), msg_ids(reader)[:, :2]
 
 
-def _recent(deletes: np.ndarray, stream: StreamState, since_ns: int) -> np.ndarray:
+def _recent(state: StoreState, deletes: np.ndarray, stream: StreamState, clock_ns: int) -> np.ndarray:
     """Return the deletes of blocks that were removed within the window. Those that were overwritten lie elsewhere."""
-    recent = deletes[deletes["dropped_ns"] >= since_ns]
+    recent = deletes[state.within(deletes["dropped_ns"], stream.config.duplicate_window, clock_ns)]
     is_block = ~equals_any(recent["block_id"], (_NO_BLOCK,))
     mine: np.ndarray = recent[is_block & equals_any(recent["incarnation"], stream.incarnations)]
     return mine

@@ -91,6 +91,8 @@ def full_state() -> StoreState:
         replaced=table(PENDING_DELETE_DTYPE, 3),
         transactions=table(TRANSACTION_DTYPE, 4),
         transaction_floor_ns=12,
+        time_ns=13,
+        clock_ns=11,
         writers={"job": WriterState("", "", (), SharedMap({"x": BatchResult(5, 5, 0, b"c" * 16)}))},
         volume_change=VolumeChange("replace", (b"W" * 16,), (b"V" * 16,), 77),
         events=(Event("retired", "S", "C", "5656", "before", "after", "why", 78), Event("repaired", time_ns=79)),
