@@ -48,7 +48,7 @@ bench-peers: setup
 	@$(RUN) -m benchmarks.peers $(ARGS)
 
 docs: setup
-	@$(RUN) -m mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1; export NO_MKDOCS_2_WARNING; $(RUN) -m mkdocs build --strict
 
 dist: setup
 	@rm -rf dist
