@@ -31,7 +31,7 @@ import typer.main
 import storage_core.errors
 from spark_stream.cli.app import app
 from spark_stream.cli.named_stores import FOLDER_FILE
-from spark_stream.metrics import METRICS
+from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
 from spark_stream.pipelines.config import load_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,12 +171,20 @@ def names_metrics(text: str) -> None:
     """Each metric that an alert is about is one that we export."""
     found = set(re.findall(r"\bjstream_\w+", text))
     assert found
-    assert found <= set(METRICS), found - set(METRICS)
+    assert found <= METRICS.keys() | MAINTENANCE_METRICS.keys(), found - set(METRICS)
 
 
 def names_targets(text: str) -> None:
     for target in re.findall(r"^make (\S+)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+def starts_commands(text: str) -> None:
+    """What systemd starts is a command line that is taken."""
+    started = re.findall(r"^ExecStart=\S+/(jstream .+)$", text, re.MULTILINE)
+    assert started
+    for line in started:
+        is_command(line)
 
 
 def anything(text: str) -> None:
@@ -223,6 +231,12 @@ NOT_RUN = [
         anything,
     ),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
+    NotRun(
+        "docs/guide/operations.md",
+        "[Unit]",
+        "systemd starts it; tests/spark_stream/cli/test_maintenance.py runs the command",
+        starts_commands,
+    ),
     NotRun(
         "docs/guide/where-it-runs.md",
         "jstream doctor",
