@@ -237,6 +237,7 @@ NOT_RUN = [
         "systemd starts it; tests/spark_stream/cli/test_maintenance.py runs the command",
         starts_commands,
     ),
+    NotRun("docs/guide/operations.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
         "docs/guide/where-it-runs.md",
         "jstream doctor",
