@@ -83,9 +83,8 @@ class Picture:
         return pictures.replica_map_html(self._drifts)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write a page (`.html`), or an image in any format of matplotlib (`.png`, `.pdf`, `.svg`)."""
+        """Write it as a page, `.html`. Raises ValueError for any other suffix."""
         path = Path(file)
-        if path.suffix == ".html":
-            path.write_text(pictures.replica_map_page(self._drifts))
-        else:
-            pictures.replica_map(self._drifts).savefig(path)
+        if path.suffix.lower() != pictures.SUFFIX:
+            raise ValueError(f"{path}: a picture is a page, so its name has to end in {pictures.SUFFIX}")
+        path.write_text(pictures.replica_map_page(self._drifts), encoding="utf-8")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from storage_core.comparison import Drift
     from storage_core.foreign import ForeignStore
 
-PICTURE_SUFFIXES = (".png", ".html")
-STREAM_COUNT_MAX = 20  # in a PNG: more could not be read
 TOLD_COUNT_MAX = 10  # conflicts of one stream that people are told
 _COLUMNS = ("stream", "copy", "messages", "missing", "damaged", "different", "first", "last", "content", "verdict")
 
@@ -40,7 +38,7 @@ StreamsOption = Annotated[
 ]
 PictureOption = Annotated[
     Path | None,
-    typer.Option("--picture", metavar="FILE", help="Draw it too, as FILE.png or FILE.html."),
+    typer.Option("--picture", metavar="FILE", help="Draw it too, as FILE.html."),
 ]
 DirectoriesArgument = Annotated[
     list[str], typer.Argument(metavar="DIR", help="Directories of the nodes, or one that holds them all.")
@@ -131,17 +129,12 @@ def check_picture(path: Path | None) -> None:
     """Refuse a picture that cannot be made, before anything is read."""
     if path is None:
         return
-    if path.suffix.lower() not in PICTURE_SUFFIXES:
-        raise WrongUsage(f"--picture {path}: it has to end in {' or '.join(PICTURE_SUFFIXES)}")
+    from spark_stream.pictures import SUFFIX
+
+    if path.suffix.lower() != SUFFIX:
+        raise WrongUsage(f"--picture {path}: it has to end in {SUFFIX}")
     if not path.absolute().parent.is_dir():
         raise CommandFailed(f"--picture {path}: {path.absolute().parent} is no directory")
-    if path.suffix.lower() == ".png":
-        from importlib.util import find_spec
-
-        if find_spec("matplotlib") is None:
-            from spark_stream.pictures import NEEDS_MATPLOTLIB
-
-            raise CommandFailed(NEEDS_MATPLOTLIB)
 
 
 def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str = "") -> None:
@@ -149,7 +142,9 @@ def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str
     from storage_core.comparison import drifts_json
 
     if picture is not None:
-        draw(found, picture)
+        from spark_stream.pictures import replica_map_page
+
+        picture.write_text(replica_map_page(found), encoding="utf-8")
         say(f"the picture is in {picture}")
     if json:
         print_json(drifts_json(found))
@@ -159,21 +154,6 @@ def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str
         if remedy and not json:
             say(remedy)
         raise typer.Exit(EXIT_FAILED)
-
-
-def draw(found: Sequence["Drift"], path: Path) -> None:
-    """Write the picture of streams; in a PNG those that differ first, and not more than can be read."""
-    from spark_stream.pictures import replica_map, replica_map_page
-
-    if path.suffix.lower() == ".html":
-        path.write_text(replica_map_page(found), encoding="utf-8")
-        return
-    if not found:
-        raise CommandFailed(f"--picture {path}: there is no stream to draw")
-    chosen = sorted(found, key=lambda one: one.agrees)[:STREAM_COUNT_MAX]
-    if len(chosen) < len(found):
-        say(f"{path} shows {len(chosen)} of {len(found)} streams; an .html shows all of them")
-    replica_map(chosen).savefig(path)
 
 
 def _print(found: Sequence["Drift"]) -> None:

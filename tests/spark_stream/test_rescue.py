@@ -16,7 +16,10 @@ def test_nodes_are_compared_drawn_and_imported(tmp_path: Path) -> None:
     assert not drift.agrees
     rescue.picture(drift).save(tmp_path / "drift.html")
     page = (tmp_path / "drift.html").read_text()
-    assert page.startswith("<!DOCTYPE html>") and rescue.picture([drift])._repr_html_() in page
+    assert page.startswith("<!DOCTYPE html>") and "<svg" in page
+    assert rescue.picture([drift])._repr_html_().startswith("<svg")
+    with pytest.raises(ValueError, match=r"drift\.png"):
+        rescue.picture(drift).save(tmp_path / "drift.png")
 
     with Store.create([tmp_path / name for name in "abc"]) as store:
         report = rescue.import_streams(store, nodes, "ORDERS")
@@ -26,14 +29,6 @@ def test_nodes_are_compared_drawn_and_imported(tmp_path: Path) -> None:
         rescue.import_streams(store, nodes, "ORDERS")
         assert store.stream("ORDERS").state().message_count == message_count
         assert rescue.compare(store, "ORDERS").agrees
-
-
-def test_an_image_is_saved_in_the_format_that_its_name_asks_for(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    with Store.create(tmp_path / "shop") as store:
-        store.add_stream({"name": "ORDERS"}).publish("ORDERS", b"")
-        rescue.picture(rescue.compare(store, "ORDERS")).save(tmp_path / "drift.png")
-    assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_layout_is_recognised_unless_it_is_given(tmp_path: Path) -> None:
