@@ -467,6 +467,11 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
             r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?((?:https?:)?//[^\" >]+)", page.read_text()
         )
         assert fetched == [], page  # the site is whole without a network
+    made_pages = {
+        name: (tmp_path / "site" / "reference" / f"{name}.html").read_text() for name in ("commands", "python")
+    }
+    assert "jstream cluster volume replace" in made_pages["commands"]
+    assert all(name in made_pages["python"] for name in ("Store.open_or_create", "Consumer.fetch", "rescue.compare"))
     pages = {page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md")}
     made = {page.relative_to(tmp_path / "site").as_posix() for page in (tmp_path / "site").rglob("*.html")}
     assert {name.replace("README.html", "index.html") for name in pages} <= made

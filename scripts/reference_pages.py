@@ -1,0 +1,123 @@
+"""Pages of the site that are made when it is built: commands from Typer, Python from docstrings, metrics.
+
+A hook of mkdocs (mkdocs.yml). What is made here is never out of date, and lies in no file of the repository.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import pyspark_jstream
+from spark_stream.cli.app import app
+from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
+from storage_core.store.consumers.consumer import Consumer
+from storage_core.store.stream import Stream
+
+PLAIN_TEXT = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_"})
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages; called by mkdocs."""
+    for name, make in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
+    return files
+
+
+def commands_page() -> Iterator[str]:
+    yield "# All commands\n"
+    yield "What `--help` says. [Commands, with examples](../guide/commands.md) shows what they print.\n"
+    root: Any = typer.main.get_command(app)
+    yield from _commands(root, ["jstream"], None)
+
+
+def _commands(command: Any, names: list[str], parent: Any) -> Iterator[str]:
+    context = command.make_context(names[-1], [], parent=parent, resilient_parsing=True)
+    if len(names) > 1:
+        yield f"{'#' * min(len(names), 4)} {' '.join(names)}\n"
+        yield _plain(command.help or "") + "\n"
+    rows = [row for parameter in command.get_params(context) if (row := _parameter(parameter, context))]
+    if rows:
+        yield "| | |\n|---|---|\n" + "\n".join(rows) + "\n"
+    for name in command.list_commands(context) if hasattr(command, "commands") else ():
+        yield from _commands(command.get_command(context, name), [*names, name], context)
+
+
+def _parameter(parameter: Any, context: Any) -> str:
+    """Return the row of an argument or option; empty for `--help` and for what is hidden."""
+    record = parameter.get_help_record(context)
+    if record is None or "--help" in parameter.opts:
+        return ""
+    name, text = record
+    return f"| `{' '.join(name.split()).replace('|', chr(92) + '|')}` | {_plain(text)} |"
+
+
+def python_page() -> Iterator[str]:
+    yield "# Python\n"
+    yield "Everything that `from pyspark_jstream import ...` offers. [Python](../guide/python.md) has examples.\n"
+    for name in sorted(set(pyspark_jstream.__all__) - {"DefaultSource", "errors", "rescue"}):
+        yield from _described(name, getattr(pyspark_jstream, name))
+    for kind in (Stream, Consumer):
+        yield from _described(kind.__name__, kind)
+    yield "## rescue\n"
+    for name, function in _public(pyspark_jstream.rescue, inspect.isfunction):
+        yield from _described(f"rescue.{name}", function, level=3)
+
+
+def _described(name: str, thing: Any, level: int = 2) -> Iterator[str]:
+    yield f"{'#' * level} {name}\n"
+    if inspect.isclass(thing):
+        yield _docstring(thing)
+        for attribute, member in _public(thing, lambda member: callable(member) or isinstance(member, property)):
+            yield from _described(f"{name}.{attribute}", member, level + 1)
+    elif isinstance(thing, property):
+        yield _docstring(thing.fget)
+    else:
+        yield f"```py\n{name.rpartition('.')[2]}{_signature(thing)}\n```\n"
+        yield _docstring(thing)
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Return the signature as a caller sees it, without modules, and without what tests alone hand in."""
+    whole = inspect.signature(function)
+    kept = [parameter for name, parameter in whole.parameters.items() if name not in ("self", "cls", "env")]
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(whole.replace(parameters=kept))).replace("'", "")
+
+
+def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield what the owner itself defines and documents, in the order of its source."""
+    for name, member in vars(owner).items():
+        member = getattr(member, "__func__", member)  # of a class method
+        module = getattr(member, "__module__", None) or getattr(owner, "__module__", None)
+        is_own = inspect.isclass(owner) or module == owner.__name__
+        if not name.startswith("_") and is_own and is_wanted(member) and _docstring(member):
+            yield name, member
+
+
+def _docstring(thing: Any) -> str:
+    return inspect.cleandoc(getattr(thing, "__doc__", None) or "").replace("<", "&lt;") + "\n"
+
+
+def metrics_page() -> Iterator[str]:
+    yield "# Metrics\n"
+    yield "What `jstream metrics` prints; [monitoring](../guide/monitoring.md) says what is worth an alert.\n"
+    yield "| metric | labels | |\n|---|---|---|"
+    for name, (labels, text) in (METRICS | dict(MAINTENANCE_METRICS)).items():
+        yield f"| `{name}` | {', '.join(f'`{label}`' for label in labels)} | {_plain(text)} |"
+
+
+def _plain(text: str) -> str:
+    """Return text of ours as Markdown; `code` stays code."""
+    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(piece if piece.startswith("`") else piece.translate(PLAIN_TEXT) for piece in pieces)
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": commands_page,
+    "python": python_page,
+    "metrics": metrics_page,
+}
