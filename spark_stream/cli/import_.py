@@ -1,7 +1,7 @@
 """`jstream import nats|stan`: streams of another server's store into this one, with their sequences and consumers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -116,6 +116,40 @@ def import_stan(
     _import(
         source, names, replicas, spark, take_over, store, json, goes_on=skip_damage, truncate_bad_eof=truncate_bad_eof
     )
+
+
+@app.command("block")
+def import_block(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Blocks that an archive_command has kept.")],
+    stream: Annotated[str, typer.Option("--stream", metavar="NAME", help="Where their messages go, behind its own.")],
+    skip_damage: SkipDamageOption = False,
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Append the messages of block files to a stream, with their times; a block that the stream was given is skipped.
+
+    They get new sequences. Exit code 1 if damage is left.
+    """
+    from storage_core.files import OS_FILES
+    from storage_core.store.imports import blocks
+
+    damage: list[str] = []
+    rows: list[dict[str, Any]] = []
+    with open_store(store, take_over=take_over) as opened:
+        target = opened.stream(stream)
+        for path in files:
+            with closing(OS_FILES.open(path.resolve())) as file:
+                got = blocks.append_block(target, file, damage.append if skip_damage else None)
+            rows.append({"file": str(path), "stream": stream, "first": got.start, "end": got.stop})
+    for sentence in damage:
+        say(f"damaged: {sentence}")
+    if json:
+        print_json({"ok": not damage, "blocks": rows})
+    else:
+        print_lines(f"{row['file']}: {stream} {row['first']} to {row['end'] - 1}" for row in rows)
+    if damage:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _names(streams: list[str] | None, as_names: list[str] | None) -> dict[str, str | None]:

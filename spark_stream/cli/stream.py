@@ -1,5 +1,6 @@
 """`jstream stream add|edit|ls|info|report|find|compact|seal|rm`: streams as wholes."""
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,8 @@ from spark_stream.cli.options import (
 from spark_stream.cli.quantities import parse_since_ns, show_size, show_value
 from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import (
+    ArchiveOption,
+    BlockAgeOption,
     BlockBytesOption,
     BlockMessagesOption,
     CompressionOption,
@@ -75,6 +78,8 @@ def add(
     deny_purge: DenyPurgeOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
+    block_max_age: BlockAgeOption = None,
+    archive_command: ArchiveOption = None,
     metadata: MetadataOption = None,
     config: ConfigOption = None,
     defaults: DefaultsOption = False,
@@ -109,6 +114,8 @@ def edit(
     deny_purge: DenyPurgeOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
+    block_max_age: BlockAgeOption = None,
+    archive_command: ArchiveOption = None,
     metadata: MetadataOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
@@ -365,6 +372,8 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         ("deny purge", config["deny_purge"]),
         *([("sealed", True)] if config["sealed"] else []),
         ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
+        *([("block age", format_duration(config["block_max_age"]))] if config["block_max_age"] else []),
+        *([("archive command", shlex.join(config["archive_command"]))] if config["archive_command"] else []),
         *((f"metadata {key}", value) for key, value in sorted(config["metadata"].items())),
     ]
     print_facts(f"Stream {config['name']}", facts)

@@ -1,6 +1,7 @@
 """The options of `stream add` and `stream edit`, and the stream configuration that they spell."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,6 +52,17 @@ BlockMessagesOption = Annotated[
 BlockBytesOption = Annotated[
     str | None, typer.Option("--block-max-bytes", metavar="SIZE", help="Size of a block at most: 64MB.")
 ]
+BlockAgeOption = Annotated[
+    str | None, typer.Option("--block-max-age", metavar="DURATION", help="Time that a block spans at most: 1d; 0: any.")
+]
+ArchiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive-command",
+        metavar="COMMAND",
+        help="Run for each block before its files go, with STREAM FILE FIRST LAST; '' for none.",
+    ),
+]
 MetadataOption = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note of your own; may be repeated.")
 ]
@@ -78,6 +90,8 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "deny_purge": ("deny_purge", bool),
     "block_max_msgs": ("block_max_msgs", int),
     "block_max_bytes": ("block_max_bytes", lambda text: parse_size(text, "--block-max-bytes")),
+    "block_max_age": ("block_max_age", lambda text: parse_duration_option(text, "--block-max-age")),
+    "archive_command": ("archive_command", shlex.split),
     "metadata": ("metadata", lambda texts: dict(parse_pairs(texts, "=", "--metadata"))),
 }
 

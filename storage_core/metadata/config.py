@@ -5,6 +5,7 @@ refused by name unless it asks for what happens anyway (`max_msgs_per_subject=-1
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ MINUTE_NS = 60_000_000_000
 PRIVATE, GROUP = "private", "group"  # who may use a store's files: their owner, or a group as well
 OLD, NEW = "old", "new"  # which messages a full stream does without
 LIMIT_MAX = 2**62
+BLOCK_MAX_AGE_MIN_NS = 1_000_000_000
 MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
@@ -36,8 +38,6 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "discard_new_per_subject": (False,),
     "allow_rollup_hdrs": (False,),
     "allow_msg_ttl": (False,),
-    "block_max_age": (0,),
-    "archive_command": ("",),
     "storage": ("file",),
     "no_ack": (False,),
     "first_seq": (0, 1),
@@ -82,6 +82,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
     block_max_msgs: int = BLOCK_MAX_MSGS
     block_max_bytes: int = BLOCK_MAX_BYTES
+    block_max_age: int = 0  # no block has messages of two spans of so many ns since 1970, by the time they came; 0: any
+    archive_command: tuple[str, ...] = ()  # run for each block that goes; empty: none
 
     @classmethod
     def from_mapping(cls, mapping: "Mapping[str, Any] | StreamConfig") -> "StreamConfig":
@@ -105,7 +107,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         for key in _LIMITS:
             if values.get(key) == 0:
                 values[key] = -1
-        for key in ("max_age", "duplicate_window"):
+        if "archive_command" in values:
+            values["archive_command"] = _archive_command(values["archive_command"])
+        for key in ("max_age", "duplicate_window", "block_max_age"):
             if key in values:
                 values[key] = parse_duration_ns(values[key], key)
         if values.get("max_age") and "duplicate_window" not in values:
@@ -117,7 +121,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, Any]:
         """Return the configuration with the keys of JetStream's API."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
-        shown["subjects"] = list(self.subjects)
+        shown["subjects"], shown["archive_command"] = list(self.subjects), list(self.archive_command)
         return shown
 
 
@@ -161,6 +165,21 @@ def _subjects(value: object, name: str) -> tuple[str, ...]:
     return subjects
 
 
+def _archive_command(value: object) -> tuple[str, ...]:
+    """Return the words of a command, given as a list or as one line that a shell would split like this."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"archive_command: {value!r} cannot be split into words: {error}") from error
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"archive_command: {value!r} is not a list of words")
+    if words and not words[0].startswith("/"):
+        raise ValueError(f"archive_command: {words[0]!r} is not the absolute path of a program; no shell looks it up")
+    if any("\0" in word for word in words) or sum(len(word.encode()) for word in words) > DESCRIPTION_SIZE_MAX:
+        raise ValueError(f"archive_command: at most {DESCRIPTION_SIZE_MAX} bytes without NUL are taken")
+    return tuple(words)
+
+
 def _count(key: str, value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
         value = int(value)
@@ -181,6 +200,8 @@ def _check_values(config: StreamConfig) -> None:
         raise ValueError(f"block_max_msgs: {config.block_max_msgs} is not 1 to {ROW_COUNT_MAX}")
     if not 1 <= config.block_max_bytes <= BLOCK_MAX_BYTES_LIMIT:
         raise ValueError(f"block_max_bytes: {config.block_max_bytes} is not 1 to {BLOCK_MAX_BYTES_LIMIT}")
+    if config.block_max_age and config.block_max_age < BLOCK_MAX_AGE_MIN_NS:
+        raise ValueError(f"block_max_age: {format_duration(config.block_max_age)} is not 0 (any) or 1s and more")
     check_labels(config.description, config.metadata)
 
 

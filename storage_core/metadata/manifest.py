@@ -34,6 +34,15 @@ PENDING_DELETE_DTYPE = np.dtype(
         ("dropped_ns", "<i8"),  # time in the entry that removed it; the file is unlinked deleted_block_retention later
     ]
 )
+ARCHIVE_DTYPE = np.dtype(
+    [
+        ("incarnation", "V16"),
+        ("block_id", "V16"),
+        ("stream", "V16"),  # incarnation of the stream that it went from
+        ("first", "<i8"),  # the sequences that it had: [first, end)
+        ("end", "<i8"),
+    ]
+)
 ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate
 
 
@@ -119,3 +128,10 @@ def equals_any(column: np.ndarray, wanted: Iterable[bytes]) -> np.ndarray:
     for one in wanted:
         equal |= (halves == np.frombuffer(one, "<u8")).all(axis=1)
     return equal
+
+
+def pairs(rows: np.ndarray) -> np.ndarray:
+    """Return (incarnation, block id) of each row as one key of 32 bytes."""
+    packed = np.empty(len(rows), np.dtype([("incarnation", "V16"), ("block_id", "V16")]))
+    packed["incarnation"], packed["block_id"] = rows["incarnation"], rows["block_id"]
+    return packed.view("V32")

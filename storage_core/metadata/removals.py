@@ -7,6 +7,7 @@ import numpy as np
 
 from storage_core import errors
 from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table, pairs
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
 from storage_core.metadata.skipped import taken_away
@@ -47,9 +48,8 @@ def drop_below(
     rows = stream.blocks.rows
     ends = rows["first"] + rows["span"]
     blocks, dead_head = stream.blocks, int(np.searchsorted(ends, low_watermark, side="right"))
-    pending_deletes = state.pending_deletes
     if dead_head:
-        pending_deletes = add_pending_deletes(pending_deletes, stream, rows[:dead_head], time_ns)
+        state = with_dropped(state, stream, rows[:dead_head], time_ns)
         blocks = blocks.drop_head(dead_head)
     if removed:
         rows = blocks.rows
@@ -58,7 +58,7 @@ def drop_below(
         run = np.searchsorted(removed.starts, first_left, side="right") - 1
         empty = (run >= 0) & (removed.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
         if empty.any():
-            pending_deletes = add_pending_deletes(pending_deletes, stream, rows[empty], time_ns)
+            state = with_dropped(state, stream, rows[empty], time_ns)
             blocks = blocks.keep(~empty)
     stream = replace(
         stream,
@@ -69,8 +69,21 @@ def drop_below(
         message_count=stream.message_count - message_count,
         data_size=max(0, stream.data_size - data_size),
     )
-    stream = replace(stream, histories=runs_needed(stream))
-    return replace(state, pending_deletes=pending_deletes), stream
+    return state, replace(stream, histories=runs_needed(stream))
+
+
+def with_dropped(state: StoreState, stream: StreamState, blocks: np.ndarray, time_ns: int) -> StoreState:
+    """Return the state in which these blocks of the manifest wait to be archived, if they are to be, and unlinked."""
+    dropped = add_pending_deletes(Table.empty(PENDING_DELETE_DTYPE), stream, blocks, time_ns).rows
+    state = replace(state, pending_deletes=state.pending_deletes.append(dropped))
+    if not stream.config.archive_command:
+        return state
+    archives = np.zeros(len(blocks), ARCHIVE_DTYPE)
+    for name in ("incarnation", "block_id"):
+        archives[name] = dropped[name]
+    archives["stream"] = np.void(stream.incarnation)
+    archives["first"], archives["end"] = blocks["first"], blocks["first"] + blocks["span"]
+    return replace(state, archives=state.archives.append(archives))
 
 
 def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
@@ -104,14 +117,8 @@ def declare_lost(state: StoreState, place: Place, time_ns: int, command: Declare
 
 def unlinked(state: StoreState, place: Place, time_ns: int, command: Unlinked) -> tuple[StoreState, Result]:
     gone = np.frombuffer(b"".join(command.blocks), "V32")
-    pending_deletes, replaced = (
-        one.keep(~np.isin(_pairs(one.rows), gone)) for one in (state.pending_deletes, state.replaced)
+    pending_deletes, replaced, archives = (
+        table.keep(~np.isin(pairs(table.rows), gone)) if len(table) else table
+        for table in (state.pending_deletes, state.replaced, state.archives)
     )
-    return replace(state, pending_deletes=pending_deletes, replaced=replaced), Done()
-
-
-def _pairs(deletes: np.ndarray) -> np.ndarray:
-    """Return (incarnation, block id) of each delete as one 32-byte key."""
-    packed = np.empty(len(deletes), np.dtype([("incarnation", "V16"), ("block_id", "V16")]))
-    packed["incarnation"], packed["block_id"] = deletes["incarnation"], deletes["block_id"]
-    return packed.view("V32")
+    return replace(state, pending_deletes=pending_deletes, replaced=replaced, archives=archives), Done()

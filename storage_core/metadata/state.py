@@ -15,7 +15,7 @@ from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
-from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.sequences import SequenceSet
 
@@ -236,6 +236,8 @@ class StoreState:
     # As the pending_deletes, of blocks whose msg_ids count no more: merged ones have them now, or an overwrite took
     # them.
     replaced: Table = field(default_factory=lambda: Table.empty(PENDING_DELETE_DTYPE))
+    # Blocks among the pending_deletes that their stream's archive_command is to be run for before they are unlinked.
+    archives: Table = field(default_factory=lambda: Table.empty(ARCHIVE_DTYPE))
     # Of appends whose rows name their streams: what each batch held in all, whatever streams it had rows for.
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     time_ns: int = 0  # of the last entry; never falls
@@ -339,6 +341,7 @@ class _StateRecord(msgspec.Struct, frozen=True):
     writers: dict[str, _WriterRecord] = {}
     time_ns: int = 0
     clock_ns: int = 0
+    archives: bytes = b""
 
 
 _DECODER = msgspec.msgpack.Decoder(_StateRecord)
@@ -404,6 +407,7 @@ def encode_state(state: StoreState) -> bytes:
         streams=streams,
         pending_deletes=state.pending_deletes.encode(),
         replaced=state.replaced.encode(),
+        archives=state.archives.encode(),
         transactions=state.transactions.encode(),
         writers=_writer_records(state.writers),
     )
@@ -423,6 +427,7 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
         streams=Streams(streams),
         pending_deletes=decode_table(record.pending_deletes, PENDING_DELETE_DTYPE, "pending_deletes"),
         replaced=decode_table(record.replaced, PENDING_DELETE_DTYPE, "replaced"),
+        archives=decode_table(record.archives, ARCHIVE_DTYPE, "archives"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
         writers={name: _writer(one) for name, one in record.writers.items()},
     )

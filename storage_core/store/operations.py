@@ -13,6 +13,7 @@ from storage_core.errors import ReadOnlyError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers import ownership
 from storage_core.store.maintenance import deleted
+from storage_core.store.maintenance.archives import Archiving
 from storage_core.store.maintenance.compaction import Compaction
 from storage_core.store.maintenance.merging import COMPACTING, MAINTAINING, MergePolicy
 from storage_core.store.opened import OpenStore
@@ -113,6 +114,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     """
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
+    archiving = Archiving(store.metadata, env, timeout_s, store.maintenance.archived)
 
     def compare() -> None:
         membership.resume_quietly(store.metadata, env, timeout_s)
@@ -135,7 +137,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
 
     pieces: tuple[Callable[[], object], ...] = (
         partial(repairing.volumes, ask=False), compare, mend, store.enforce_limits,
-        partial(compaction(store, MAINTAINING).run, None), sweep,
+        partial(compaction(store, MAINTAINING).run, None), partial(archiving.run, is_stopped), sweep,
     )  # fmt: skip
     for piece in pieces:
         if is_stopped():

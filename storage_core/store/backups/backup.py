@@ -31,7 +31,7 @@ from storage_core.errors import (
 )
 from storage_core.file_kinds import BACKUP_MARK
 from storage_core.files import write_durably
-from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import TRANSACTION_DTYPE, StoreState, Streams, StreamState, encode_state
 from storage_core.os_errors import raise_if_of_process
 from storage_core.quantities import rfc3339
@@ -131,7 +131,13 @@ def _selected(store: OpenStore, state: StoreState, names: Sequence[str] | None) 
         chosen = Streams({name.casefold(): store.stream_state(name, state) for name in names})
     deletes, transactions = Table.empty(PENDING_DELETE_DTYPE), Table.empty(TRANSACTION_DTYPE)
     return replace(
-        state, streams=chosen, pending_deletes=deletes, replaced=deletes, transactions=transactions, volume_change=None
+        state,
+        streams=chosen,
+        pending_deletes=deletes,
+        replaced=deletes,
+        archives=Table.empty(ARCHIVE_DTYPE),
+        transactions=transactions,
+        volume_change=None,
     )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
 from storage_core.file_kinds import RESTORE_MARK
 from storage_core.metadata.commands import Event, Voter
-from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
 from storage_core.paths import Paths, resolve_paths
 from storage_core.quantities import rfc3339
@@ -339,6 +339,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         streams=Streams(streams),
         pending_deletes=Table.empty(PENDING_DELETE_DTYPE),
         replaced=Table.empty(PENDING_DELETE_DTYPE),
+        archives=Table.empty(ARCHIVE_DTYPE),
         transactions=Table.of(np.empty(0, TRANSACTION_DTYPE)),
         transaction_floor_ns=max(now_ns, state.transaction_floor_ns),  # their blocks are not here
         volume_change=None,

@@ -1,8 +1,9 @@
 """Maintenance: the bounded maintenance that a holder does after its ack.
 
 Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
-unlinking of blocks whose delete is old enough, a snapshot of the metadata, the reserves for a full disk. Each piece is
-bounded, and one that fails is said and tried again at the next session: an append that was acked stays acked.
+unlinking of blocks whose delete is old enough and that do not wait to be archived (archives.py), a snapshot of the
+metadata, the reserves for a full disk. Each piece is bounded, and one that fails is said and tried again at the next
+session: an append that was acked stays acked.
 """
 
 import logging
@@ -14,10 +15,12 @@ import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
+from storage_core.metadata.manifest import pairs
 from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
+from storage_core.store.maintenance.archives import waiting
 from storage_core.store.maintenance.compaction import Merging
 from storage_core.store.replicas.mending import Mending
 from storage_core.store.volume.block_store import BlockStore
@@ -41,6 +44,7 @@ class Maintenance:
         self._journaled: dict[Volume, Streams] = {}
         # By volume: under which leadership its reserve was seen to be whole. Others that use it lead from then on.
         self._filled: dict[Volume, Leadership] = {}
+        self.archived: set[bytes] = set()  # blocks that may be unlinked, as archive.py found; incarnation and block id
         self._mending = Mending(env)
         self._merging = Merging(env)
 
@@ -159,6 +163,8 @@ class Maintenance:
         deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
         # One that is exactly so old is due.
         due = deletes[~state.within(deletes["dropped_ns"] - 1, retention_ns, self._env.now_ns())]
+        if len(kept := waiting(state, self.archived)):
+            due = due[~np.isin(pairs(due), kept)]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):
@@ -178,6 +184,7 @@ class Maintenance:
             _sync(stores[path], directory)
         if gone:
             session.propose(Unlinked(tuple(gone)))
+            self.archived.difference_update(gone)
 
     def _forget_transactions(self, session: Session, everything: bool) -> None:
         known = session.state.transactions.rows

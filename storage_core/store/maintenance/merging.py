@@ -132,6 +132,10 @@ def due(
         may &= ~np.array([bytes(one) in barred for one in rows["block_id"]])
     levels = np.searchsorted(LEVEL_SIZES, rows["data_size"] + ROW_SIZE * rows["row_count"], side="right")
     parts = _parts(stream, rows)
+    if config.block_max_age:  # blocks that came in different spans stay apart
+        parts = np.unique(np.stack((parts, rows["committed_ns"] // config.block_max_age)), axis=1, return_inverse=True)[
+            1
+        ]
     for level in (len(LEVEL_SIZES),) if takes_all else range(len(LEVEL_SIZES) + 1):
         for first, last in _stretches(may & (levels <= level), parts):
             for one in _cut(stream, rows, first, last, policy):
@@ -148,7 +152,7 @@ def _parts(stream: StreamState, rows: np.ndarray) -> np.ndarray:
 
 
 def _stretches(mask: np.ndarray, parts: np.ndarray) -> list[tuple[int, int]]:
-    """Return the runs of true of at least two, none of which goes over from one part to another."""
+    """Return the runs of true of at least two, none of which goes over from one part, a number, to another."""
     keys = np.where(mask, parts, -1)
     edges = np.concatenate(([0], np.flatnonzero(np.diff(keys)) + 1, [len(keys)]))
     return [(a, b) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True) if b - a > 1 and mask[a]]

@@ -81,10 +81,10 @@ class BlockSink:
 
         Raises OSError if too few volumes take them.
         """
-        start = 0
+        start, ends = 0, np.cumsum(sizes, dtype=np.int64)  # summed once: a frame may become thousands of blocks
         while start < frame.num_rows:
-            room = self._place.block_max_bytes - self._bytes
-            fit = int(np.searchsorted(np.cumsum(sizes[start:]), room, side="right"))
+            room = self._place.block_max_bytes - self._bytes + (int(ends[start - 1]) if start else 0)
+            fit = int(np.searchsorted(ends, room, side="right")) - start
             fit = min(fit, self._place.block_max_msgs - self._rows, FRAME_ROW_COUNT_MAX)
             if fit == 0 and self._rows:
                 self.seal()

@@ -157,3 +157,25 @@ def test_a_flipped_bit_in_any_byte_of_a_small_block_is_reported(jstream, store) 
         with OS_FILES.open(path) as file:
             assert survey(file).damage, f"offset_bytes {offset_bytes}"
     print(f"{len(whole)} cases")
+
+
+def test_a_block_file_alone_can_be_imported_once(jstream, store, block: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.blk"
+    kept.write_bytes(block.read_bytes())
+    before = store.stream("S").read(columns=["subject", "timestamp", "headers", "data"]).read_all().slice(3)
+    store.add_stream({"name": "T", "subjects": ["s.>"]}).publish("s.c", b"first")
+    for _ in range(2):
+        outcome = jstream("import", "block", kept, "--stream", "T")
+        assert (outcome.code, outcome.out) == (0, f"{kept}: T 2 to {ROWS + 1}\n")
+    after = store.stream("T").read(columns=["subject", "timestamp", "headers", "data"]).read_all().slice(1)
+    assert after.equals(before)
+    assert jstream("import", "block", kept, "--stream", "NONE").code == 1
+    flipped = bytearray(block.read_bytes())
+    flipped[HEADER_SIZE + FRAME_HEADER_SIZE + 500] ^= 1
+    kept.write_bytes(flipped)
+    store.add_stream({"name": "U", "subjects": ["s.>"]})
+    refused = jstream("import", "block", kept, "--stream", "U")
+    assert (refused.code, store.stream("U").last_sequence) == (1, 0)
+    skipped = jstream("import", "block", kept, "--stream", "U", "--skip-damage", "--json")
+    (imported,) = json.loads(skipped.out)["blocks"]
+    assert skipped.code == 1 and 0 < imported["end"] - 1 < ROWS and "damaged: " in skipped.err

@@ -15,7 +15,7 @@ from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.manifest import BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.pending import PendingMessages, pending_rows
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
@@ -89,6 +89,7 @@ def full_state() -> StoreState:
         streams=Streams(streams),
         pending_deletes=table(PENDING_DELETE_DTYPE, 2),
         replaced=table(PENDING_DELETE_DTYPE, 3),
+        archives=table(ARCHIVE_DTYPE, 2),
         transactions=table(TRANSACTION_DTYPE, 4),
         transaction_floor_ns=12,
         time_ns=13,

@@ -215,6 +215,25 @@ def test_a_block_never_grows_beyond_what_the_stream_allows() -> None:
     assert state_of(store).blocks.rows["row_count"].tolist() == [4, 4, 4, 4, 4]
 
 
+def test_blocks_of_different_spans_of_time_stay_apart() -> None:
+    machine = Machine(1)
+    store = machine.create()
+    store.add_stream({"name": NAME, "subjects": ["orders.>"], "block_max_age": "1h"})
+    hour_ns = 3_600_000_000_000
+    machine.clock.now -= machine.clock.now % hour_ns - 2 * hour_ns  # on the hour
+    for minutes in (0, 20, 59, 60, 61, 200):
+        before = machine.clock.now
+        machine.clock.now += minutes * 60_000_000_000
+        store.stream(NAME).append(to_table([Row("orders.x", b"x")]))
+        machine.clock.now = before
+    for _ in range(2):
+        store.compact()
+        assert state_of(store).blocks.rows["row_count"].tolist() == [3, 2, 1]
+    store.edit_stream({"name": NAME, "block_max_age": 0})
+    store.compact()
+    assert state_of(store).blocks.rows["row_count"].tolist() == [6]
+
+
 def test_streams_and_blocks_that_are_large_are_left_alone() -> None:
     machine = Machine(1)
     store = machine.create()
