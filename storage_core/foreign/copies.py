@@ -131,7 +131,7 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def notes(self, stream: str) -> list[str]:
         """Return what is wrong with the configuration of a stream, which then counts as unknown."""
-        return list(dict.fromkeys(note.reason for one in self._copies(stream) for note in self._notes(one)))
+        return list(dict.fromkeys(note.reason for note in self._notes_of(self._copies(stream))))
 
     def copies(self, stream: str) -> list[ForeignStream]:
         """Return what is known of each copy of a stream; see ForeignStore.copies."""
@@ -177,14 +177,17 @@ class CopiesStore(ABC, Generic[P, E]):
         accounts: dict[str, list[P]] = {}
         for one in self._all_copies(stream):
             accounts.setdefault(one.account, []).append(one)
-            try:
-                self._state(one)
-            except StorageError as error:
-                found.append(note_damage(self.layout, one.account, one.name, one.path, str(error)))
-                continue
-            found += self._notes(one)
-            self._consumers(one, found.append)
         for copies in accounts.values():
+            readable = []
+            for one in copies:
+                try:
+                    self._state(one)
+                    readable.append(one)
+                except StorageError as error:
+                    found.append(note_damage(self.layout, one.account, one.name, one.path, str(error)))
+            found += self._notes_of(readable)
+            for one in readable:
+                self._consumers(one, found.append)
             try:
                 slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
             except StorageError:
@@ -261,6 +264,30 @@ class CopiesStore(ABC, Generic[P, E]):
         if not found:
             raise problems[0]
         return found
+
+    def _notes_of(self, copies: Sequence[P]) -> list[ForeignDamage]:
+        """Return the notes of copies, without doubts of one that another one resolves.
+
+        What the other has and this one lacks is told with the differences of the copies.
+        """
+        notes = [(one, note) for one in copies for note in self._notes(one)]
+        if len(copies) < 2 or not any(note.doubt for _, note in notes):
+            return [note for _, note in notes]
+        known = SequenceSet.empty()
+        for one in copies:
+            doubts = SequenceSet.from_ranges(note.doubt for by, note in notes if by is one and note.doubt)
+            known = known.union(self._known(one).difference(doubts))
+        return [
+            note for _, note in notes if note.doubt is None or known.count_in(*note.doubt) < note.doubt[1] - note.doubt[0]
+        ]
+
+    def _known(self, one: P) -> SequenceSet:
+        """Return the sequences that a copy answers for: those that it shows, has damaged, or knows to be removed."""
+        try:
+            shown = SequenceSet.from_ranges((part.first, part.end) for part in self._slices(one))
+            return shown.union(self._state(one).removed)
+        except StorageError:
+            return SequenceSet.empty()
 
     def _state(self, one: P) -> E:
         if one.path not in self._states:

@@ -131,6 +131,7 @@ class ForeignDamage:
     elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
     disputed: bool = False  # copies have different content of them, and no majority tells which is right
     places: int = 1  # of damage that it stands for; `reason` says so
+    doubt: tuple[int, int] | None = None  # what became of the sequences [first, end) is not known; other copies may tell
 
     def row(self) -> dict[str, Any]:
         """Return it as a row in DAMAGE_SCHEMA."""
@@ -168,7 +169,9 @@ class ForeignDamage:
         return f"stream {self.stream!r}: {what}: {self.file} at offset_bytes {self.offset_bytes}: {self.reason}"
 
 
-def note_damage(layout: str, account: str, stream: str, file: str, reason: str) -> ForeignDamage:
+def note_damage(
+    layout: str, account: str, stream: str, file: str, reason: str, doubt: tuple[int, int] | None = None
+) -> ForeignDamage:
     """Return damage to a file that holds no messages, or of which nobody knows what messages it held."""
     return ForeignDamage(
         layout=layout,
@@ -182,4 +185,5 @@ def note_damage(layout: str, account: str, stream: str, file: str, reason: str) 
         lost_count=None,
         unclear=False,
         reason=reason,
+        doubt=doubt,
     )

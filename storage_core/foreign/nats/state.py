@@ -57,6 +57,14 @@ class BlockState:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What is wrong with an index, or what nobody can tell without one."""
+
+    reason: str
+    doubt: tuple[int, int] | None = None  # sequences [first, end) of which it is not known what became
+
+
+@dataclass(frozen=True, slots=True)
 class StreamState:
     first: int  # sequence of the first message; last + 1 if there is none
     last: int  # highest sequence ever used, as far as it is known
@@ -65,14 +73,14 @@ class StreamState:
     blocks: tuple[BlockState, ...]
     subjects: tuple[str, ...] | None  # all subjects of shown messages, if an index lists them and they are few
     removed: SequenceSet  # sequences that had a message, or were skipped, and are known to have been removed since
-    notes: tuple[str, ...] = ()  # what is wrong with the indexes, and what nobody can tell without them
+    notes: tuple[Note, ...] = ()
 
 
 def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     """Return what the stream shows. Reads every block if there is no current index. Raises the stream's problem."""
     if stream.problem is not None:
         raise stream.problem
-    notes: list[str] = []
+    notes: list[Note] = []
     index = _load_index(stream, notes, files)
     if index is not None and _is_current(index, stream, files):
         return _from_index(index, stream)
@@ -88,7 +96,7 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     return replace(state, notes=tuple(notes))
 
 
-def _gone(stream: StreamDirectory, notes: list[str], files: Files) -> list[BlockState]:
+def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[BlockState]:
     """Return parts for the N.idx without a block: the server removes both together, so its messages are lost."""
     present = {block.block_index for block in stream.blocks}
     try:
@@ -109,12 +117,12 @@ def _gone(stream: StreamDirectory, notes: list[str], files: Files) -> list[Block
     return found
 
 
-def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[str]) -> StreamState:
+def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[Note]) -> StreamState:
     """Return the state with the parts whose blocks are gone; those that others answer for go to `notes`."""
     blocks, answered, end = list(state.blocks), SequenceSet.from_ranges((one.first, one.end) for one in state.blocks), 0
     for one in sorted(gone, key=lambda one: one.first):
         if one.first < end or answered.count_in(one.first, one.end):
-            notes.append(f"{Path(one.file.path).name} is gone, and its index lists [{one.first}, {one.end})")
+            notes.append(Note(f"{Path(one.file.path).name} is gone, and its index lists [{one.first}, {one.end})"))
             continue
         blocks.append(one)
         end = one.end
@@ -130,7 +138,7 @@ def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[str])
     )
 
 
-def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> StreamIndex | None:
+def _load_index(stream: StreamDirectory, notes: list[Note], files: Files) -> StreamIndex | None:
     """Return the index of the stream; None if there is none, or none that can be believed, which goes to `notes`."""
     path = Path(stream.messages_path) / INDEX_FILE
     try:
@@ -143,30 +151,38 @@ def _load_index(stream: StreamDirectory, notes: list[str], files: Files) -> Stre
         return None
 
 
-def _not_believed(path: Path, error: Exception) -> str:
+def _not_believed(path: Path, error: Exception) -> Note:
     reason = str(error).replace(str(path), path.name)
-    return f"{reason}: the blocks are read without it, and do not tell of blocks that are gone"
+    return Note(f"{reason}: the blocks are read without it, and do not tell of blocks that are gone")
 
 
-def _unexplained(stream: StreamDirectory, state: "StreamState") -> list[str]:
-    """Return which numbers are missing with nothing to say why: removed, or lost with a block that is gone."""
+def _unexplained(stream: StreamDirectory, state: StreamState) -> list[Note]:
+    """Return which numbers are missing with nothing to say why: removed, or lost with a block that is gone.
+
+    What a purge or a limit removed ends right before the first message, with a tombstone or by the limit. A tombstone
+    further below is that of one deleted message, and says nothing of its neighbours.
+    """
     expected = max(1, Limits.of(stream.config).first_sequence)
     notes = []
-    if state.message_count and state.first > expected and not state.removed.count_in(expected, state.first):
-        notes.append(
+    if state.message_count and state.first > expected and not state.removed.count_in(state.first - 1, state.first):
+        reason = (
             f"the first message is {state.first}, and no index tells what became of "
             f"[{expected}, {state.first}): removed, or lost with a block that is gone"
         )
+        notes.append(Note(reason, (expected, state.first)))
     numbers = [block.block_index for block in stream.blocks]
     gone = [(one + 1, two) for one, two in zip(numbers, numbers[1:], strict=False) if two > one + 1]
     if gone:
         listed = ", ".join(
             f"{first}.blk" if end == first + 1 else f"{first}.blk to {end - 1}.blk" for first, end in gone[:8]
         )
-        notes.append(
+        reason = (
             f"{listed}{' and others' if len(gone) > 8 else ''} not there, and no index tells "
             "whether messages were lost with them"
         )
+        begin = max((one.end for one in state.blocks if one.file.block_index < gone[0][0]), default=expected)
+        end = min((one.first for one in state.blocks if one.file.block_index >= gone[-1][1]), default=SEQUENCE_END)
+        notes.append(Note(reason, (begin, max(begin, end))))
     return notes
 
 
@@ -213,7 +229,7 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
     return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects, removed)
 
 
-def _load_old_index(block: BlockFile, notes: list[str], files: Files) -> OldBlockIndex | None:
+def _load_old_index(block: BlockFile, notes: list[Note], files: Files) -> OldBlockIndex | None:
     path = Path(block.path).with_suffix(OLD_INDEX_SUFFIX)
     try:
         return decode_old_block_index(read_file(path, NATS_OLD_INDEX, files), str(path))

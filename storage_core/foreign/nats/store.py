@@ -54,7 +54,9 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
             state = self._state(one)
         except StorageError:  # told where its messages are asked for
             return notes
-        return notes + [note_damage(LAYOUT, one.account, one.name, one.messages_path, note) for note in state.notes]
+        return notes + [
+            note_damage(LAYOUT, one.account, one.name, one.messages_path, note.reason, note.doubt) for note in state.notes
+        ]
 
     def _consumers(
         self, one: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None

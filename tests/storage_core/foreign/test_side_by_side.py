@@ -218,6 +218,34 @@ def test_every_copy_may_lack_something_else(nodes: list[Path]) -> None:
     assert list(found.copies[2].runs.sequences(State.DAMAGED).ranges()) == [(12, 13)]
 
 
+@pytest.mark.parametrize(
+    ("gone", "doubted"),
+    [
+        ({"n1": 1}, []),
+        ({"n1": 2}, []),
+        ({"n1": 1, "n2": 2}, []),
+        ({"n1": 1, "n2": 1}, []),
+        ({"n1": 1, "n2": 1, "n3": 1}, ["[1, 5)"] * 3),
+        ({"n1": 2, "n2": 2, "n3": 2}, ["2.blk not there"] * 3),
+    ],
+)
+def test_what_a_copy_cannot_tell_without_an_index_another_one_may(
+    tmp_path: Path, gone: dict[str, int], doubted: list[str]
+) -> None:
+    blocks = {1: [*entries(range(1, 5)), (2, None)], 2: entries(range(5, 9)), 3: entries(range(9, 13))}
+    nodes = [write_copy(tmp_path / name, blocks, num_replicas=3) for name in ("n1", "n2", "n3")]
+    for name, index in gone.items():
+        block(tmp_path / name, index).unlink()
+    store = open_foreign(nodes, "nats")
+    notes = [one.reason for one in store.inspect("S")[0]]
+    assert len(notes) == len(doubted)
+    assert all(words in note for words, note in zip(doubted, notes, strict=True))
+    assert store.notes("S") == list(dict.fromkeys(notes))
+    lost = {1: {1, 3, 4}, 2: set(range(5, 9))}[gone["n3"]] if "n3" in gone else set()
+    assert {row["sequence"] for row in read(nodes)} == set(range(1, 13)) - {2} - lost
+    assert all(damage.elsewhere for damage in told(nodes) if damage.first is not None)
+
+
 def test_a_torn_end_loses_what_the_other_copies_have_not_and_no_more(nodes: list[Path]) -> None:
     for node in nodes:
         path = block(node, 2)

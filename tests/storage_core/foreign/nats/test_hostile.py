@@ -167,6 +167,20 @@ def test_a_block_that_is_gone_without_an_index_to_tell_is_told(
     assert "no index tells" in told and (gone in told) == (gone != "1.blk")
 
 
+@pytest.mark.parametrize(("deleted", "is_told"), [([], True), ([3], True), ([3, 9], True), ([10], False)])
+def test_a_deleted_message_does_not_explain_the_block_that_is_gone_with_it(
+    make_stream: Callable[..., Path], records: Any, deleted: list[int], is_told: bool
+) -> None:
+    """A purge leaves the tombstone of the last message that it removes; one further below is of that message alone."""
+    own = records("S", 2)
+    content = [*map(own.tombstone, deleted), *(own.message(number, "S.a", b"x") for number in range(11, 14))]
+    store = open_foreign(make_stream("S", {2: content}))
+    told, _ = store.inspect("S")
+    reasons = [one.reason for one in told]
+    assert any("no index tells what became of [1, 11)" in reason for reason in reasons) == is_told, reasons
+    assert not any(one.costs for one in told)
+
+
 def test_an_index_that_is_only_older_than_the_blocks_is_nothing_to_tell(case: Callable[[str], Any]) -> None:
     outcome = read_foreign("nats", case("kill9-stale-index").store)
     assert outcome.reasons == []
