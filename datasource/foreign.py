@@ -118,7 +118,9 @@ class ForeignReader(DataSourceReader):
         names = select_streams(store.streams(), settings.streams)
         for name in names:
             for note in store.notes(name):
-                log.warning("stream %r: its limits are unknown, what they had removed may show again: %s", name, note)
+                log.warning("stream %r: %s", name, note)
+            if caveat := store.caveat(name):
+                log.warning("stream %r: %s", name, caveat)
         columns = Shape.of(settings, self.schema).asked
         extents = {name: Extent(*store.bounds(name)) for name in names}
         starting, ending = settings.bounds()

@@ -91,7 +91,11 @@ class CopiesStore(ABC, Generic[P, E]):
 
     @abstractmethod
     def _notes(self, one: P) -> Sequence[ForeignDamage]:
-        """Return what is wrong with the configuration of a copy."""
+        """Return what is wrong beside the messages of a copy."""
+
+    def _caveat(self, state: E) -> str:
+        """Return what a copy could not tell although nothing is wrong with it; "" if there is nothing."""
+        return ""
 
     @abstractmethod
     def _replica_count(self, one: P) -> int:
@@ -130,8 +134,13 @@ class CopiesStore(ABC, Generic[P, E]):
         return first, max(first, *(state.last + 1 for state in states))
 
     def notes(self, stream: str) -> list[str]:
-        """Return what is wrong with the configuration of a stream, which then counts as unknown."""
+        """Return what is wrong beside the messages; see ForeignStore.notes."""
         return list(dict.fromkeys(note.reason for note in self._notes_of(self._copies(stream))))
+
+    def caveat(self, stream: str) -> str:
+        """Return what no copy could tell; see ForeignStore.caveat."""
+        caveats = [self._caveat(state) for _, state in self._readable(self._copies(stream))]
+        return caveats[0] if all(caveats) else ""
 
     def copies(self, stream: str) -> list[ForeignStream]:
         """Return what is known of each copy of a stream; see ForeignStore.copies."""
@@ -278,7 +287,9 @@ class CopiesStore(ABC, Generic[P, E]):
             doubts = SequenceSet.from_ranges(note.doubt for by, note in notes if by is one and note.doubt)
             known = known.union(self._known(one).difference(doubts))
         return [
-            note for _, note in notes if note.doubt is None or known.count_in(*note.doubt) < note.doubt[1] - note.doubt[0]
+            note
+            for _, note in notes
+            if note.doubt is None or known.count_in(*note.doubt) < note.doubt[1] - note.doubt[0]
         ]
 
     def _known(self, one: P) -> SequenceSet:

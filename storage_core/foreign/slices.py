@@ -131,7 +131,9 @@ class ForeignDamage:
     elsewhere: bool = False  # other copies have the messages [first, end), and they were read from there
     disputed: bool = False  # copies have different content of them, and no majority tells which is right
     places: int = 1  # of damage that it stands for; `reason` says so
-    doubt: tuple[int, int] | None = None  # what became of the sequences [first, end) is not known; other copies may tell
+    doubt: tuple[int, int] | None = (
+        None  # what became of the sequences [first, end) is not known; other copies may tell
+    )
 
     def row(self) -> dict[str, Any]:
         """Return it as a row in DAMAGE_SCHEMA."""

@@ -45,7 +45,11 @@ class ForeignStore(Protocol):
         ...
 
     def notes(self, stream: str) -> list[str]:
-        """Return what is wrong with the configuration of a stream, which is read all the same."""
+        """Return what is wrong beside the messages of a stream, which is read all the same."""
+        ...
+
+    def caveat(self, stream: str) -> str:
+        """Return what nobody could tell of a stream although nothing is wrong with it; "" if there is nothing."""
         ...
 
     def plan(

@@ -55,6 +55,7 @@ class StreamIndex:
     size: int
     first: int
     last: int
+    last_time_ns: int  # when the last message came; 0 if there never was one
     subjects: tuple[str, ...]
     blocks: tuple[IndexBlock, ...]
     last_block: int
@@ -105,8 +106,7 @@ def decode_index(data: bytes, stream: str, name: str, seed: Seed | None = None) 
         raise UnsupportedVersionError(f"{name}: version {version}, known are 1 to {INDEX_VERSION_MAX}")
     message_count, size, first = cursor.uvarint(), cursor.uvarint(), cursor.uvarint()
     cursor.varint()  # first time
-    last = cursor.uvarint()
-    cursor.varint()  # last time
+    last, last_time_ns = cursor.uvarint(), cursor.varint()
     subjects = tuple(_subject(cursor, version) for _ in range(_count(cursor, 4)))
     blocks = tuple(_block(cursor, version) for _ in range(_count(cursor, 7)))
     last_block, last_hash = cursor.uvarint(), cursor.take(HASH_SIZE)
@@ -114,7 +114,7 @@ def decode_index(data: bytes, stream: str, name: str, seed: Seed | None = None) 
         raise CorruptionError(f"{name}: {len(body) - cursor.at} bytes are left over")
     if max(first, last) >= SEQUENCE_END:
         raise CorruptionError(f"{name}: the stream reaches from {first} to {last}")
-    return StreamIndex(version, message_count, size, first, last, subjects, blocks, last_block, last_hash)
+    return StreamIndex(version, message_count, size, first, last, last_time_ns, subjects, blocks, last_block, last_hash)
 
 
 def decode_old_block_index(data: bytes, name: str) -> OldBlockIndex:

@@ -3,8 +3,10 @@
 Three sources, the first that applies:
 - index.db, if it is whole and still ends with what ends the last block: it knows every removed message.
 - The N.idx of every block (servers up to 2.9), under the same condition.
-- The blocks themselves: every record is read and checked, tombstones remove messages in all blocks, then the limits
-  are applied again. Deleted messages that a server up to 2.9 left no trace of but in a lost N.idx show again.
+- The blocks themselves: every record is read and checked, tombstones remove messages in all blocks, and what an index
+  that is older than the blocks says was removed stays so; then the limits are applied again. Deleted messages that a
+  server up to 2.9 left no trace of but in a lost N.idx show again, and so do those whose tombstones are gone with
+  their block where there is no index.
 
 Source: nats-server, server/filestore.go (`recoverFullState`, `recoverMsgs`, `recoverMsgBlock`).
 """
@@ -21,7 +23,7 @@ from storage_core import buffers
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.file_kinds import NATS_INDEX, NATS_OLD_INDEX
 from storage_core.files import OS_FILES, Files
-from storage_core.foreign.nats.block import BlockFile, last_bytes, read_block, read_file
+from storage_core.foreign.nats.block import BLOCK_SUFFIX, KEY_SUFFIX, BlockFile, last_bytes, read_block, read_file
 from storage_core.foreign.nats.columns import raw_headers, subjects_of
 from storage_core.foreign.nats.directory import StreamDirectory
 from storage_core.foreign.nats.index import (
@@ -42,6 +44,8 @@ from storage_core.sequences import SequenceSet
 OLD_INDEX_SUFFIX = ".idx"
 SUBJECT_COUNT_MAX = 1024  # subjects that are told to readers; more are not checked against
 SUBJECTS_SIZE_MAX = 32 << 10  # bytes of them
+SURE_VERSION_MIN = 2  # of index.db, from 2.11 on: its removals hold also when it is older than the blocks
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class StreamState:
     blocks: tuple[BlockState, ...]
     subjects: tuple[str, ...] | None  # all subjects of shown messages, if an index lists them and they are few
     removed: SequenceSet  # sequences that had a message, or were skipped, and are known to have been removed since
+    indexed: bool  # there is an index.db, which tells how far the stream went when it was written
     notes: tuple[Note, ...] = ()
 
 
@@ -93,11 +98,16 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
     if index is None:
         state = _with_gone(state, _gone(stream, notes, files), notes)
         notes += _unexplained(stream, state)
+    elif state.source == "blocks":
+        notes += _gone_since(index, stream, state)
     return replace(state, notes=tuple(notes))
 
 
 def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[BlockState]:
-    """Return parts for the N.idx without a block: the server removes both together, so its messages are lost."""
+    """Return parts for the N.idx without a block: the server removes both together, so its messages are lost.
+
+    A key without its block tells the same of an encrypted one, but not which messages it held.
+    """
     present = {block.block_index for block in stream.blocks}
     try:
         names = files.list_directory(Path(stream.messages_path).resolve())
@@ -107,7 +117,12 @@ def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[Bloc
     found = []
     for name in names:
         stem, dot, suffix = name.partition(".")
-        if dot + suffix != OLD_INDEX_SUFFIX or not re.fullmatch("[0-9]{1,18}", stem) or int(stem) in present:
+        if not re.fullmatch("[0-9]{1,18}", stem) or int(stem) in present:
+            continue
+        if dot + suffix == KEY_SUFFIX:
+            reason = f"{name} is there without {stem}{BLOCK_SUFFIX}: what the block held is gone, messages and removals"
+            notes.append(Note(reason))
+        if dot + suffix != OLD_INDEX_SUFFIX:
             continue
         file = BlockFile(int(stem), str(Path(stream.messages_path) / f"{stem}.blk"), 0)
         one = _load_old_index(file, notes, files)
@@ -173,17 +188,47 @@ def _unexplained(stream: StreamDirectory, state: StreamState) -> list[Note]:
     numbers = [block.block_index for block in stream.blocks]
     gone = [(one + 1, two) for one, two in zip(numbers, numbers[1:], strict=False) if two > one + 1]
     if gone:
-        listed = ", ".join(
-            f"{first}.blk" if end == first + 1 else f"{first}.blk to {end - 1}.blk" for first, end in gone[:8]
-        )
         reason = (
-            f"{listed}{' and others' if len(gone) > 8 else ''} not there, and no index tells "
-            "whether messages were lost with them"
+            f"{_block_names(SequenceSet.from_ranges(gone))} not there, and no index tells whether messages were lost "
+            "with them, or removals, so that what was removed shows again"
         )
         begin = max((one.end for one in state.blocks if one.file.block_index < gone[0][0]), default=expected)
         end = min((one.first for one in state.blocks if one.file.block_index >= gone[-1][1]), default=SEQUENCE_END)
         notes.append(Note(reason, (begin, max(begin, end))))
     return notes
+
+
+def _gone_since(index: StreamIndex, stream: StreamDirectory, state: StreamState) -> list[Note]:
+    """Return what an index that is older than the blocks says of blocks that are gone, with no trace of a removal.
+
+    What lay above all that is there is lost, and told as that.
+    """
+    present = {block.block_index for block in stream.blocks}
+    gone = [block for block in index.blocks if block.block_index not in present and block.message_count]
+    if not gone:
+        return []
+    notes = []
+    names = _block_names(SequenceSet.from_sequences([block.block_index for block in gone]))
+    listed = _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in gone])
+    listed = listed.difference(_shown_by(state)).difference(state.removed)
+    if state.removed.count_in(state.first - 1, state.first):
+        listed = listed.clip(state.first, SEQUENCE_END)  # a purge came after the index
+    if listed:
+        first, end = int(listed.starts[0]), int(listed.ends[-1])
+        reason = (
+            f"{names} not there, and {INDEX_FILE}, which is older than the blocks, lists {len(listed)} messages of "
+            f"[{first}, {end}) there: removed since, or lost with their blocks"
+        )
+        notes.append(Note(reason, (first, end)))
+    if index.version < SURE_VERSION_MIN:
+        notes.append(Note(f"{names} not there: what was noted as removed there may show again"))
+    return notes
+
+
+def _block_names(numbers: SequenceSet) -> str:
+    ranges = numbers.ranges_head(8)
+    names = [f"{first}.blk" if end == first + 1 else f"{first}.blk to {end - 1}.blk" for first, end in ranges]
+    return ", ".join(names) + (" and others" if numbers.run_count > len(ranges) else "")
 
 
 def _is_current(index: StreamIndex, stream: StreamDirectory, files: Files) -> bool:
@@ -224,9 +269,8 @@ def _from_index(index: StreamIndex, stream: StreamDirectory) -> StreamState:
     few = len(index.subjects) <= SUBJECT_COUNT_MAX and sum(map(len, index.subjects)) <= SUBJECTS_SIZE_MAX
     # A server that has miscounted its messages has miscounted their subjects, too, and may have left one out.
     subjects = tuple(sorted(index.subjects)) if few and count == index.message_count else None
-    shown = _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in states])
-    removed = SequenceSet.from_ranges([(1, index.last + 1)]).difference(shown)
-    return StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects, removed)
+    state = StreamState(index.first, index.last, count, INDEX_FILE, tuple(states), subjects, SequenceSet.empty(), True)
+    return replace(state, removed=SequenceSet.from_ranges([(1, index.last + 1)]).difference(_shown_by(state)))
 
 
 def _load_old_index(block: BlockFile, notes: list[Note], files: Files) -> OldBlockIndex | None:
@@ -251,7 +295,12 @@ def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> 
     total = sum(state.message_count for state in states)
     spans = [(file.block_index, one.first, one.end) for file, one in zip(stream.blocks, old, strict=True)]
     removed = _union([one.removed for one in old]).union(_gaps(spans))
-    return StreamState(states[0].first if states else last + 1, last, total, "N.idx", tuple(states), None, removed)
+    first = states[0].first if states else last + 1
+    return StreamState(first, last, total, "N.idx", tuple(states), None, removed, False)
+
+
+def _shown_by(state: StreamState) -> SequenceSet:
+    return _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in state.blocks])
 
 
 def _union(sets: Sequence[SequenceSet]) -> SequenceSet:
@@ -294,7 +343,9 @@ def _from_blocks(
     limits = Limits.of(stream.config)
     last_index = max((file.block_index for file in stream.blocks), default=0)
     read = [_read_block(stream, file, limits, file.block_index == last_index, files) for file in stream.blocks]
-    removed = SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *(one.tombstones for one in read)]))
+    removed = SequenceSet.from_sequences(np.concatenate([_NONE, *(one.tombstones for one in read)]))
+    if index is not None:
+        removed = removed.union(_removed_before(index, stream, read))
     for stale, one in zip(old, read, strict=True):
         if stale is not None:  # what it removed stays removed
             own_first = int(np.min(one.messages.sequences, initial=stale.first))
@@ -309,7 +360,19 @@ def _from_blocks(
     states += lost
     count = sum(len(sequences) for sequences in shown)
     first = next((int(sequences[0]) for sequences in shown if len(sequences)), last + 1)
-    return StreamState(first, last, count, "blocks", tuple(states), None, _all_removed(read, shown, removed))
+    all_removed = _all_removed(read, shown, removed)
+    return StreamState(first, last, count, "blocks", tuple(states), None, all_removed, index is not None)
+
+
+def _removed_before(index: StreamIndex, stream: StreamDirectory, read: Sequence["_Read"]) -> SequenceSet:
+    """Return what an index that is older than the blocks says was removed, but for messages that came after it.
+
+    A follower that was cut back uses sequences again. Releases of 2.10 note messages as removed that are not.
+    """
+    if index.version < SURE_VERSION_MIN:
+        return SequenceSet.empty()
+    newer = [one.messages.sequences[one.messages.times_ns > index.last_time_ns] for one in read]
+    return _from_index(index, stream).removed.difference(SequenceSet.from_sequences(np.concatenate([_NONE, *newer])))
 
 
 def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: SequenceSet) -> SequenceSet:

@@ -11,7 +11,7 @@ from storage_core.foreign.copies import CopiesStore
 from storage_core.foreign.nats.consumers import CONSUMERS_DIRECTORY, read_consumers
 from storage_core.foreign.nats.directory import StreamDirectory, find_streams
 from storage_core.foreign.nats.limits import configured_subjects
-from storage_core.foreign.nats.meta import META_FILE
+from storage_core.foreign.nats.meta import INDEX_FILE, META_FILE
 from storage_core.foreign.nats.state import BlockState, StreamState, load_state
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.suggestions import instead
@@ -49,14 +49,24 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
 
     def _notes(self, one: StreamDirectory) -> list[ForeignDamage]:
         meta = str(Path(one.path) / META_FILE)
-        notes = [note_damage(LAYOUT, one.account, one.name, meta, note) for note in one.notes]
+        unknown = "its limits are unknown, what they had removed may show again"
+        notes = [note_damage(LAYOUT, one.account, one.name, meta, f"{unknown}: {note}") for note in one.notes]
         try:
             state = self._state(one)
         except StorageError:  # told where its messages are asked for
             return notes
         return notes + [
-            note_damage(LAYOUT, one.account, one.name, one.messages_path, note.reason, note.doubt) for note in state.notes
+            note_damage(LAYOUT, one.account, one.name, one.messages_path, note.reason, note.doubt)
+            for note in state.notes
         ]
+
+    def _caveat(self, state: StreamState) -> str:
+        if state.indexed:
+            return ""
+        return (
+            f"no {INDEX_FILE} tells how far it went: messages of a last block that is gone, and removals that were "
+            "noted in it, leave no trace"
+        )
 
     def _consumers(
         self, one: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None

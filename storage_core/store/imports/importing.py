@@ -191,6 +191,8 @@ class _Import:
         described = self._source.copies(foreign)
         first = next((one for one in described if not one.problem), described[0])
         config, notes = stream_config(name, first, num_replicas)
+        if caveat := self._source.caveat(foreign):
+            notes.append(caveat)
         slices = tuple(self._source.plan([foreign]))
         told: list[ForeignDamage] = []
         consumers = self._source.consumers(foreign, told.append)

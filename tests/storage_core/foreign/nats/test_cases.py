@@ -2,15 +2,17 @@
 
 import hashlib
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rescue_table
-from rescue_table import CASES, HAPPENED, Copy, info, messages, names, page, read, served, together
+from rescue_table import CASES, HAPPENED, KEY, Copy, info, messages, names, page, read, served, together
 
 from storage_core.errors import CorruptionError
+from storage_core.foreign import open_foreign, read_foreign_slice
 from storage_core.foreign.nats.block import read_block
 
 
@@ -20,6 +22,23 @@ def digests(path: Path) -> dict[str, str]:
 
 def by_sequence(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return {row["sequence"]: row for row in rows}
+
+
+def shown_and_told(place: Path) -> tuple[set[int], set[tuple[Any, ...]], str]:
+    """Return the sequences that are read of the only stream of a store, what is told, and what nobody could tell."""
+    store = open_foreign(place, "nats", encryption_key=KEY)
+    (name,) = store.streams()
+    damage, parts = store.inspect(name)
+    batches = [read_foreign_slice(part, ("sequence",), damage.append) for part in parts]
+    shown = {sequence for each in batches for batch in each for sequence in batch.column(0).to_pylist()}
+    return shown, {(one.reason, one.first, one.end) for one in damage}, store.caveat(name)
+
+
+def nodes_of(name: str) -> list[Path]:
+    """Return the stores of a case, of a cluster each by itself, whose blocks can be taken away."""
+    store = CASES / name / "store"
+    nodes = sorted(store.iterdir()) if name.startswith("r3-") else [store]
+    return [node for node in nodes if any(node.rglob("*.blk"))]
 
 
 def whole_on_disk(records: Any, copy: Copy, stream: str, rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -64,6 +83,28 @@ def test_everything_that_can_be_proven_is_read_and_nothing_else(records: Any, na
     told = [one for one in copy.damage if one.first is not None]
     for lost in set(truth) - set(got):  # each is named
         assert any(one.first <= lost < (one.end or lost + 1) for one in told) or name == "damaged-stuck-consumer"
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("indexes", ["kept", "gone"])
+def test_no_block_goes_without_a_word_and_its_removals_with_it(tmp_path: Path, name: str, indexes: str) -> None:
+    """One after the other is taken away, and the first and the last together."""
+    for node in nodes_of(name):
+        before, told_before, _ = shown_and_told(node)
+        blocks = sorted(path.relative_to(node) for path in node.rglob("*.blk"))
+        for number, gone in enumerate([*([one] for one in blocks), [blocks[0], blocks[-1]]]):
+            place = shutil.copytree(node, tmp_path / f"{node.name}-{number}")
+            for path in gone:
+                (place / path).unlink(missing_ok=True)
+            if indexes == "gone":
+                for path in [*place.rglob("index.db"), *place.rglob("msgs/*.idx")]:
+                    path.unlink()
+            shown, told, caveat = shown_and_told(place)
+            where = f"without {[path.name for path in gone]}: {len(before - shown)} lost, {len(shown - before)} back"
+            assert shown == before or told - told_before or caveat, where
+            may_be_back = caveat or any("may show again" in reason for reason, *_ in told)  # an index of 2.10
+            assert shown <= before or may_be_back, where
+            assert caveat or indexes == "kept", where
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("r3-")])
