@@ -36,6 +36,10 @@ MaxAgeOption = Annotated[
 MaxConsumersOption = Annotated[
     int | None, typer.Option("--max-consumers", metavar="N", help="Durable consumers at most; -1 for no limit.")
 ]
+RetentionOption = Annotated[
+    str | None,
+    typer.Option("--retention", metavar="limits|interest|work", help="What messages stay for; see the guide: limits."),
+]
 DiscardOption = Annotated[
     str | None, typer.Option("--discard", metavar="old|new", help="Full: remove the oldest, or refuse new messages.")
 ]
@@ -84,6 +88,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "max_bytes": ("max_bytes", lambda text: parse_size(text, "--max-bytes")),
     "max_age": ("max_age", lambda text: 0 if text == "-1" else parse_duration_option(text, "--max-age")),
     "max_consumers": ("max_consumers", int),
+    "retention": ("retention", lambda text: "workqueue" if text == "work" else str(text)),
     "discard": ("discard", str),
     "dupe_window": ("duplicate_window", lambda text: parse_duration_option(text, "--dupe-window")),
     "deny_delete": ("deny_delete", bool),

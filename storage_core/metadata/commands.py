@@ -121,7 +121,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
     sequences: bytes  # encoded SequenceSet
     data_size: int  # message bytes of those that were still there
     low_watermark: int = 0  # 0: leave it
-    reason: str = "delete"  # delete, purge, limits
+    reason: str = "delete"  # delete, purge, limits, retention: no consumer needs them any more
 
 
 class Unlinked(msgspec.Struct, frozen=True, tag="unlinked"):
@@ -271,6 +271,7 @@ class ConsumerAdvance(msgspec.Struct, frozen=True):
     name: str
     next_sequence: int  # everything below it is done
     generation: int = -1  # of the ownership under which this is said; -1: said for whoever owns it
+    done: bytes = b""  # encoded SequenceSet: what it is done with now, if the stream's retention asks for it
 
 
 class AdvanceConsumers(msgspec.Struct, frozen=True, tag="advance_consumers"):

@@ -27,13 +27,14 @@ SUBJECT_COUNT_MAX = 1024
 MINUTE_NS = 60_000_000_000
 PRIVATE, GROUP = "private", "group"  # who may use a store's files: their owner, or a group as well
 OLD, NEW = "old", "new"  # which messages a full stream does without
+LIMITS, INTEREST, WORKQUEUE = "limits", "interest", "workqueue"  # what decides how long messages stay
+RETENTIONS = (LIMITS, INTEREST, WORKQUEUE)
 LIMIT_MAX = 2**62
 BLOCK_MAX_AGE_MIN_NS = 1_000_000_000
 MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
 _NOT_YET: dict[str, tuple[object, ...]] = {
-    "retention": ("limits",),
     "max_msgs_per_subject": (-1, 0),
     "discard_new_per_subject": (False,),
     "allow_rollup_hdrs": (False,),
@@ -72,6 +73,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = -1  # of subjects, headers and data
     max_age: int = 0  # by the time of the message; 0 is no limit
     max_consumers: int = -1
+    retention: str = LIMITS
     discard: str = OLD
     duplicate_window: int = 2 * MINUTE_NS
     compression: str = "zstd"
@@ -214,6 +216,8 @@ def _check_limits(config: StreamConfig) -> None:
         raise ValueError(f"max_age: {format_duration(config.max_age)} is not 0 (no limit) or 100ms and more")
     if config.discard not in (OLD, NEW):
         raise ValueError(f"discard: {config.discard!r} is unknown; valid values are {OLD} and {NEW}")
+    if config.retention not in RETENTIONS:
+        raise ValueError(f"retention: {config.retention!r} is unknown; valid values are {', '.join(RETENTIONS)}")
     if -1 < config.max_bytes < config.max_msg_size:
         raise ValueError(
             f"max_msg_size: {config.max_msg_size} bytes are more than max_bytes, {config.max_bytes}, which the stream "

@@ -32,6 +32,8 @@ class ConsumerState:
     skipped: int = 0  # messages that were removed or lost before it acknowledged them
     skipped_told: int = 0  # of these, when its events last told of them
     skipped_told_ns: int = 0  # and when that was
+    # Of a stream whose retention is not limits: what it is done with and is still there (retention.py).
+    done: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: below next_sequence, nothing that waits
 
     @property
     def name(self) -> str:
@@ -80,16 +82,19 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     skipped: int = 0
     skipped_told: int = 0
     skipped_told_ns: int = 0
+    done: bytes = b""
 
 
 def consumer_record(one: ConsumerState) -> ConsumerRecord:
     values = {name: getattr(one, name) for name in ConsumerRecord.__struct_fields__}
-    values.update(pending=one.pending.encode(), told=one.told.encode())
+    done = one.done.encode() if one.done else b""
+    values.update(pending=one.pending.encode(), told=one.told.encode(), done=done)
     return ConsumerRecord(**values)
 
 
 def consumer_of(record: ConsumerRecord) -> ConsumerState:
     """Return the consumer; raises CorruptionError if its tables are none."""
     values = {name: getattr(record, name) for name in ConsumerRecord.__struct_fields__}
-    values.update(pending=decode_pending(record.pending), told=SequenceSet.decode(record.told))
+    done = SequenceSet.decode(record.done) if record.done else SequenceSet.empty()
+    values.update(pending=decode_pending(record.pending), told=SequenceSet.decode(record.told), done=done)
     return ConsumerState(**values)

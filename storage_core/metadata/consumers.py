@@ -30,6 +30,7 @@ from storage_core.metadata.commands import (
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages, pending_rows, pending_set
 from storage_core.metadata.reconcile import Position, facts_of, position_at
+from storage_core.metadata.retention import beginning, check_consumer, moved, with_done
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
@@ -78,7 +79,7 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
         consumer, count = _deliver(stream, consumer.by_clock(time_ns), command)
         events = command.events
     elif isinstance(command, Acknowledge):
-        consumer, count = _acknowledge(consumer.by_clock(time_ns), command)
+        consumer, count = _acknowledge(stream, consumer.by_clock(time_ns), command)
         events = command.events
     elif isinstance(command, MoveConsumer):
         consumer = _move(stream, consumer, command)
@@ -117,6 +118,8 @@ def advanced(stream: StreamState, command: ConsumerAdvance) -> StreamState:
     _check_place(stream, consumer.name, command.next_sequence)
     done = SequenceSet.from_ranges([(1, command.next_sequence)])
     consumer = replace(consumer, pending=consumer.pending.put(done, _NO_ROWS))
+    if command.done:
+        consumer = with_done(stream, consumer, SequenceSet.decode(command.done).intersection(done))
     if command.next_sequence > consumer.next_sequence:
         consumer = anchored(stream, consumer, command.next_sequence)
     return stream.with_consumer(consumer)
@@ -132,9 +135,11 @@ def _add(stream: StreamState, time_ns: int, command: AddConsumer) -> Applied:
     if 0 <= limit <= len(stream.consumers):
         raise LimitExceededError(stream.name, "max_consumers", limit, len(stream.consumers), 1)
     _check_place(stream, name, command.next_sequence)
+    check_consumer(stream, command.config)
     made = ConsumerState(command.config, time_ns, stream.incarnation, command.next_sequence, told=stream.lost)
     made = replace(made, query_start=command.query_start or made.query_start)
-    return stream.with_consumer(anchored(stream, made, command.next_sequence)), (), 0
+    made = beginning(stream, anchored(stream, made, command.next_sequence))
+    return stream.with_consumer(made), (), 0
 
 
 def _check_place(stream: StreamState, name: str, next_sequence: int) -> None:
@@ -170,10 +175,12 @@ def _deliver(stream: StreamState, consumer: ConsumerState, command: Deliver) -> 
             f"max_ack_pending is {consumer.config.waiting_max}"
         )
     consumer = replace(consumer, pending=pending)
+    if consumer.config.ack_policy == "none":
+        consumer = with_done(stream, consumer, given)
     return anchored(stream, consumer, command.next_sequence), len(given)
 
 
-def _acknowledge(consumer: ConsumerState, command: Acknowledge) -> tuple[ConsumerState, int]:
+def _acknowledge(stream: StreamState, consumer: ConsumerState, command: Acknowledge) -> tuple[ConsumerState, int]:
     chosen = acknowledged(consumer, command.kind, SequenceSet.decode(command.sequences))
     meant = consumer.pending.within(chosen)
     count = int((meant["end"] - meant["first"]).sum())
@@ -187,6 +194,10 @@ def _acknowledge(consumer: ConsumerState, command: Acknowledge) -> tuple[Consume
         if consumer.config.ack_policy == "none":  # of what was handed out nothing waits
             more = chosen.clip(1, consumer.next_sequence).difference(pending_set(meant))
         rows = np.concatenate((meant, pending_rows(more, 0, 0)))
+    if command.kind in (ACK, TERM):
+        consumer = with_done(stream, consumer, pending_set(meant))
+    elif command.kind == WITHHOLD and consumer.done:
+        consumer = replace(consumer, done=consumer.done.difference(chosen))
     return replace(consumer, pending=consumer.pending.put(chosen, rows)), count
 
 
@@ -206,8 +217,9 @@ def _move(stream: StreamState, consumer: ConsumerState, command: MoveConsumer) -
     _check_place(stream, consumer.name, command.next_sequence)
     kept = SequenceSet.from_ranges([(stream.first_sequence, min(command.pending_end, command.next_sequence))])
     pending = PendingMessages.of(consumer.pending.within(kept))
-    consumer = replace(consumer, query_start=command.query_start or consumer.query_start)
-    return replace(anchored(stream, consumer, command.next_sequence), pending=pending, told=stream.lost)
+    made = replace(consumer, query_start=command.query_start or consumer.query_start)
+    made = replace(anchored(stream, made, command.next_sequence), pending=pending, told=stream.lost)
+    return moved(stream, consumer, made)
 
 
 def _take(stream: StreamState, consumer: ConsumerState, command: TakeConsumer) -> ConsumerState:

@@ -117,6 +117,7 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
     check_number("first sequence", stream.low_watermark, 1, stream.next_sequence)
     for name, sequences in (("removed sequences", stream.removed), ("lost sequences", stream.lost)):
         check_within(name, sequences, stream.low_watermark, stream.next_sequence)
+    check_number("end of what readers have missed", stream.missed_end, 1, stream.next_sequence)
     removed_count = len(stream.removed)
     check_equal("message_count", stream.message_count, stream.next_sequence - stream.low_watermark - removed_count)
     check_number("data_size", stream.data_size, 0, SIZE_MAX)
@@ -284,6 +285,7 @@ def _check_consumer(key: str, consumer: ConsumerState) -> None:
         check_number(f"{what}: first message that waits", int(pending["first"][0]), 1)
         check_number(f"{what}: end of those that wait", int(pending["end"][-1]), 1, consumer.next_sequence)
         check_number(f"{what}: deliveries", int(pending["deliveries"].min()), 0)
+    check_within(f"{what}: what it is done with", consumer.done, 1, consumer.next_sequence)
     if consumer.told:
         check_number(f"{what}: lost sequences that it was told of", int(consumer.told.starts[0]), 1)
     check_events(f"{what}: events", consumer.events, CONSUMER_EVENTS_KEPT)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 
+from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 
@@ -72,10 +73,12 @@ class Decision:
 
 
 def facts_of(stream: StreamState) -> StreamFacts:
+    """Return what readers go by. What retention took is missed by nobody: no consumer needed it any more."""
+    is_limited = stream.config.retention == LIMITS
     return StreamFacts(
         stream.name,
         stream.incarnation,
-        stream.first_sequence,
+        stream.first_sequence if is_limited else min(stream.first_sequence, stream.missed_end),
         stream.next_sequence,
         stream.histories,
         stream.origins,

@@ -7,20 +7,25 @@ import numpy as np
 
 from storage_core import errors
 from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
+from storage_core.metadata.config import LIMITS
+from storage_core.metadata.consumers import anchored
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table, pairs
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
+from storage_core.metadata.retention import done_by_all, without
 from storage_core.metadata.skipped import taken_away
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.metadata.store_changes import with_events
 from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SequenceSet
 
+RETENTION = "retention"  # no consumer needs them any more: none misses anything
 # What a stream's configuration denies it by, and what consumers that miss the messages are told.
 REASONS = {
     "delete": ("deny_delete", "removed"),
     "purge": ("deny_purge", "purged"),
     "limits": ("", "removed by a limit"),
+    RETENTION: ("", ""),
 }
 
 
@@ -34,10 +39,32 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
     gone = chosen.difference(stream.removed)
     low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
     gone = gone.union(SequenceSet.from_ranges([(stream.low_watermark, low_watermark)]).difference(stream.removed))
-    stream, events = taken_away(stream, gone, time_ns, why)
+    events: tuple[Event, ...] = ()
+    first = stream.first_sequence
+    if command.reason == RETENTION:
+        needed = gone.difference(done_by_all(stream, gone))
+        if needed or stream.config.retention == LIMITS:
+            which = int(needed.starts[0]) if needed else "none"
+            refuse(errors.RequirementError, f"stream {stream.name!r}: a consumer needs {which} of what is to go")
+        stream = without(stream, gone)
+    else:
+        stream, events = taken_away(stream, gone, time_ns, why)
     stream = replace(stream, removed=stream.removed.union(gone))
     state, stream = drop_below(state, stream, low_watermark, time_ns, len(gone), command.data_size)
+    if command.reason == RETENTION:
+        stream = _following(stream, first)
     return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
+
+
+def _following(stream: StreamState, first: int) -> StreamState:
+    """Return the stream with the consumers that stood before its first message at it: they wanted none of these.
+
+    `first`: its first message before. A consumer that was behind that one has missed something.
+    """
+    for _, consumer in stream.consumers.items():
+        if first <= consumer.next_sequence < stream.first_sequence and consumer.incarnation == stream.incarnation:
+            stream = stream.with_consumer(anchored(stream, consumer, stream.first_sequence))
+    return stream
 
 
 def drop_below(

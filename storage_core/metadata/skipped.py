@@ -13,8 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from storage_core.metadata.commands import Event
+from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState
 from storage_core.metadata.pending import PENDING_DTYPE, pending_set
+from storage_core.metadata.retention import without
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.subjects import is_literal, matches
@@ -27,6 +29,9 @@ _NO_ROWS = np.empty(0, PENDING_DTYPE)
 def taken_away(stream: StreamState, gone: SequenceSet, time_ns: int, why: str) -> tuple[StreamState, tuple[Event, ...]]:
     """Return the stream with what its consumers miss when these messages go, which it still shows; and the events."""
     events: list[Event] = []
+    stream = without(stream, gone)
+    if gone and stream.config.retention != LIMITS:
+        stream = replace(stream, missed_end=max(stream.missed_end, int(gone.ends[-1])))
     # By name: a map's order depends on how it came about, and the events are part of the state.
     for _, consumer in sorted(stream.consumers.items()) if gone else ():
         if consumer.incarnation not in stream.incarnations:

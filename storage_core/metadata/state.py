@@ -104,6 +104,7 @@ class StreamState:
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     consumers: SharedMap[str, ConsumerState] = field(default_factory=SharedMap)  # by case-folded name
+    missed_end: int = 1  # if retention is not limits: readers below it may have missed what went otherwise
 
     @property
     def name(self) -> str:
@@ -321,6 +322,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     writers: dict[str, _WriterRecord]
     origins: tuple[tuple[bytes, int], ...] = ()
     consumers: tuple[ConsumerRecord, ...] = ()
+    missed_end: int = 1
 
 
 class _StateRecord(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from storage_core.metadata.consumers import restored
 from storage_core.metadata.invariants import check_stream
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table, ids
 from storage_core.metadata.results import Done, Place, Result, refuse
+from storage_core.metadata.retention import beginning, check_change
 from storage_core.metadata.state import StoreState, StreamState, decode_stream
 from storage_core.metadata.store_changes import with_events
 
@@ -47,7 +48,16 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
     for flag in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, flag) and not getattr(new, flag):
             refuse(errors.RequirementError, f"stream {old.name!r}: {flag} cannot be taken back")
-    return state.with_stream(replace(stream, config=new)), Done()
+    try:
+        check_change(old.retention, new.retention, old.name)
+    except errors.RequirementError as error:
+        refuse(type(error), str(error))
+    stream = replace(stream, config=new)
+    if new.retention != old.retention:
+        stream = replace(stream, missed_end=stream.first_sequence)
+        for _, consumer in stream.consumers.items():
+            stream = stream.with_consumer(beginning(stream, consumer))
+    return state.with_stream(stream), Done()
 
 
 def delete_stream(state: StoreState, place: Place, time_ns: int, command: DeleteStream) -> tuple[StoreState, Result]:

@@ -15,7 +15,9 @@ from storage_core.errors import (
     ReadOnlyError,
     StreamNotFoundError,
 )
+from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
 from storage_core.store.ensemble.moving import move
@@ -30,6 +32,7 @@ from storage_core.store.writing import appends
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits, may_go
+from storage_core.store.writing.retention import release
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
 if TYPE_CHECKING:
@@ -109,13 +112,31 @@ class OpenStore:
         return found
 
     def enforce_limits(self) -> int:
-        """Remove from every stream what is over its limits, also of those that nobody writes; return how many."""
+        """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
+        writes; return how many messages that were."""
         count = 0
         for stream in self.state().streams.values():
+            if stream.config.retention != LIMITS:
+                count += self._release_all(stream.incarnation)
             if may_go(stream):
                 with self.session(frees=True) as session:
                     count += appends.enforce(session, stream.incarnation, self._limits)
         return count
+
+    def _release_all(self, incarnation: bytes) -> int:
+        count, more = 0, 1
+        while more:
+            with self.session(frees=True) as session:
+                more = self.release(session, incarnation)
+            count += more
+        return count
+
+    def release(self, session: Session, incarnation: bytes, among: SequenceSet | None = None) -> int:
+        """Remove what no consumer of the stream needs any more; return how many messages that were.
+
+        `among`: only these are looked at; None: all.
+        """
+        return release(session, incarnation, self._limits, self._env, among)
 
     def plan(self, request: ReadRequest) -> ReadPlan:
         """Return what a read has to fetch, from metadata alone. Takes no lock."""

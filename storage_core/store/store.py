@@ -171,6 +171,7 @@ class Store(OpenStore):
             merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
             with session.group():
                 session.propose(EditStream(stream.incarnation, merged))
+                self.release(session, stream.incarnation)
                 appends.enforce(session, stream.incarnation, self._limits)
         return Stream(self, stream.incarnation, name)
 

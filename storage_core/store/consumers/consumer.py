@@ -340,6 +340,8 @@ class Consumer:
             if look.ahead is None or look.ahead.sequences != handout.sequences:
                 return _Handed(stream, consumer, nothing, look_again=True)
         session.propose(command_of(stream, consumer, handout, now_ns, look.damage))
+        if consumer.config.ack_policy == "none":  # what is handed out is done
+            self._store.release(session, self._incarnation, handout.sequences)
         is_over = bool(handout.sequences or not handout.withheld)  # else what comes behind those may be there
         capped = "max_ack_pending" if handout.is_capped else ""
         return _Handed(*self._find(session.state), handout.sequences, not is_over, capped=capped)
@@ -384,6 +386,8 @@ class Consumer:
             command = Acknowledge(self._incarnation, self.name, kind, waiting.encode(), deadline_ns)
             result = session.propose(command)
             assert isinstance(result, machine.ConsumerDone)
+            if kind in (ACK, TERM):
+                self._store.release(session, self._incarnation, waiting)
             return result.message_count
 
         return self._store.together(job)
@@ -435,6 +439,7 @@ class Consumer:
             before, after = str(consumer.next_sequence - 1), str(to - 1)
             event = Event("consumer_reset", stream.name, self.name, "", before, after, reason)
             session.propose(MoveConsumer(self._incarnation, self.name, to, 0, (event,)))
+            self._store.release(session, self._incarnation)
             return to
 
         return self._store.together(job)
@@ -455,10 +460,11 @@ class Consumer:
         self._store.together(lambda session: session.propose(command))
 
     def delete(self) -> None:
-        """Delete the consumer. Messages stay."""
+        """Delete the consumer. Messages stay, but for those that with retention by interest no other one needs."""
         self._find(self._store.state())
-        with self._store.session(frees=True) as session:
+        with self._store.session(frees=True) as session, session.group():
             session.propose(DeleteConsumer(self._incarnation, self.name))
+            self._store.release(session, self._incarnation)
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

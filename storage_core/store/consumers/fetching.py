@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from storage_core.block.sizing import message_sizes
 from storage_core.metadata.commands import Deliver, Event
+from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.consumers import position_of
 from storage_core.metadata.pending import pending_set
@@ -245,6 +246,22 @@ def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, cou
         sequences = sequences[sequences < end]
     missed = _missed(damage).clip(start, end).intersection(stream.shown())
     return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
+
+
+def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end: int) -> SequenceSet:
+    """Return what the consumer is done with when a query has read everything below `end`; nothing if nobody asks.
+
+    Of messages that cannot be read now it is not known whether a filter takes them: they stay.
+    """
+    if stream.config.retention == LIMITS:
+        return NOTHING
+    start = max(stream.low_watermark, min(consumer.next_sequence, consumer.pending.first_sequence))
+    shown = SequenceSet.from_ranges([(start, end)]).difference(stream.removed.clip(start, end))
+    if not consumer.config.filter_subjects or not shown:
+        return shown
+    batches = _read(store, stream, consumer, int(shown.starts[0]), end, ("sequence",), [])
+    parts = [batch.column("sequence").to_numpy() for batch in batches]
+    return SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
 def count_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int:

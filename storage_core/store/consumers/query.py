@@ -44,7 +44,7 @@ from storage_core.metadata.reconcile import (
 )
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.consumers.consumer import move_of
-from storage_core.store.consumers.fetching import decision_of
+from storage_core.store.consumers.fetching import decision_of, done_by
 from storage_core.store.consumers.ownership import Ownership
 from storage_core.store.consumers.query_position import (
     QueryPosition,
@@ -417,12 +417,20 @@ class QueryReader:
                     places = str(found.next_sequence - 1), str(made.next_sequence - 1)
                     event = Event("consumer_reconciled", stream.name, found.name, "", *places, reason)
                     session.propose(move_of(stream, found, made, (event,)))
-            advances = [
-                ConsumerAdvance(stream.incarnation, found.name, end, self._generation(stream, found))
-                for stream, found, end in self._advances(session.state, ends)
-            ]
+            advances, done = [], {}
+            for stream, found, end in self._advances(session.state, ends):
+                done[stream.incarnation] = done_by(self._store, stream, found, end)
+                advances.append(
+                    ConsumerAdvance(
+                        stream.incarnation, found.name, end, self._generation(stream, found),
+                        done[stream.incarnation].encode() if done[stream.incarnation] else b"",
+                    )
+                )  # fmt: skip
             if advances:
                 session.propose(AdvanceConsumers(tuple(advances)))
+            for incarnation, sequences in done.items():
+                if sequences:
+                    self._store.release(session, incarnation, sequences)
 
         self._store.together(job)
 

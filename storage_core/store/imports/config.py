@@ -21,6 +21,7 @@ from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.pending import PENDING_DTYPE, PendingMessages
 from storage_core.metadata.reconcile import CONTINUE, Position, decide, facts_of
+from storage_core.metadata.retention import beginning
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import StreamState
 from storage_core.sequences import SequenceSet
@@ -165,7 +166,7 @@ def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_
         consumer, told = _placed(stream, one, config, now_ns)
         notes += [f"consumer {name}: {note}" for note in told]
         events += consumer.events
-        made[name.casefold()] = consumer
+        made[name.casefold()] = beginning(stream, consumer)
     return ImportedConsumers(
         replace(stream, consumers=SharedMap(made)),
         tuple(one.name for one in made.values()),

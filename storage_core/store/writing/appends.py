@@ -41,6 +41,7 @@ from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
 from storage_core.store.writing.orphans import transaction_of
+from storage_core.store.writing.retention import release
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteFailure, WriteTarget
 
 logger = logging.getLogger(__name__)
@@ -190,6 +191,9 @@ def commit(
         ]
         result = session.propose(_append(transaction, parts, writer, content))
     assert isinstance(result, machine.AppendDone)
+    for name, got in result.appended.items() if not result.already else ():
+        new = SequenceSet.from_ranges([(got.first, got.end)])
+        release(session, transaction.targets[name].incarnation, limits, env, new)
     for name in chosen:
         enforce(session, transaction.targets[name].incarnation, limits)
     if result.already:

@@ -121,7 +121,7 @@ def test_the_file_may_name_its_store(jstream, store: Store, file: Path) -> None:
     [
         ("[streams.A]\nsubjcts = 5", "streams.A: unknown key of a stream: 'subjcts'; did you mean 'subjects'?"),
         ("[streams.A]\nmax_msg_size = 'big'", "streams.A: max_msg_size: 'big' is not a number of bytes"),
-        ("[streams.A]\nretention = 'workqueue'", "streams.A: retention: 'workqueue' is not supported"),
+        ("[streams.A]\nretention = 'queue'", "streams.A: retention: 'queue' is unknown"),
         ("[streams.A]\nname = 'B'", "streams.A.name: 'B' is not the name of the table"),
         ("[streams.A.consumers.c]\nack_wait = 'x'", "streams.A.consumers.c: ack_wait: 'x' is not a duration"),
         ("[streams.A.consumer.c]", "streams.A.consumer: there is no such key; did you mean 'consumers'?"),

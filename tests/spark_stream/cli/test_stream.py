@@ -275,6 +275,17 @@ def test_flags_of_nats_that_ask_nothing_are_taken(jstream, orders) -> None:
     assert orders.stream("SCRIPTED").config.description == "by a script"
 
 
+def test_a_work_queue_is_made_with_the_flag_of_nats(jstream, orders) -> None:
+    made = json.loads(jstream.done("stream", "add", "QUEUE", "--retention", "work", "--json"))
+    assert made["config"]["retention"] == "workqueue"
+    jstream.done("consumer", "add", "QUEUE", "first")
+    assert jstream("consumer", "add", "QUEUE", "second").code == 1
+    assert jstream("stream", "edit", "QUEUE", "--retention", "limits", "--force").code == 1
+    jstream.done("pub", "QUEUE", "job")
+    jstream.done("consumer", "next", "QUEUE", "first", "--ack")
+    assert json.loads(jstream.done("stream", "info", "QUEUE", "--json"))["state"]["messages"] == 0
+
+
 def test_what_a_server_shows_of_a_stream_is_taken_as_its_configuration(jstream, store, tmp_path: Path) -> None:
     told = {
         **{"name": "OTHER", "subjects": ["n.>"], "retention": "limits", "max_consumers": -1, "max_msgs": -1},

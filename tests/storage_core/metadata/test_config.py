@@ -22,6 +22,7 @@ def test_defaults() -> None:
         "max_bytes": -1,
         "max_age": 0,
         "max_consumers": -1,
+        "retention": "limits",
         "discard": "old",
         "duplicate_window": 120_000_000_000,
         "compression": "zstd",
@@ -48,6 +49,7 @@ def test_defaults() -> None:
             "max_bytes": st.one_of(st.just(-1), st.integers(1 << 20, 1 << 62)),
             "max_age": st.one_of(st.just(0), st.integers(10**15, 1 << 62)),
             "max_consumers": st.one_of(st.just(-1), st.integers(1, 100)),
+            "retention": st.sampled_from(["limits", "interest", "workqueue"]),
             "discard": st.sampled_from(["old", "new"]),
             "block_max_age": st.one_of(st.just(0), st.integers(10**9, 1 << 62)),
             "archive_command": st.lists(st.sampled_from(["/bin/cp", "/bin/a b", "/bin/'x"]), max_size=3),
@@ -109,6 +111,7 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("archive_command", ["/bin/cp", 1], "archive_command: ['/bin/cp', 1] is not a list of words"),
         ("archive_command", "/bin/sh -c 'x", 'archive_command: "/bin/sh -c \'x" cannot be split into words'),
         ("archive_command", ["/bin/" + "x" * 5000], "archive_command: at most 4096 bytes"),
+        ("retention", "work", "retention: 'work' is unknown; valid values are limits, interest, workqueue"),
         ("subjcts", ["a"], "unknown key of a stream: 'subjcts'; did you mean 'subjects'?"),
         ("colour", "red", "unknown key of a stream: 'colour'; valid ones are name, subjects, num_replicas"),
     ],
@@ -122,7 +125,6 @@ def test_what_is_refused(key: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("key", "harmless", "asked"),
     [
-        ("retention", "limits", "workqueue"),
         ("max_msgs_per_subject", -1, 1),
         ("discard_new_per_subject", False, True),
         ("no_ack", False, True),

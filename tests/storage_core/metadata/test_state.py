@@ -56,6 +56,7 @@ def full_state() -> StoreState:
             events=(Event("consumer_reset", "aa", name, "", "1", "2", "why", 78),),
             query_start=QueryStart(7, "startingOffsets=latest"),
             generation=3,
+            done=SequenceSet.from_ranges([(5, 7)]),
         )
         for name in ("Reader", "another")
     }
@@ -78,6 +79,7 @@ def full_state() -> StoreState:
             origins=((b"O" * 16, 5), (b"P" * 16, 50)),
             writers=writers,
             consumers=SharedMap(consumers),
+            missed_end=4,
         )
     return StoreState(
         store_id=b"S" * 16,

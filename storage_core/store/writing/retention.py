@@ -1,0 +1,115 @@
+"""Retention by interest and work queues: what goes at the acknowledgement that allows it.
+
+What no consumer needs any more is worked out here, by the session that acknowledged, appended or deleted a consumer,
+and goes as one explicit set in the same round of fsyncs. Consumers keep what they are done with in the metadata, so a
+removal that was too large for one entry, or did not come about, is made up for by maintenance.
+
+Where consumers have filters, and interest decides, the blocks tell which messages they take; of a commit or an
+acknowledgement only the messages that it is about are looked at.
+"""
+
+import logging
+
+import numpy as np
+
+from storage_core import buffers
+from storage_core.block.runs import SequenceRuns
+from storage_core.errors import StorageError
+from storage_core.metadata import machine
+from storage_core.metadata.commands import Remove
+from storage_core.metadata.config import INTEREST, LIMITS
+from storage_core.metadata.removals import RETENTION
+from storage_core.metadata.retention import done_by_all
+from storage_core.metadata.state import StoreState, StreamState
+from storage_core.sequences import SequenceSet
+from storage_core.store.ensemble.session import Session
+from storage_core.store.environment import Environment
+from storage_core.store.reading.plan import ReadRequest, plan_stream
+from storage_core.store.reading.reading import ReadOptions, read_slices
+from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.limits import Limits, message_sizes_of
+
+logger = logging.getLogger(__name__)
+RUNS_AT_ONCE_MAX = 1 << 18  # of the removed messages of one entry, which holds 8 MiB
+
+
+def release(
+    session: Session, incarnation: bytes, limits: Limits, env: Environment, among: SequenceSet | None = None
+) -> int:
+    """Remove what no consumer needs any more; return how many messages that were.
+
+    `among`: only these are looked at; None: all. Where a block cannot be read now, that is left to maintenance.
+    """
+    stream = session.state.by_incarnation(incarnation)
+    if stream is None or stream.config.retention == LIMITS or stream.config.sealed or not stream.message_count:
+        return 0
+    try:
+        gone = _unneeded(session.state, stream, session.volumes, env, among)
+        if not gone:
+            return 0
+        size = _size(session.state, stream, session.volumes, limits, gone)
+    except (StorageError, OSError) as error:
+        logger.warning("stream %r: what nobody needs any more stays for now: %s", stream.name, error)
+        return 0
+    result = session.propose(Remove(incarnation, gone.encode(), size, reason=RETENTION))
+    assert isinstance(result, machine.RemoveDone)
+    return result.message_count
+
+
+def _unneeded(
+    state: StoreState, stream: StreamState, volumes: tuple[Volume, ...], env: Environment, among: SequenceSet | None
+) -> SequenceSet:
+    shown = stream.shown() if among is None else _shown(stream, among)
+    gone = done_by_all(stream, shown)
+    for consumer in stream.consumers.values() if stream.config.retention == INTEREST else ():
+        filters, open_ = consumer.config.filter_subjects, gone.difference(consumer.done)
+        if filters and open_:
+            gone = gone.difference(_taken(state, stream, volumes, env, filters, open_))
+    return SequenceSet(gone.starts[:RUNS_AT_ONCE_MAX], gone.ends[:RUNS_AT_ONCE_MAX])
+
+
+def _shown(stream: StreamState, among: SequenceSet) -> SequenceSet:
+    among = among.clip(stream.low_watermark, stream.next_sequence)
+    return among.difference(stream.removed)
+
+
+def _taken(
+    state: StoreState,
+    stream: StreamState,
+    volumes: tuple[Volume, ...],
+    env: Environment,
+    filters: tuple[str, ...],
+    sequences: SequenceSet,
+) -> SequenceSet:
+    """Return which of these messages the filters take, by their subjects."""
+    bounds = {stream.name: (int(sequences.starts[0]), int(sequences.ends[-1]))}
+    slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), bounds, subject_filters=filters))
+    touched = [one for one in slices if sequences.count_in(one.first, one.end)]
+    batches = read_slices(touched, ReadOptions(("sequence",), filters), env=env)
+    parts = [buffers.numbers(batch.column("sequence")) for batch in batches]
+    taken = np.concatenate([np.empty(0, np.int64), *parts])
+    return SequenceSet.from_sequences(taken[sequences.mask(taken)])
+
+
+def _size(
+    state: StoreState, stream: StreamState, volumes: tuple[Volume, ...], limits: Limits, gone: SequenceSet
+) -> int:
+    """Return the message bytes of messages that are shown; blocks that go as a whole are not read."""
+    if len(gone) == stream.message_count:
+        return stream.data_size
+    rows, total = stream.blocks.rows, 0
+    ends = rows["first"] + rows["span"]
+    low = int(np.searchsorted(ends, gone.starts[0], side="right"))
+    high = int(np.searchsorted(rows["first"], gone.ends[-1], side="left"))
+    for at in range(low, high):
+        part = gone.clip(int(rows["first"][at]), int(ends[at]))
+        if part and len(part) == int(rows["row_count"][at]):
+            total += int(rows["data_size"][at])
+        elif part:
+            column = limits.column(message_sizes_of, state, stream, rows[at : at + 1], volumes)
+            places = SequenceRuns(column.sequences.starts, column.sequences.ends)
+            total += sum(
+                int(column.values[places.row_at(first) : places.row_at(end)].sum(dtype=np.int64))
+                for first, end in part.ranges()
+            )
+    return total

@@ -1,0 +1,217 @@
+"""Retention by interest and work queues on a real nats-server and here: the same messages stay, the same is refused."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.processes import Machine
+
+from storage_core.errors import RequirementError
+
+pytest.importorskip("nats")
+SERVER = Path(sys.executable).parent / "nats-server"
+REAL_SERVER = Path(__file__).parents[2] / "foreign" / "nats" / "real_server.py"
+spec = importlib.util.spec_from_file_location("real_server", REAL_SERVER)
+assert spec is not None and spec.loader is not None
+real_server = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real_server)
+
+SEED = os.environ.get("JSTREAM_NATS_SEED", "retention")
+OPERATIONS = 90
+SUBJECTS = ("s.a", "s.b", "s.c")
+OFTEN = ["publish", "fetch", "ack"]
+HOUR_NS = 3_600_000_000_000
+Story = Callable[["Both"], Awaitable[None]]
+
+
+class Both:
+    """Streams and consumers, there and here."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._store = client, Machine(1).create()
+        self.waiting: dict[str, dict[int, str]] = {}  # by consumer: sequence and where its acknowledgement goes
+        self.name = ""
+
+    async def call(self, verb: str, **asked: Any) -> dict[str, Any]:
+        reply = await self._client.request(f"$JS.API.{verb}", json.dumps(asked).encode() if asked else b"", timeout=10)
+        answer: dict[str, Any] = json.loads(reply.data)
+        return answer
+
+    async def begin(self, name: str, **config: Any) -> None:
+        config = {"name": name, "subjects": [f"{name}.>"], **config}
+        assert "error" not in await self.call(f"STREAM.CREATE.{name}", storage="file", **config)
+        self._stream, self.name, self.waiting = self._store.add_stream(config), name, {}
+
+    async def same(self, verb: str, asked: dict[str, Any], ours: Callable[[], object]) -> bool:
+        """Do it there and here; return whether it was done, the same in both places."""
+        answer, refusal = await self.call(verb, **asked), None
+        try:
+            ours()
+        except (RequirementError, ValueError) as error:
+            refusal = error
+        assert ("error" in answer) == (refusal is not None), (verb, asked, answer, refusal)
+        return refusal is None
+
+    async def edit(self, **changes: Any) -> bool:
+        theirs = {"name": self.name, "subjects": [f"{self.name}.>"], "storage": "file", **changes}
+        return await self.same(
+            f"STREAM.UPDATE.{self.name}", theirs, lambda: self._store.edit_stream({"name": self.name, **changes})
+        )
+
+    async def add_consumer(self, name: str, **config: Any) -> bool:
+        config = {"ack_policy": "explicit", "ack_wait": HOUR_NS, **config}
+        done = await self.same(
+            f"CONSUMER.DURABLE.CREATE.{self.name}.{name}",
+            {"stream_name": self.name, "config": {"durable_name": name, **config}},
+            lambda: self._stream.add_consumer({"name": name, **config}),
+        )
+        if done:
+            self.waiting[name] = {}
+        return done
+
+    async def delete_consumer(self, name: str) -> None:
+        await self.call(f"CONSUMER.DELETE.{self.name}.{name}")
+        self._stream.consumer(name).delete()
+        del self.waiting[name]
+
+    async def publish(self, subject: str) -> None:
+        reply = json.loads((await self._client.request(f"{self.name}.{subject}", b"data", timeout=10)).data)
+        assert reply["seq"] == self._stream.publish(f"{self.name}.{subject}", b"data").sequence
+
+    async def fetch(self, name: str) -> None:
+        asked = json.dumps({"batch": 1, "no_wait": True}).encode()
+        inbox = self._client.new_inbox()  # a message comes with its own subject, so not as a reply
+        subscription = await self._client.subscribe(inbox)
+        await self._client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{name}", asked, reply=inbox)
+        message = await subscription.next_msg(timeout=10)
+        await subscription.unsubscribe()
+        ours = self._stream.consumer(name).fetch(1, 0).column("sequence").to_pylist()
+        theirs = [int(message.reply.split(".")[5])] if message.reply else []
+        assert ours == theirs, (name, ours, theirs)
+        self.waiting[name] |= dict.fromkeys(theirs, message.reply)
+
+    async def settle(self, name: str, sequence: int, how: str) -> None:
+        reply = self.waiting[name].pop(sequence)
+        await self._client.request(reply, {"ack": b"+ACK", "nak": b"-NAK", "term": b"+TERM"}[how], timeout=10)
+        getattr(self._stream.consumer(name), how)(sequence)
+
+    async def purge(self, up_to: int) -> None:
+        await self.call(f"STREAM.PURGE.{self.name}", seq=up_to)
+        self._stream.purge(up_to=up_to)
+
+    async def check(self, where: str) -> None:
+        """Wait until the server shows what is here: some of its removals come after its answer."""
+        ours = self._stream.read(columns=["sequence"]).read_all().column("sequence").to_pylist()
+        for pause in (0, 0.02, 0.1, 0.3, 1, 3):
+            await asyncio.sleep(pause)
+            state = (await self.call(f"STREAM.INFO.{self.name}", deleted_details=True))["state"]
+            theirs = set(range(state["first_seq"], state["last_seq"] + 1)) - set(state.get("deleted") or ())
+            if ours == sorted(theirs):
+                break
+        assert ours == sorted(theirs), where
+        assert self._stream.state().data_size == len(ours) * len(f"{self.name}.adata"), where
+
+
+def on_server(folder: Path, story: Story) -> None:
+    async def run() -> None:
+        server = real_server.Server(SERVER, folder)
+        try:
+            client = await server.connect()
+            await story(Both(client))
+            await client.close()
+        finally:
+            server.end(signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+CONSUMERS: dict[str, list[dict[str, Any]]] = {
+    "workqueue": [{"filter_subject": "%s.a"}, {"filter_subject": "%s.b"}],
+    "interest": [{}, {"filter_subject": "%s.a"}, {"deliver_policy": "new"}, {"ack_policy": "none"}],
+}
+
+
+def named(config: dict[str, Any], stream: str) -> dict[str, Any]:
+    return {key: value % stream if "%s" in value else value for key, value in config.items()}
+
+
+@pytest.mark.parametrize("retention", CONSUMERS)
+def test_random_operations_leave_the_same_messages(retention: str, tmp_path: Path) -> None:
+    choose = random.Random(f"{SEED} {retention}")
+
+    async def story(both: Both) -> None:
+        await both.begin("R", retention=retention)
+        for step in range(OPERATIONS):
+            what = choose.choice(OFTEN * 5 + ["nak", "term", "add", "delete", "purge"])
+            names = sorted(both.waiting)
+            if what == "publish":
+                await both.publish(choose.choice("abc"))
+            elif what == "add":
+                at = choose.randrange(len(CONSUMERS[retention]))
+                if f"c{at}" not in names:
+                    await both.add_consumer(f"c{at}", **named(CONSUMERS[retention][at], "R"))
+            elif what == "fetch" and names:
+                await both.fetch(choose.choice(names))
+            elif what in ("ack", "nak", "term"):
+                waits = [(name, sequence) for name in names for sequence in both.waiting[name] if name != "c3"]
+                if waits:
+                    await both.settle(*choose.choice(waits), what)
+            elif what == "delete" and names and choose.random() < 0.5:
+                await both.delete_consumer(choose.choice(names))
+            elif what == "purge" and choose.random() < 0.3:
+                await both.purge(choose.randint(1, both._stream.last_sequence + 1))
+            await both.check(f"JSTREAM_NATS_SEED={SEED} {retention} step {step}: {what}")
+
+    on_server(tmp_path, story)
+
+
+def test_the_rules_about_consumers_are_the_same(tmp_path: Path) -> None:
+    tried: list[tuple[str, dict[str, Any]]] = [
+        ("a", {"filter_subject": "%s.a"}),
+        ("same", {"filter_subject": "%s.a"}),
+        ("wider", {"filter_subject": "%s.*"}),
+        ("all", {}),
+        ("other", {"filter_subject": "%s.b.>"}),
+        ("two", {"filter_subjects": ["%s.c", "%s.b.x"]}),
+        ("none", {"filter_subject": "%s.n", "ack_policy": "none"}),
+        ("ack_all", {"filter_subject": "%s.l", "ack_policy": "all"}),
+        ("new", {"filter_subject": "%s.w", "deliver_policy": "new"}),
+        ("last", {"filter_subject": "%s.x", "deliver_policy": "last"}),
+        ("by_seq", {"filter_subject": "%s.y", "deliver_policy": "by_start_sequence", "opt_start_seq": 1}),
+    ]
+
+    async def story(both: Both) -> None:
+        for retention in ("workqueue", "interest", "limits"):
+            await both.begin(retention.upper(), retention=retention)
+            for name, config in tried:
+                await both.add_consumer(name, **json.loads(json.dumps(config).replace("%s", retention.upper())))
+            for other in ("workqueue", "interest", "limits"):
+                await both.edit(retention=other)
+
+    on_server(tmp_path, story)
+
+
+def test_a_change_of_retention_lets_go_of_what_was_done(tmp_path: Path) -> None:
+    async def story(both: Both) -> None:
+        await both.begin("C", retention="limits")
+        await both.add_consumer("one")
+        for _ in range(4):
+            await both.publish("a")
+        for _ in range(3):
+            await both.fetch("one")
+        for sequence in (1, 3):
+            await both.settle("one", sequence, "ack")
+        assert await both.edit(retention="interest")
+        await both.publish("a")
+        await both.settle("one", 2, "ack")
+        await both.check("interest")
+
+    on_server(tmp_path, story)
