@@ -57,6 +57,7 @@ PANELS = {
         Command("scrub", "maintenance:scrub", "Check the next part of all copies."),
         Command("repair", "maintenance:repair", "Bring volumes and copies back from good ones."),
         Command("maintain", "maintenance:maintain", "Do all maintenance that is due."),
+        Command("check", "check:check", "Look for problems, for monitoring systems."),
         Command("events", "events:events", "Show what happened to the store and its volumes."),
         Command("metrics", "metrics:metrics", "Print metrics for Prometheus."),
         Command("cluster", "cluster:app", "Show, add, remove and replace volumes."),

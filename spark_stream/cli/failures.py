@@ -27,8 +27,8 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141
 
 # Verbs whose product is what they print: they fail where nobody can get it. Others have done what they are for.
 PRINTING = frozenset(
-    ("dump", "events", "export", "find", "gaps", "get", "info", "ls", "metrics", "next", "report", "status", "sub",
-     "subjects", "view")
+    ("check", "dump", "events", "export", "find", "gaps", "get", "info", "ls", "metrics", "next", "report", "status",
+     "sub", "subjects", "view")
 )  # fmt: skip
 
 ALIASES = {"del": "rm", "list": "ls", "show": "info"}  # as the command line of NATS has them
