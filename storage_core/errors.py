@@ -194,11 +194,11 @@ class RequirementError(StorageError):
 
 
 class LimitExceededError(StorageError):
-    """More than a limit of the stream allows. Nothing was stored; make room, raise the limit, or send less at once."""
+    """More than a limit of the stream or store allows. Nothing was stored; make room, raise the limit, or send less."""
 
     code = "JSTREAM_LIMIT_EXCEEDED"
-    stream: str | None = None
-    limit: str | None = None  # key of the configuration
+    stream: str | None = None  # empty: the limit is the store's
+    limit: str | None = None  # key of the configuration, or of the store's settings
     value: int | None = None  # of the limit
     present: int | None = None  # what the stream has of it
     given: int | None = None  # what came in addition
@@ -208,9 +208,11 @@ class LimitExceededError(StorageError):
         self.stream, self.limit, self.value, self.present, self.given = stream, limit, value, present, given
 
     def sentence(self) -> str:
-        unit = {"max_msgs": "messages", "max_bytes": "bytes", "max_consumers": "consumers"}.get(self.limit or "", "")
+        key = (self.limit or "").removeprefix("max_")
+        unit = {"msgs": "messages"}.get(key, key if key in ("bytes", "consumers", "streams") else "")
+        where = f"stream {self.stream!r}" if self.stream else "the whole store"
         return (
-            f"stream {self.stream!r}: {self.limit} is {self.value} {unit}; it has {self.present}, and "
+            f"{where}: {self.limit} is {self.value} {unit}; it has {self.present}, and "
             f"{self.given} more came. Nothing was stored"
         )
 

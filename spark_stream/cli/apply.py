@@ -102,6 +102,8 @@ def _print_plan(plan: "Plan") -> None:
 
 
 def _name(action: "Action") -> str:
+    if not action.stream:
+        return "store"
     return f"consumer {action.stream}/{action.consumer}" if action.consumer else f"stream {action.stream}"
 
 

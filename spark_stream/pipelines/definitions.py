@@ -8,6 +8,11 @@
     [streams.ORDERS.consumers.warehouse]
     filter_subjects = ["orders.created.>"]
 
+    [settings]
+    max_bytes = "1TB"
+    [settings.stream_defaults."LOGS*"]
+    max_age = "7d"
+
 Keys are those of the configuration of streams and consumers. A key that the file does not name stays as it is in the
 store, and so does a stream that it does not name, unless deleting was asked for.
 """
@@ -21,12 +26,12 @@ from typing import Any
 from spark_stream.pipelines.errors import DefinitionError
 from spark_stream.pipelines.toml import check_keys, place_of, read_toml, substitute
 from storage_core import Store
-from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.quantities import parse_size
 
 MAKE, CHANGE, DELETE, CONFLICT = "make", "change", "delete", "conflict"
-_SIZES = ("max_msg_size", "block_max_bytes")
+_SIZES = ("max_msg_size", "max_bytes", "block_max_bytes")
 _IRREVERSIBLE = ("sealed", "deny_delete", "deny_purge")
 
 
@@ -45,6 +50,7 @@ class Definitions:
     file: Path
     store: list[str]
     streams: dict[str, StreamDefinition]
+    settings: dict[str, Any] = field(default_factory=dict)  # of the store, those that the file names
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Action:
     """One step of a plan. `changes`: for each key the value now and the one to come, None for none."""
 
     kind: str
-    stream: str
+    stream: str  # empty: the store's settings
     consumer: str = ""
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     reason: str = ""
@@ -60,7 +66,7 @@ class Action:
     def to_json(self) -> dict[str, Any]:
         return {
             "action": self.kind,
-            "stream": self.stream,
+            "stream": self.stream or None,
             "consumer": self.consumer or None,
             "changes": {key: list(pair) for key, pair in self.changes.items()},
             "reason": self.reason or None,
@@ -83,7 +89,7 @@ def load_definitions(file: Path) -> Definitions:
     """Return what the file defines; raises DefinitionError naming the key, what came and what is taken, and OSError."""
     file = Path(os.path.abspath(file))
     found = substitute(file, read_toml(file))
-    check_keys(file, "", found, ("store", "streams"))
+    check_keys(file, "", found, ("store", "streams", "settings"))
     store = found.get("store", [])
     listed = store.split(",") if isinstance(store, str) else store
     if not isinstance(listed, list) or not all(isinstance(one, str) and one.strip() for one in listed):
@@ -93,7 +99,33 @@ def load_definitions(file: Path) -> Definitions:
         raise DefinitionError(file, "streams", "is missing: each stream is a table [streams.NAME]")
     made = {name: _stream(file, name, table) for name, table in streams.items()}
     _check_folded(file, "streams", list(made))
-    return Definitions(file, [place_of(file, "store", one.strip()) for one in listed], made)
+    settings = _settings(file, found.get("settings", {}))
+    return Definitions(file, [place_of(file, "store", one.strip()) for one in listed], made, settings)
+
+
+def _settings(file: Path, table: object) -> dict[str, Any]:
+    """Return the settings that are given, with the values that the store would keep for them."""
+    if not isinstance(table, Mapping):
+        raise DefinitionError(file, "settings", f"{table!r} is not a table of the store's settings")
+    try:
+        values = _sized(table)
+        if isinstance(defaults := values.get("stream_defaults"), Mapping):
+            values["stream_defaults"] = {
+                pattern: _sized(keys) if isinstance(keys, Mapping) else keys for pattern, keys in defaults.items()
+            }
+        checked = StoreSettings.from_mapping(values).to_json()
+    except (ValueError, TypeError) as error:
+        raise DefinitionError(file, "settings", str(error)) from error
+    return {key: checked[key] for key in values}
+
+
+def _sized(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with sizes as numbers."""
+    values = dict(keys)
+    for key in _SIZES:
+        if isinstance(values.get(key), str):
+            values[key] = -1 if values[key] == "-1" else parse_size(values[key], key)
+    return values
 
 
 def _stream(file: Path, name: str, table: object) -> StreamDefinition:
@@ -120,11 +152,8 @@ def _checked(
     """Return the keys that are given, with the values that the store would keep for them."""
     if given.get("name", name) != name:
         raise DefinitionError(file, f"{place}.name", f"{given['name']!r} is not the name of the table; leave it out")
-    values = {**given, "name": name}
     try:
-        for key in _SIZES:
-            if isinstance(values.get(key), str):
-                values[key] = -1 if values[key] == "-1" else parse_size(values[key], key)
+        values = _sized({**given, "name": name})
         config = kind.from_mapping(values).to_json()
     except (ValueError, TypeError) as error:
         raise DefinitionError(file, place, str(error)) from error
@@ -141,7 +170,10 @@ def _check_folded(file: Path, place: str, names: list[str]) -> None:
 
 def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     """Return what would make the store look like the definitions; `delete`: also what they do not name goes."""
-    actions: list[Action] = []
+    changes = _differences(store.state().settings.to_json(), wanted.settings)
+    kept = ["permissions"] if "permissions" in changes else []
+    actions = [Action(CONFLICT if kept else CHANGE, "", changes=changes, reason="permissions stay" if kept else "")]
+    actions = actions if changes else []  # first: what streams get by their names
     unnamed: list[str] = []
     present = store.streams()
     for name, definition in wanted.streams.items():
@@ -208,6 +240,9 @@ def _differences(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str,
 def execute(store: Store, wanted: Definitions, action: Action) -> None:
     """Carry out one step; each is one committed change. Raises as the calls of the store do."""
     definition = wanted.streams.get(action.stream)
+    if not action.stream:
+        store.edit(**wanted.settings)
+        return
     if action.kind == DELETE:
         if action.consumer:
             store.stream(action.stream).consumer(action.consumer).delete()

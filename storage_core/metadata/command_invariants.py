@@ -31,6 +31,7 @@ from storage_core.metadata.commands import (
     DeleteConsumer,
     DeleteStream,
     Deliver,
+    EditStore,
     EditStream,
     Envelope,
     ForgetTransactions,
@@ -108,6 +109,10 @@ def _init(state: StoreState, command: Init) -> None:
 def _change_volumes(state: StoreState, command: ChangeVolumes) -> None:
     check_voters(command.voters)
     check_volume_change(command.change)
+
+
+def _edit_store(state: StoreState, command: EditStore) -> None:
+    check_settings(command.settings)
 
 
 def _forget_transactions(state: StoreState, command: ForgetTransactions) -> None:
@@ -295,6 +300,7 @@ def _check_rows(what: str, rows: bytes, row_size: int) -> None:
 _CHECKS: dict[type, Callable[[StoreState, Any], None]] = {
     Init: _init,
     ChangeVolumes: _change_volumes,
+    EditStore: _edit_store,
     ForgetTransactions: _forget_transactions,
     AddStream: _add_stream,
     EditStream: _edit_stream,

@@ -70,6 +70,12 @@ class TakeOver(msgspec.Struct, frozen=True, tag="take_over", omit_defaults=True)
     reason: str = ""
 
 
+class EditStore(msgspec.Struct, frozen=True, tag="edit_store"):
+    """The settings of the store from now on; its permissions stay."""
+
+    settings: StoreSettings
+
+
 class AddStream(msgspec.Struct, frozen=True, tag="add_stream"):
     incarnation: bytes
     config: StreamConfig
@@ -302,6 +308,7 @@ Command = (
     | NoOp
     | TakeOver
     | ChangeVolumes
+    | EditStore
     | AddStream
     | EditStream
     | DeleteStream

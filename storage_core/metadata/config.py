@@ -7,6 +7,7 @@ refused by name unless it asks for what happens anyway (`max_msgs_per_subject=-1
 import re
 import shlex
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from storage_core.subjects import is_filter
 from storage_core.suggestions import did_you_mean, instead
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+PATTERN = re.compile(r"[A-Za-z0-9_*?-]{1,128}")  # of names
 COMPRESSIONS = ("none", "lz4", "zstd")
 BLOCK_MAX_BYTES = 64 * 1024 * 1024  # default block size; the slice size of NATS Streaming
 BLOCK_MAX_BYTES_LIMIT = 2 * 1024 * 1024 * 1024  # so that a block's file stays below its own limit
@@ -59,6 +61,8 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
 }
 _LIMITS = ("max_msgs", "max_bytes", "max_consumers")  # of a whole stream; -1 and 0 both are no limit, as in JetStream
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
+STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
+_NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
 _FLAGS = ("deny_delete", "deny_purge", "sealed")
 
 
@@ -246,24 +250,45 @@ def check_labels(description: object, metadata: object) -> None:
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of a store chose."""
+    """What the owner of a store chose. What is unset is left out of what is stored."""
 
     deleted_block_retention: int = 24 * 60 * MINUTE_NS  # ns that removed messages stay readable for plans made before
     snapshot_every: int = 128  # entries between two snapshots of the metadata
-    permissions: str | msgspec.UnsetType = msgspec.UNSET  # GROUP; unset, and left out of what is stored: PRIVATE
+    permissions: str | msgspec.UnsetType = msgspec.UNSET  # GROUP; unset: PRIVATE
+    open_files_max: int | msgspec.UnsetType = msgspec.UNSET  # of blocks that one task writes; unset: 32 blocks
+    # Of all streams together; unset: no limit.
+    max_streams: int | msgspec.UnsetType = msgspec.UNSET
+    max_consumers: int | msgspec.UnsetType = msgspec.UNSET
+    max_msgs: int | msgspec.UnsetType = msgspec.UNSET
+    max_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    # By pattern of names, * and ?: keys of streams that are made under such a name, where they are not given.
+    stream_defaults: dict[str, dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_shared(self) -> bool:
         """Whether the group of the volumes' directories may use the store."""
         return self.permissions == GROUP
 
+    def defaults_of(self, stream: str) -> dict[str, Any]:
+        """Return the keys that a new stream of this name gets: of every pattern that fits, later ones win."""
+        keys: dict[str, Any] = {}
+        for pattern, defaults in (self.stream_defaults or {}).items():
+            if fnmatchcase(stream.casefold(), pattern.casefold()):
+                keys.update(defaults)
+        return keys
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all settings, with what stands for those that are unset."""
+        shown: dict[str, Any] = dict.fromkeys((*STORE_LIMITS, "open_files_max"), -1)
+        shown.update(permissions=PRIVATE, stream_defaults={})
+        shown.update(msgspec.to_builtins(self))
+        return {name: shown[name] for name in self.__struct_fields__}
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "StoreSettings":
         """Return checked settings; raises ValueError naming the key, what came and what is taken."""
         values = dict(mapping)
-        for key, value in values.items():
-            if key == "open_files_max":
-                raise ValueError(f"open_files_max: {value!r} is not supported by this version of jstream; leave it out")
+        for key in values:
             if key not in cls.__struct_fields__:
                 hint = instead(key, cls.__struct_fields__, "valid ones are")
                 raise ValueError(f"unknown setting: {key!r}{hint}")
@@ -281,4 +306,35 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"permissions: {given!r} is unknown; valid values are {PRIVATE} and {GROUP}")
             if given == GROUP:
                 values["permissions"] = GROUP
+        for key in (*STORE_LIMITS, "open_files_max"):
+            if key in values:
+                limit = _count(key, values.pop(key))
+                if limit not in (-1, 0) and not 1 <= limit <= LIMIT_MAX:
+                    raise ValueError(f"{key}: {limit} is not -1 (no limit) or 1 to {LIMIT_MAX}")
+                if limit > 0:
+                    values[key] = limit
+        if "stream_defaults" in values:
+            defaults = _stream_defaults(values.pop("stream_defaults"))
+            if defaults:
+                values["stream_defaults"] = defaults
         return cls(**values)
+
+
+def _stream_defaults(given: object) -> dict[str, dict[str, Any]]:
+    """Return the keys that streams get by their names, as a stream of its own would keep them."""
+    if not isinstance(given, Mapping) or not all(isinstance(keys, Mapping) for keys in given.values()):
+        raise ValueError(f"stream_defaults: {given!r} is not a mapping of patterns of names to keys of streams")
+    defaults = {}
+    for pattern, keys in given.items():
+        if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
+            raise ValueError(f"stream_defaults: {pattern!r} is no name with * for any characters and ? for one")
+        own = next((key for key in keys if key in _NO_DEFAULTS), None)
+        if own is not None:
+            raise ValueError(f"stream_defaults {pattern!r}: {own} is each stream's own")
+        try:
+            checked = StreamConfig.from_mapping({**keys, "name": "x"}).to_json()
+        except ValueError as error:
+            raise ValueError(f"stream_defaults {pattern!r}: {error}") from error
+        if keys:
+            defaults[pattern] = {key: checked[key] for key in keys if key in checked}
+    return defaults

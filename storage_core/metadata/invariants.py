@@ -312,6 +312,12 @@ def check_consumer_config(config: ConsumerConfig) -> None:
 def check_settings(settings: StoreSettings) -> None:
     check_number("snapshot_every", settings.snapshot_every, 1)
     check_number("deleted_block_retention", settings.deleted_block_retention, 0)
+    try:
+        same = StoreSettings.from_mapping(settings.to_json()) == settings
+    except (ValueError, TypeError):
+        same = False
+    if not same:
+        refuse("settings of the store", "such as may be asked for", settings.to_json())
 
 
 def check_events(what: str, events: Sequence[Event], count_max: int = NUMBER_MAX) -> None:

@@ -27,6 +27,7 @@ from storage_core.metadata.commands import (
     DeleteConsumer,
     DeleteStream,
     Deliver,
+    EditStore,
     EditStream,
     Envelope,
     ForgetTransactions,
@@ -72,6 +73,8 @@ def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreSta
     time_ns = state.time_at(clock_ns)
     try:
         made, result = _HANDLERS[kind](state, place, clock_ns if kind in _BY_CLOCK else time_ns, envelope.command)
+        if made.streams is not state.streams:
+            store_changes.check_totals(state, made)
     except Refusal as refusal:
         return state, Refused(*refusal.args)
     return (made if made is state else replace(made, time_ns=time_ns, clock_ns=clock_ns)), result
@@ -99,6 +102,7 @@ def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceCons
 _HANDLERS: dict[type, Callable[[StoreState, Place, int, Any], tuple[StoreState, Result]]] = {
     Init: store_changes.init,
     ChangeVolumes: store_changes.change_volumes,
+    EditStore: store_changes.edit_store,
     RecordEvents: store_changes.record_events,
     RecordHolders: stream_changes.record_holders,
     MergeBlocks: appends.merge_blocks,

@@ -13,7 +13,7 @@ import numpy as np
 from storage_core.bounded import decode
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
-from storage_core.metadata.config import StoreSettings, StreamConfig
+from storage_core.metadata.config import OLD, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
 from storage_core.metadata.shared_map import SharedMap
@@ -137,12 +137,24 @@ class StreamState:
         return (*(incarnation for incarnation, _ in self.origins), self.incarnation)
 
 
+def kept_of(stream: StreamState) -> tuple[int, int]:
+    """Return how many messages and bytes the stream keeps once its own limits have taken what is over them."""
+    config, message_count, data_size = stream.config, stream.message_count, stream.data_size
+    if config.discard == OLD and config.max_msgs >= 0:
+        message_count = min(message_count, config.max_msgs)
+    if config.discard == OLD and config.max_bytes >= 0:
+        data_size = min(data_size, config.max_bytes)
+    return message_count, data_size
+
+
 class Streams(Mapping[str, StreamState]):
     """The streams of a store by case-folded name, and by incarnation. A value: a change makes another one."""
 
-    __slots__ = ("_by_name", "_kept", "_names", "block_count", "consumer_count")
+    __slots__ = ("_by_name", "_kept", "_names", "block_count", "consumer_count", "data_size", "message_count")
     block_count: int  # of all streams
     consumer_count: int
+    message_count: int  # that each keeps: what is over its own limits goes in the next entry, and is not counted
+    data_size: int
 
     def __init__(self, streams: Mapping[str, StreamState] | None = None) -> None:
         self._by_name = SharedMap[str, StreamState](streams or {})
@@ -150,6 +162,8 @@ class Streams(Mapping[str, StreamState]):
         self._kept: tuple[Streams | None, dict[bytes, int]] = (None, {})  # what kept_sizes said, and of which streams
         self.block_count = sum(len(one.blocks) for one in self._by_name.values())
         self.consumer_count = sum(len(one.consumers) for one in self._by_name.values())
+        kept = [kept_of(one) for one in self._by_name.values()]
+        self.message_count, self.data_size = sum(count for count, _ in kept), sum(size for _, size in kept)
 
     def _moved_on(
         self,
@@ -161,8 +175,12 @@ class Streams(Mapping[str, StreamState]):
         made = Streams.__new__(Streams)
         made._by_name, made._names, made._kept = by_name, names, self._kept
         made.block_count, made.consumer_count = self.block_count, self.consumer_count
+        made.message_count, made.data_size = self.message_count, self.data_size
         for stream, sign in ((before, -1), (now, 1)):
             if stream is not None:
+                message_count, data_size = kept_of(stream)
+                made.message_count += sign * message_count
+                made.data_size += sign * data_size
                 made.block_count += sign * len(stream.blocks)
                 made.consumer_count += sign * len(stream.consumers)
         return made

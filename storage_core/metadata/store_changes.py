@@ -8,6 +8,7 @@ import numpy as np
 from storage_core import errors
 from storage_core.metadata.commands import (
     ChangeVolumes,
+    EditStore,
     Event,
     ForgetTransactions,
     Init,
@@ -17,7 +18,7 @@ from storage_core.metadata.commands import (
     Voter,
 )
 from storage_core.metadata.manifest import Table
-from storage_core.metadata.results import Done, Place, Result, refuse
+from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
 from storage_core.raft import rules
 
@@ -72,6 +73,25 @@ def _without_holder(stream: StreamState, volume_id: bytes) -> StreamState:
     rows = stream.blocks.rows.copy()
     rows["holders"] &= ~(np.uint32(1) << np.uint32(stream.placement.index(volume_id)))
     return replace(stream, blocks=Table.of(rows))
+
+
+def edit_store(state: StoreState, place: Place, time_ns: int, command: EditStore) -> tuple[StoreState, Result]:
+    if command.settings.is_shared != state.settings.is_shared:
+        refuse(errors.RequirementError, "permissions are those of files and directories, and are chosen once")
+    return replace(state, settings=command.settings), Done()
+
+
+def check_totals(before: StoreState, after: StoreState) -> None:
+    """Refuse what takes the store over a limit of all its streams together; what is over it already may shrink."""
+    settings = before.settings
+    for limit, value, present, now in (
+        ("max_streams", settings.max_streams, len(before.streams), len(after.streams)),
+        ("max_consumers", settings.max_consumers, before.streams.consumer_count, after.streams.consumer_count),
+        ("max_msgs", settings.max_msgs, before.streams.message_count, after.streams.message_count),
+        ("max_bytes", settings.max_bytes, before.streams.data_size, after.streams.data_size),
+    ):
+        if isinstance(value, int) and now > max(value, present):
+            refuse_with(errors.LimitExceededError("", limit, value, present, now - present))
 
 
 def _voting(voters: tuple[Voter, ...]) -> set[bytes]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
-from storage_core.metadata.config import GROUP, PRIVATE
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
@@ -36,11 +35,7 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
     return {
         "store_id": state.store_id.hex(),
         "created": rfc3339(state.created_ns),
-        "settings": {
-            "deleted_block_retention": state.settings.deleted_block_retention,
-            "snapshot_every": state.settings.snapshot_every,
-            "permissions": GROUP if state.settings.is_shared else PRIVATE,
-        },
+        "settings": state.settings.to_json(),
         "host": state.host,
         "volumes": [
             {

@@ -18,7 +18,7 @@ from storage_core.errors import (
     NotAStoreError,
     StoreBusyError,
 )
-from storage_core.metadata.commands import AddStream, DeleteStream, EditStream
+from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.paths import Paths, check_apart, resolve_paths
 from storage_core.store import describe
@@ -46,7 +46,8 @@ class Store(OpenStore):
     def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
         """Make a store on empty or missing directories, one, three or five, and open it; what they lie in is made, too.
 
-        Settings: deleted_block_retention, snapshot_every. Raises ValueError (number of volumes, one twice or within
+        Settings: deleted_block_retention, snapshot_every, permissions, max_streams, max_consumers, max_msgs, max_bytes,
+        stream_defaults. Raises ValueError (number of volumes, one twice or within
         another, unknown setting), AlreadyExistsError (a directory that is not empty).
         """
         made = creation.create_volumes(check_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
@@ -124,6 +125,17 @@ class Store(OpenStore):
     def _repr_html_(self) -> str:
         return describe.store_html(self.info(), self.cluster_info())
 
+    def edit(self, **settings: Any) -> None:
+        """Change settings of the store; those that are not given stay as they are.
+
+        Limits lower than what there is remove nothing: nothing is added before there is room. Raises ValueError naming
+        the setting, RequirementError for `permissions`, which stay.
+        """
+        StoreSettings.from_mapping(settings)
+        with self.session() as session:
+            merged = StoreSettings.from_mapping({**session.state.settings.to_json(), **settings})
+            session.propose(EditStore(merged))
+
     # --- streams
 
     def stream(self, name: str) -> Stream:
@@ -136,8 +148,12 @@ class Store(OpenStore):
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
         given = config.to_json() if isinstance(config, StreamConfig) else config
-        if isinstance(given, Mapping) and given.get("num_replicas") is None:
-            given = {**given, "num_replicas": sum(not one.learner for one in self.state().voters)}
+        if isinstance(given, Mapping):
+            state = self.state()
+            defaults = state.settings.defaults_of(str(given.get("name")))
+            if given.get("num_replicas") is None:
+                defaults["num_replicas"] = sum(not one.learner for one in state.voters)
+            given = {**given, **{key: value for key, value in defaults.items() if given.get(key) is None}}
         checked = StreamConfig.from_mapping(given)
         with self.session() as session:
             incarnation = self._env.new_id()

@@ -119,7 +119,8 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
     # Never older than the store remembers: the clock may have been ahead when that was decided.
     made_ns = max(env.now_ns(), state.transaction_floor_ns)
     made = made_ns.to_bytes(8, "big") + env.random_bytes(8)
-    return Transaction(made, state.store_id, targets)
+    open_files_max = state.settings.to_json()["open_files_max"]
+    return Transaction(made, state.store_id, targets, open_files_max=open_files_max)
 
 
 def _message_size_max(config: StreamConfig) -> int:

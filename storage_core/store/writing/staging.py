@@ -64,6 +64,7 @@ class Transaction:
     targets: dict[str, WriteTarget]
     is_local: bool = False  # begun by what the process knew that makes the blocks: the commit asks whether that holds
     is_routed: bool = False  # rows name their streams; `targets` may be those alone that got some
+    open_files_max: int = -1  # as the store's settings say; -1: they say nothing
 
 
 @dataclass(frozen=True, slots=True)

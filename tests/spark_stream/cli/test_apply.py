@@ -142,3 +142,26 @@ def test_without_a_store_or_a_file_the_error_says_so(jstream, file: Path, tmp_pa
     assert outcome.code == 2 and "pass --store" in outcome.err
     gone = jstream("apply", tmp_path / "gone.toml")
     assert gone.code == 1 and "gone.toml: no such file or directory" in gone.err
+
+
+def test_settings_of_the_store_are_applied_before_streams(jstream, store: Store, file: Path) -> None:
+    file.write_text(
+        FILE + '[settings]\nmax_bytes = "1TB"\nmax_streams = 5\n[settings.stream_defaults."DEA*"]\nmax_age = "7d"\n'
+    )
+    assert jstream.done("apply", file).splitlines()[:4] == [
+        "change    store",
+        "            max_bytes: -1 -> 1099511627776",
+        "            max_streams: -1 -> 5",
+        '            stream_defaults: {} -> {"DEA*": {"max_age": 604800000000000}}',
+    ]
+    jstream.done("apply", file, "--execute")
+    assert (store.stream("DEAD").config.max_age, store.stream("ORDERS").config.max_age) == (7 * 86_400 * 10**9, 0)
+    assert store.info()["settings"]["max_streams"] == 5
+    assert "nothing to do" in jstream("apply", file).err
+    for wrong, said in (
+        ('[settings]\nmax_streams = "many"', "settings: max_streams: 'many' is not a whole number"),
+        ('[settings]\npermissions = "group"', "permissions stay"),
+    ):
+        file.write_text(FILE + wrong)
+        outcome = jstream("apply", file, "--execute")
+        assert outcome.code != 0 and said in outcome.out + outcome.err

@@ -41,3 +41,24 @@ def test_info_for_people_names_what_is_in_it(jstream, orders) -> None:
     assert f"Store {orders.id.hex()}" in out
     assert "messages: 4" in out
     assert str(jstream.volume) in out
+
+
+def test_limits_of_the_whole_store_are_set_shown_and_kept(jstream, store) -> None:
+    words = ["--max-streams", 2, "--max-bytes", "1KB", "--stream-default", "LOGS*:max_age=7d", "--open-files-max", 64]
+    shown = json.loads(jstream.done("store", "edit", *words, "--json"))["settings"]
+    assert (shown["max_streams"], shown["max_bytes"], shown["max_msgs"], shown["open_files_max"]) == (2, 1024, -1, 64)
+    jstream.done("store", "edit", "--stream-default", "*:max_bytes=1MB", "--stream-default", "LOGS*:discard=new")
+    text = jstream.done("store", "info")
+    assert "max bytes: 1.0 KiB" in text and 'streams LOGS*: max_age "7d", discard "new"' in text
+    jstream.done("stream", "add", "LOGS")
+    config = store.stream("LOGS").config
+    assert (config.max_age, config.discard, config.max_bytes) == (7 * 86_400 * 10**9, "new", 1 << 20)
+    outcome = jstream("pub", "LOGS", "x" * 2000)
+    assert outcome.code == 1 and "[JSTREAM_LIMIT_EXCEEDED] the whole store: max_bytes is 1024 bytes" in outcome.err
+    jstream.done("store", "edit", "--no-stream-defaults", "--max-bytes", "-1")
+    assert jstream("pub", "LOGS", "x" * 2000).code == 0
+    assert "streams" not in jstream.done("store", "info").split("Volumes")[0].replace("streams: 1", "").replace(
+        "max streams", ""
+    )
+    for wrong in (["--max-bytes", "much"], ["--stream-default", "LOGS"], ["--stream-default", "*:colour=red"], []):
+        assert jstream("store", "edit", *wrong).code == 2

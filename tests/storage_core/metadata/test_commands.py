@@ -34,6 +34,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     str: names,
     bool: st.booleans(),
     NoneType: st.none(),
+    dict[str, dict[str, Any]]: st.dictionaries(names, st.dictionaries(names, st.one_of(counts, names))),
     msgspec.UnsetType: st.just(msgspec.UNSET),
     StreamConfig: configs,
     ConsumerConfig: consumer_configs,
@@ -77,7 +78,7 @@ def test_tags_are_frozen(kind: type[msgspec.Struct]) -> None:
         "unlinked", "forget_transactions", "adopt", "change_volumes", "change_placement", "declare_lost",
         "record_events", "record_holders", "prepare_streams", "restore_streams", "add_consumer", "delete_consumer",
         "pause_consumer", "deliver", "acknowledge", "move_consumer", "tell_consumer", "advance_consumers",
-        "take_consumer", "merge_blocks",
+        "take_consumer", "merge_blocks", "edit_store",
     }  # fmt: skip
 
 

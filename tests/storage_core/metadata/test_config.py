@@ -182,7 +182,12 @@ def test_store_settings() -> None:
     for keys, said in (
         ({"snapshot_every": 0}, "snapshot_every: 0 is not 1 to 100000 entries"),
         ({"snapshot_evry": 5}, "unknown setting: 'snapshot_evry'; did you mean 'snapshot_every'?"),
-        ({"open_files_max": 5}, "open_files_max: 5 is not supported by this version of jstream"),
+        ({"open_files_max": "few"}, "open_files_max: 'few' is not a whole number"),
+        ({"max_bytes": -2}, "max_bytes: -2 is not -1 (no limit) or 1 to"),
+        ({"stream_defaults": {"a.b": {}}}, "stream_defaults: 'a.b' is no name with * for any characters"),
+        ({"stream_defaults": {"*": {"max_age": "old"}}}, "stream_defaults '*': max_age: 'old' is not a duration"),
+        ({"stream_defaults": {"*": {"subjects": "a"}}}, "stream_defaults '*': subjects is each stream's own"),
+        ({"stream_defaults": ["*"]}, "stream_defaults: ['*'] is not a mapping"),
     ):
         with pytest.raises(ValueError) as raised:
             StoreSettings.from_mapping(keys)

@@ -31,6 +31,7 @@ from storage_core.metadata.commands import (
     DeleteConsumer,
     DeleteStream,
     Deliver,
+    EditStore,
     EditStream,
     Envelope,
     Event,
@@ -55,6 +56,7 @@ from storage_core.metadata.commands import (
     decode_envelope,
     encode_envelope,
 )
+from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.machine import Place, Refused
@@ -112,6 +114,7 @@ def commands(history: History) -> list[Command]:
         NoOp(),
         TakeOver("there", "other", "it was down"),
         ChangeVolumes((*history.state.voters, added), change, (EVENT,)),
+        EditStore(StoreSettings(max_streams=50, stream_defaults={"L*": {"max_msgs": 5}})),
         AddStream(NEW, config("NEW", max_msgs=5), (VOLUME,)),
         EditStream(ONE, restored(history.stream().config, description="new", metadata={"a": "b"})),
         DeleteStream(ONE),
@@ -256,6 +259,9 @@ BIG, SMALL = 1 << 62, -(1 << 62)
         ChangeVolumes((Voter(VOLUME, b"", "."),)),
         ChangeVolumes((Voter(VOLUME, b"I" * 16, "/" * 5000),)),
         ChangeVolumes(INIT.voters, VolumeChange("add", (b"x",), (), 1)),
+        EditStore(StoreSettings(max_streams=-5)),
+        EditStore(StoreSettings(stream_defaults={"*": {"colour": "red"}})),
+        EditStore(StoreSettings(snapshot_every=0)),
         Abort(b""),
         Remove(ONE, b"\xff\xff\xff\xff", 0),
         Remove(ONE, some(1), -1),

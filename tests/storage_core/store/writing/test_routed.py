@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +106,46 @@ def test_open_blocks_are_bounded_and_order_stays(store: Store, monkeypatch: pyte
     assert block_count > len(names), "some were ended early"
     for name, expected in written.items():
         assert numbers(store, name) == expected
+
+
+@pytest.mark.parametrize(("open_files_max", "most", "warnings"), [(12, 12, 0), (4, 6, 1)])
+def test_open_files_stay_within_the_setting_or_it_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture, open_files_max: int, most: int, warnings: int
+) -> None:
+    names, files = add_streams(store, 6), CountingFiles()
+    store.edit(open_files_max=open_files_max)
+    draw = random.Random(7)
+    pieces = [(draw.choice(names), 2, FRAME // 3) for _ in range(40)]
+    written, _ = write_all(store, files, pieces)
+    assert VOLUMES < files.most <= most
+    assert sum("open_files_max is" in record.message for record in caplog.records) == warnings
+    assert {name: numbers(store, name) for name in written} == written
+
+
+def test_many_streams_need_few_descriptors(tmp_path: Path) -> None:
+    """What is open does not follow the number of streams: 300 of three replicas with 32 descriptors in all."""
+    program = """
+import resource, sys
+import pyarrow as pa
+from storage_core import Store
+from storage_core.store.writing.routed import RoutedStager
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+store = Store.create([f"{sys.argv[1]}/{number}" for number in range(3)])
+names = [f"S{number}" for number in range(300)]
+for name in names:
+    store.add_stream({"name": name})
+transaction = store.begin()
+stager = RoutedStager(transaction, 0)
+for name in names:
+    stager.write(transaction.targets[name], pa.record_batch({"data": [b"x"]}))
+store.commit(transaction, stager.finish())
+for name in names[::10]:
+    store.stream(name).publish(name, b"y")
+    assert store.stream(name).read().read_all().num_rows == 2
+store.maintain()
+assert store.verify()["ok"]
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
 
 
 def test_held_bytes_are_bounded_and_the_largest_blocks_end_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
