@@ -22,6 +22,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import show_size
 from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
+from spark_stream.cli.watching import WatchOption, show_repeatedly
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -47,8 +48,12 @@ def volume_group(context: typer.Context, store: GroupStoreOption = None) -> None
 
 
 @app.command("info")
-def info(store: StoreOption = "", json: JsonOption = False) -> None:
+def info(watch: WatchOption = None, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the state of each volume: its metadata, and all blocks on it."""
+    show_repeatedly(watch, lambda: _show_info(store, json))
+
+
+def _show_info(store: str, json: bool) -> None:
     with open_store(store, warns=False) as opened:
         found, labels = opened.cluster_info(), volume_labels(opened)
     _print_info(found, labels, json)

@@ -33,6 +33,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
+from spark_stream.cli.watching import WatchOption, show_repeatedly
 
 app = typer.Typer(cls=VerbGroup, help="Durable consumers: create them, see their lag, move them.")
 ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
@@ -113,10 +114,15 @@ def report(
     stream: Annotated[
         str | None, typer.Argument(metavar="[STREAM]", help="Only the consumers of this stream.", show_default=False)
     ] = None,
+    watch: WatchOption = None,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
     """Show how far each consumer is behind its stream: in messages not acknowledged, and since when they wait."""
+    show_repeatedly(watch, lambda: _show_report(stream, store, json))
+
+
+def _show_report(stream: str | None, store: str, json: bool) -> None:
     from storage_core.store.consumers.lag import consumer_report
 
     with open_store(store) as opened:

@@ -59,7 +59,7 @@ def own(
             raise WrongUsage(f"put the options behind the verb: jstream drift {context.invoked_subcommand} ...")
         return
     check_picture(picture)
-    with open_store(resolve_store(context, store)) as opened:
+    with open_store(resolve_store(context, store), warns=False) as opened:  # what is wrong is said of the copies
         found = _compare_all(streams or opened.streams(), opened.compare, "blocks")
     show(found, picture, json, REMEDY)
 
@@ -159,12 +159,12 @@ def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str
 def _print(found: Sequence["Drift"]) -> None:
     if found:
         print_table(_COLUMNS, [row for one in found for row in _rows(one)], "Copies")
+    for label, problem in dict.fromkeys((copy.label, copy.problem) for one in found for copy in one.copies):
+        if problem:  # of a volume: the same for all streams
+            say(f"{label}: {problem}")
     for one in found:
         for note in one.notes:
             say(f"stream {one.stream}: {note}")
-        for copy in one.copies:
-            if copy.problem:
-                say(f"stream {one.stream}: {copy.label}: {copy.problem}")
         for conflict in one.conflicts[:TOLD_COUNT_MAX]:
             say(f"stream {one.stream}: {conflict.describe()}")
         if len(one.conflicts) > TOLD_COUNT_MAX:

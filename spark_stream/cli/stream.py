@@ -48,6 +48,7 @@ from spark_stream.cli.stream_options import (
     SubjectsOption,
     configuration,
 )
+from spark_stream.cli.watching import WatchOption, show_repeatedly
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -180,17 +181,9 @@ def info(name: StreamArgument, store: StoreOption = "", json: JsonOption = False
 
 
 @app.command("report")
-def report(store: StoreOption = "", json: JsonOption = False) -> None:
+def report(watch: WatchOption = None, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the copies of all streams, and which of them are current."""
-    with open_store(store) as opened:
-        infos = opened.report()
-    if json:
-        print_json(infos)
-    elif not infos:
-        say("no streams")
-    else:
-        columns = ("name", "messages", "size", "first", "last", "removed", "lost", "replicas", "damaged blocks")
-        print_table(columns, [_report_row(info) for info in infos], "Streams")
+    show_repeatedly(watch, lambda: _show_report(store, json))
 
 
 @app.command("find")
@@ -331,6 +324,18 @@ def _row(info: dict[str, Any]) -> list[Any]:
         state["last_seq"],
         state["last_ts"] if state["messages"] else None,
     ]
+
+
+def _show_report(store: str, json: bool) -> None:
+    with open_store(store) as opened:
+        infos = opened.report()
+    if json:
+        print_json(infos)
+    elif not infos:
+        say("no streams")
+    else:
+        columns = ("name", "messages", "size", "first", "last", "removed", "lost", "replicas", "damaged blocks")
+        print_table(columns, [_report_row(info) for info in infos], "Streams")
 
 
 def _report_row(info: dict[str, Any]) -> list[Any]:

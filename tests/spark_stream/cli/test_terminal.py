@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from spark_stream.cli.watching import CLEAR
+
 
 class Terminal:
     """A process whose standard streams are a terminal that this test reads and types on."""
@@ -172,3 +174,14 @@ def test_states_are_drawn_as_a_table_that_loses_nothing(trio, replicated, volume
     assert terminal.end() == 0
     letters = "".join(re.sub(r"\x1b\[[0-9;]*m", "", terminal.seen).split()).replace("│", "")
     assert letters.count("current") >= (1 if "report" in words else 3)
+
+
+def test_a_report_that_is_watched_shows_what_is_new_in_place_of_what_was_there(jstream, orders) -> None:
+    terminal = Terminal(jstream, "stream", "report", "--watch", "0.1", columns=160)
+    terminal.expect("ORDERS")
+    orders.add_stream({"name": "LATER"})
+    terminal.expect("LATER")
+    assert terminal.seen.count(CLEAR) >= 2
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
