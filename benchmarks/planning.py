@@ -21,7 +21,7 @@ import numpy as np
 from storage_core import Store
 from storage_core.files import OS_FILES
 from storage_core.metadata.commands import Append, AppendedBlocks
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.volume.block_store import BlockStore
 
@@ -53,7 +53,7 @@ def make_store(volumes: list[Path], commits: int, blocks_per_commit: int) -> Non
                         rows["span"] = rows["row_count"] = 1
                         rows["file_size"], rows["data_size"], rows["holders"] = 8192, 100, 2 ** len(volumes) - 1
                         sets_of = (np.arange(blocks_per_commit) % 7 + 1).astype("<i4").tobytes()
-                        part = AppendedBlocks(stream.incarnation, rows.tobytes(), sets, sets_of)
+                        part = AppendedBlocks(stream.incarnation, encode_blocks(rows), sets, sets_of)
                         session.propose(Append((2**62 + number).to_bytes(8, "big") + bytes(8), (part,)))
                 session.snapshot_if_due()
         make_files(volumes, store)

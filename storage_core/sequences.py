@@ -178,20 +178,14 @@ class SequenceSet:
     def intersection(self, other: "SequenceSet") -> "SequenceSet":
         if not self or not other:
             return SequenceSet.empty()
-        one = self.clip(int(other.starts[0]), int(other.ends[-1]))
-        other = other.clip(int(self.starts[0]), int(self.ends[-1]))
-        return one._swept(other) if one and other else SequenceSet.empty()
-
-    def _swept(self, other: "SequenceSet") -> "SequenceSet":
-        # Sweep over both sets' edges: a run of the result starts where the depth reaches 2.
-        edges = np.concatenate((self.starts, other.starts, self.ends, other.ends))
-        delta = np.ones(len(edges), np.int64)
-        delta[len(self.starts) + len(other.starts) :] = -1
-        order = np.lexsort((delta, edges))  # at one place, ends before starts: half-open runs do not meet
-        depth = np.cumsum(delta[order])
-        inside = depth == 2
-        starts, ends = edges[order][inside], edges[order][np.flatnonzero(inside) + 1]
-        return _normal(starts, ends)
+        if len(self.starts) < len(other.starts):
+            return other.intersection(self)
+        # Each run of the smaller set meets some neighbouring runs of the larger one: [lo, hi).
+        lo = np.searchsorted(self.ends, other.starts, side="right")
+        counts = np.maximum(np.searchsorted(self.starts, other.ends, side="left") - lo, 0)
+        at = np.repeat(lo - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        starts = np.maximum(self.starts[at], np.repeat(other.starts, counts))
+        return SequenceSet(starts, np.minimum(self.ends[at], np.repeat(other.ends, counts)))
 
     def complement(self) -> "SequenceSet":
         """Return every int64 sequence that is not in the set."""

@@ -8,7 +8,7 @@ from storage_core import errors
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
 from storage_core.metadata.config import NEW
-from storage_core.metadata.manifest import BLOCK_DTYPE, equals_any
+from storage_core.metadata.manifest import decode_blocks, equals_any
 from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.removals import drop_below
 from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse, refuse_with
@@ -47,9 +47,10 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             if stream.config.deny_purge:
                 refuse(errors.RequirementError, f"stream {stream.name!r} denies purge, and so overwrite")
             end = stream.next_sequence
-            stream, events = taken_away(stream, stream.shown(), time_ns, "overwritten")
+            gone = stream.shown()
+            stream, events = taken_away(stream, gone, time_ns, "overwritten")
             state = with_events(state, events, time_ns)
-            state, stream = drop_below(state, stream, end, time_ns, stream.message_count, stream.data_size)
+            state, stream = drop_below(state, stream, end, time_ns, gone, stream.data_size)
             state = _without_msg_ids(state, stream)
         present = stream
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
@@ -216,7 +217,7 @@ def _with_blocks(
 ) -> tuple[StreamState, np.ndarray, BatchResult]:
     """Return the stream with the blocks at its end, the rows of those of which all are duplicates, and the range."""
     first = stream.next_sequence
-    rows = np.frombuffer(part.rows, BLOCK_DTYPE).copy()
+    rows = decode_blocks(part.rows, "rows").copy()
     rows["first"] += first
     rows["committed_ns"] = time_ns
     end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else first

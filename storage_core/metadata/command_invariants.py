@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from storage_core.block.format import ID_SIZE
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.commands import (
     Abort,
     Acknowledge,
@@ -73,7 +74,7 @@ from storage_core.metadata.invariants import (
     check_within,
     refuse,
 )
-from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.manifest import Table, decode_blocks
 from storage_core.metadata.removals import REASONS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -166,8 +167,7 @@ def _append(state: StoreState, command: Append) -> None:
 
 def _check_appended(stream: StreamState, part: AppendedBlocks) -> None:
     """What holds of the blocks of a stream holds of those that one append brings, from their first sequence on."""
-    _check_rows("rows", part.rows, BLOCK_DTYPE.itemsize)
-    rows = np.frombuffer(part.rows, BLOCK_DTYPE).copy()
+    rows = decode_blocks(part.rows, "rows").copy()
     check_equal("bytes of subject_set_of", len(part.subject_set_of), 4 * len(rows))
     check_subject_sets(part.subject_sets, len(rows))
     duplicates = SequenceSet.decode(part.duplicates) if part.duplicates else SequenceSet.empty()
@@ -187,7 +187,7 @@ def _check_appended(stream: StreamState, part: AppendedBlocks) -> None:
             low_watermark=first,
             next_sequence=first + span,
             blocks=Table.of(rows),
-            removed=SequenceSet(duplicates.starts + first, duplicates.ends + first),
+            removed=ChunkedSet.of(SequenceSet(duplicates.starts + first, duplicates.ends + first)),
             message_count=shown_count,
             subject_sets=part.subject_sets,
         )
@@ -205,8 +205,8 @@ def _abort(state: StoreState, command: Abort) -> None:
 def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
     check_id("transaction", command.transaction)
     _check_rows("blocks", command.blocks, ID_SIZE)
-    check_equal("bytes of row", len(command.row), BLOCK_DTYPE.itemsize)
-    row = np.frombuffer(command.row, BLOCK_DTYPE).copy()
+    row = decode_blocks(command.row, "row").copy()
+    check_equal("rows of row", len(row), 1)
     first, span = int(row["first"][0]), int(row["span"][0])
     check_number("first", first, 1, STREAM_SEQUENCE_MAX)
     check_number("span", span, 1, STREAM_SEQUENCE_MAX - first)
@@ -215,7 +215,7 @@ def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
     row["committed_ns"] = row["subject_set"] = 0
     stream = state.by_incarnation(command.incarnation)
     if stream is not None:  # what it may lack is compared with the blocks that it replaces
-        removed = SequenceSet.from_ranges([(first, first + span)])
+        removed = ChunkedSet.of(SequenceSet.from_ranges([(first, first + span)]))
         blocks = Table.of(row)
         check_blocks(replace(stream, low_watermark=first, next_sequence=first + span, blocks=blocks, removed=removed))
     if command.subjects is not None:

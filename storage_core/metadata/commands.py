@@ -95,7 +95,7 @@ class AppendedBlocks(msgspec.Struct, frozen=True):
     """What an append adds to one stream. `first` in the rows is relative to the stream's next sequence."""
 
     incarnation: bytes
-    rows: bytes  # BLOCK_DTYPE; committed_ns and subject_set are filled in when it is applied
+    rows: bytes  # as encode_blocks has them; committed_ns and subject_set are filled in when it is applied
     subject_sets: tuple[tuple[str, ...], ...]  # distinct sets of subjects
     subject_set_of: bytes  # <i4 a row: position in subject_sets plus 1; 0 = not summarised
     duplicates: bytes = b""  # encoded SequenceSet, relative: msg_id was seen within the window, or a hole
@@ -187,7 +187,7 @@ class MergeBlocks(msgspec.Struct, frozen=True, tag="merge_blocks"):
     transaction: bytes  # that the new block was written by; 16 bytes as of an append
     incarnation: bytes
     blocks: bytes  # ids of the run, 16 bytes each, in order
-    row: bytes  # BLOCK_DTYPE: the new block; committed_ns and subject_set are filled in when it is applied
+    row: bytes  # the new block, as encode_blocks has it; committed_ns and subject_set are filled in when it is applied
     subjects: tuple[str, ...] | None = None  # its distinct subjects; None: not summarised
     dropped: bytes = b""  # encoded SequenceSet: rows of the run that the new block has not, since they are removed
 

@@ -115,7 +115,7 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
     check_distinct("placement", stream.placement)
     check_number("next_sequence", stream.next_sequence, 1, STREAM_SEQUENCE_MAX)
     check_number("first sequence", stream.low_watermark, 1, stream.next_sequence)
-    for name, sequences in (("removed sequences", stream.removed), ("lost sequences", stream.lost)):
+    for name, sequences in (("removed sequences", stream.removed.whole()), ("lost sequences", stream.lost)):
         check_within(name, sequences, stream.low_watermark, stream.next_sequence)
     check_number("end of what readers have missed", stream.missed_end, 1, stream.next_sequence)
     removed_count = len(stream.removed)
@@ -160,13 +160,14 @@ def _check_holes(stream: StreamState, first: np.ndarray, ends: np.ndarray, row_c
     between = heads > tails
     gaps = SequenceSet(np.ascontiguousarray(tails[between]), np.ascontiguousarray(heads[between]))
     if gaps:
-        uncovered = gaps.difference(stream.removed)
+        uncovered = stream.removed.left_of(gaps)
         if uncovered:
             refuse("blocks", f"one with sequence {int(uncovered.starts[0])}, which is shown", "none")
     missing = ends - first - row_count
     if missing.any():
         low = np.minimum(np.maximum(first, stream.low_watermark), ends)
-        gone = _count_below(stream.removed, ends) - _count_below(stream.removed, low) + (low - first)
+        removed = stream.removed.whole()
+        gone = _count_below(removed, ends) - _count_below(removed, low) + (low - first)
         short = np.flatnonzero(missing > gone)
         if len(short):
             at = int(short[0])

@@ -5,11 +5,13 @@ lock. An append at the end of the newest table shares its buffer, which makes a 
 """
 
 from collections.abc import Iterable, Sequence
+from struct import Struct
 
 import numpy as np
 
-from storage_core.errors import CorruptionError
+from storage_core.errors import CorruptionError, UnsupportedVersionError
 
+ROW_VERSION = 1  # of BLOCK_DTYPE
 BLOCK_DTYPE = np.dtype(
     [
         ("block_id", "V16"),
@@ -43,6 +45,7 @@ ARCHIVE_DTYPE = np.dtype(
         ("end", "<i8"),
     ]
 )
+_ROW_HEADER = Struct("<H")  # version of the rows that follow
 ROW_COUNT_MAX = 20_000_000  # bounds what a damaged snapshot can make us allocate
 
 
@@ -114,6 +117,31 @@ def decode_table(encoded: bytes, dtype: np.dtype, what: str) -> Table:
     if len(encoded) % dtype.itemsize or len(encoded) > ROW_COUNT_MAX * dtype.itemsize:
         raise CorruptionError(f"{what} has {len(encoded)} bytes, which are no rows of {dtype.itemsize}")
     return Table.of(np.frombuffer(encoded, dtype))
+
+
+def encode_blocks(rows: np.ndarray) -> bytes:
+    """Return rows of BLOCK_DTYPE behind their version: as commands, snapshots, the journal and imports have them.
+
+    No rows are no bytes.
+    """
+    return _ROW_HEADER.pack(ROW_VERSION) + rows.tobytes() if len(rows) else b""
+
+
+def decode_blocks(encoded: bytes, what: str) -> np.ndarray:
+    """Return the rows, read-only. Raises CorruptionError, UnsupportedVersionError.
+
+    A later version adds fields at the end, and says what they are in rows of this one.
+    """
+    if not encoded:
+        return np.empty(0, BLOCK_DTYPE)
+    if len(encoded) < _ROW_HEADER.size:
+        raise CorruptionError(f"{what} has {len(encoded)} bytes, which do not say of which version they are")
+    (version,) = _ROW_HEADER.unpack_from(encoded)
+    if version > ROW_VERSION:
+        raise UnsupportedVersionError(f"{what} has rows of version {version}, this program reads {ROW_VERSION}")
+    if version != ROW_VERSION:
+        raise CorruptionError(f"{what} has rows of version {version}, which there is not")
+    return decode_table(encoded[_ROW_HEADER.size :], BLOCK_DTYPE, what).rows
 
 
 def ids(values: Sequence[bytes]) -> np.ndarray:

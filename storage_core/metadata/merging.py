@@ -15,7 +15,7 @@ import numpy as np
 from storage_core.errors import RequirementError
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import MergeBlocks
-from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.manifest import Table, decode_blocks
 from storage_core.metadata.state import StreamState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.sequences import SequenceSet
@@ -27,7 +27,7 @@ def apply_to(stream: StreamState, time_ns: int, command: MergeBlocks) -> tuple[S
     Raises RequirementError if the stream has changed in between so that the new block is not the same any more.
     """
     rows = stream.blocks.rows
-    row = np.frombuffer(command.row, BLOCK_DTYPE).copy()
+    row = decode_blocks(command.row, "row").copy()
     start = int(np.searchsorted(rows["first"], row["first"][0]))
     end = start + len(command.blocks) // 16
     before = rows[start:end]
@@ -59,7 +59,7 @@ def _check(stream: StreamState, before: np.ndarray, row: np.void, dropped: Seque
     if stream.written_as(first) != stream.written_as(end - 1):
         raise RequirementError(f"{what} cannot be merged: they were written for two incarnations of the stream")
     gone = dropped if dropped is not None else SequenceSet.empty()
-    shown = SequenceSet.from_ranges([(max(first, stream.low_watermark), end)]).difference(stream.removed)
+    shown = stream.shown(first, end)
     if gone.intersection(shown):
         raise RequirementError(f"{what} cannot be merged: the new block lacks messages that are shown")
     count = int(before["row_count"].sum()) - len(gone)

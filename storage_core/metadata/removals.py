@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from storage_core import errors
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumers import anchored
@@ -36,9 +37,8 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
         why = "is sealed" if stream.config.sealed else f"has {denied} set"
         refuse(errors.RequirementError, f"stream {stream.name!r} {why}: nothing may be removed from it")
     chosen = SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
-    gone = chosen.difference(stream.removed)
     low_watermark = min(max(command.low_watermark, stream.low_watermark), stream.next_sequence)
-    gone = gone.union(SequenceSet.from_ranges([(stream.low_watermark, low_watermark)]).difference(stream.removed))
+    gone = stream.removed.left_of(chosen).union(stream.shown(stream.low_watermark, low_watermark))
     events: tuple[Event, ...] = ()
     first = stream.first_sequence
     if command.reason == RETENTION:
@@ -50,7 +50,7 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
     else:
         stream, events = taken_away(stream, gone, time_ns, why)
     stream = replace(stream, removed=stream.removed.union(gone))
-    state, stream = drop_below(state, stream, low_watermark, time_ns, len(gone), command.data_size)
+    state, stream = drop_below(state, stream, low_watermark, time_ns, gone, command.data_size)
     if command.reason == RETENTION:
         stream = _following(stream, first)
     return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
@@ -68,32 +68,31 @@ def _following(stream: StreamState, first: int) -> StreamState:
 
 
 def drop_below(
-    state: StoreState, stream: StreamState, low_watermark: int, time_ns: int, message_count: int, data_size: int
+    state: StoreState, stream: StreamState, low_watermark: int, time_ns: int, gone: SequenceSet, data_size: int
 ) -> tuple[StoreState, StreamState]:
-    """Raise the low watermark, drop blocks with nothing left to show, and take the counts down."""
-    removed = stream.removed.clip(low_watermark, stream.next_sequence)
-    rows = stream.blocks.rows
-    ends = rows["first"] + rows["span"]
-    blocks, dead_head = stream.blocks, int(np.searchsorted(ends, low_watermark, side="right"))
+    """Raise the low watermark, drop blocks with nothing left to show, and take the counts down.
+
+    `gone`: what was shown before, and is among the removed or below the low watermark now.
+    """
+    removed = stream.removed.since(low_watermark)
+    blocks, dead_head = stream.blocks, stream.block_at(low_watermark)
     if dead_head:
-        state = with_dropped(state, stream, rows[:dead_head], time_ns)
+        state = with_dropped(state, stream, blocks.rows[:dead_head], time_ns)
         blocks = blocks.drop_head(dead_head)
-    if removed:
-        rows = blocks.rows
-        # Removed sequences below the low watermark are not remembered.
-        first_left = np.maximum(rows["first"], low_watermark)
-        run = np.searchsorted(removed.starts, first_left, side="right") - 1
-        empty = (run >= 0) & (removed.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
-        if empty.any():
-            state = with_dropped(state, stream, rows[empty], time_ns)
-            blocks = blocks.keep(~empty)
+    empty = _emptied(stream, removed, low_watermark, gone) - dead_head
+    empty = empty[empty >= 0]
+    if len(empty):
+        state = with_dropped(state, stream, blocks.rows[empty], time_ns)
+        keep = np.ones(len(blocks), bool)
+        keep[empty] = False
+        blocks = blocks.keep(keep)
     stream = replace(
         stream,
         low_watermark=low_watermark,
         blocks=blocks,
         removed=removed,
         lost=stream.lost.clip(low_watermark, stream.next_sequence),
-        message_count=stream.message_count - message_count,
+        message_count=stream.message_count - len(gone),
         data_size=max(0, stream.data_size - data_size),
     )
     return state, replace(stream, histories=runs_needed(stream))
@@ -113,6 +112,20 @@ def with_dropped(state: StoreState, stream: StreamState, blocks: np.ndarray, tim
     return replace(state, archives=state.archives.append(archives))
 
 
+def _emptied(stream: StreamState, removed: ChunkedSet, low_watermark: int, gone: SequenceSet) -> np.ndarray:
+    """Return the positions of the blocks that have none of their messages left, now that these are gone."""
+    if not gone:
+        return np.empty(0, np.int64)
+    near = stream.blocks_in(int(gone.starts[0]), int(gone.ends[-1]))
+    rows = stream.blocks.rows[near]
+    firsts, ends = rows["first"], rows["first"] + rows["span"]
+    has_gone = np.searchsorted(gone.ends, firsts, side="right") < np.searchsorted(gone.starts, ends, side="left")
+    # Removed sequences below the low watermark are not remembered.
+    left = np.maximum(firsts[has_gone], low_watermark)
+    positions: np.ndarray = near.start + np.flatnonzero(has_gone)[removed.run_ends(left) >= ends[has_gone]]
+    return positions
+
+
 def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
     """Return the histories without the runs that no position asks for or brings.
 
@@ -126,17 +139,15 @@ def runs_needed(stream: StreamState) -> tuple[tuple[bytes, int], ...]:
 
 def declare_lost(state: StoreState, place: Place, time_ns: int, command: DeclareLost) -> tuple[StoreState, Result]:
     stream = live(state, command.incarnation)
-    gone = (
-        SequenceSet.decode(command.sequences)
-        .clip(stream.low_watermark, stream.next_sequence)
-        .difference(stream.removed)
+    gone = stream.removed.left_of(
+        SequenceSet.decode(command.sequences).clip(stream.low_watermark, stream.next_sequence)
     )
     if not gone:
         return state, RemoveDone(0)
     count = len(gone)
     stream, events = taken_away(stream, gone, time_ns, "declared lost")
     stream = replace(stream, removed=stream.removed.union(gone), lost=stream.lost.union(gone))
-    state, stream = drop_below(state, stream, stream.low_watermark, time_ns, count, command.data_size)
+    state, stream = drop_below(state, stream, stream.low_watermark, time_ns, gone, command.data_size)
     ranges = ", ".join(f"{first} to {end - 1}" for first, end in gone.ranges_head(5))
     event = Event("lost", stream.name, after=f"{count} messages: {ranges}", reason=command.reason)
     return with_events(state.with_stream(stream), (event, *events), time_ns), RemoveDone(count)

@@ -49,8 +49,7 @@ def with_done(stream: StreamState, consumer: ConsumerState, sequences: SequenceS
     """Return the consumer after it is done with these messages, as far as they are still there."""
     if stream.config.retention == LIMITS or not sequences:
         return consumer
-    there = sequences.clip(stream.low_watermark, stream.next_sequence)
-    there = there.difference(stream.removed.clip(stream.low_watermark, stream.next_sequence))
+    there = stream.removed.left_of(sequences.clip(stream.low_watermark, stream.next_sequence))
     return replace(consumer, done=consumer.done.union(there))
 
 

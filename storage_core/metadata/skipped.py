@@ -67,7 +67,7 @@ def _wanted(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet
     if not filters or not sequences:
         return sequences
     taken = np.array([True, *(_takes(filters, subjects) for subjects in stream.subject_sets)])  # 0: not summarised
-    rows = stream.blocks.rows
+    rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
     rows = rows[taken[rows["subject_set"]]]
     return sequences.intersection(SequenceSet.from_columns(rows["first"], rows["first"] + rows["span"]))
 

@@ -4,6 +4,7 @@ A state is a value. `machine.apply` makes the next one and leaves the old one al
 planned with, and a holder may try a command before it proposes it.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -11,13 +12,22 @@ import msgspec
 import numpy as np
 
 from storage_core.bounded import decode
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import OLD, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
-from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table, decode_table
+from storage_core.metadata.manifest import (
+    ARCHIVE_DTYPE,
+    BLOCK_DTYPE,
+    PENDING_DELETE_DTYPE,
+    Table,
+    decode_blocks,
+    decode_table,
+    encode_blocks,
+)
 from storage_core.metadata.shared_map import SharedMap
-from storage_core.sequences import SequenceSet
+from storage_core.sequences import SEQUENCE_MAX, SequenceSet
 
 STATE_VERSION = 1
 TRANSACTION_DTYPE = np.dtype([("id", "V16"), ("outcome", "u1"), ("index", "<i8")])
@@ -95,7 +105,7 @@ class StreamState:
     next_sequence: int = 1  # never falls
     # Invariant: sorted, disjoint, end > low_watermark
     blocks: Table = field(default_factory=lambda: Table.empty(BLOCK_DTYPE))
-    removed: SequenceSet = field(default_factory=SequenceSet.empty)  # Invariant: within [low_watermark, next_sequence)
+    removed: ChunkedSet = field(default_factory=ChunkedSet.empty)  # Invariant: within [low_watermark, next_sequence)
     lost: SequenceSet = field(default_factory=SequenceSet.empty)
     message_count: int = 0  # messages that a read of everything yields
     data_size: int = 0  # bytes of their subjects, headers and data
@@ -113,16 +123,38 @@ class StreamState:
     @property
     def first_sequence(self) -> int:
         """Return the sequence of the first message that is shown; next_sequence if there is none."""
-        if self.removed and int(self.removed.starts[0]) == self.low_watermark:
-            return int(self.removed.ends[0])
+        if self.removed and self.removed.first_run[0] == self.low_watermark:
+            return self.removed.first_run[1]
         return self.low_watermark
 
-    def shown(self) -> SequenceSet:
-        """Return the sequences of all messages that are shown."""
-        return SequenceSet.from_ranges([(self.low_watermark, self.next_sequence)]).difference(self.removed)
+    def shown(self, first: int = 0, end: int = SEQUENCE_MAX) -> SequenceSet:
+        """Return the sequences of the messages of `[first, end)` that are shown, of all unless a range is named."""
+        first, end = max(first, self.low_watermark), min(end, self.next_sequence)
+        return SequenceSet.from_ranges([(first, end)]).difference(self.removed.clip(first, end))
+
+    def shown_head(self, first: int, count: int) -> SequenceSet:
+        """Return the first `count` messages at and above `first` that are shown; does not look behind them."""
+        first, span = max(first, self.low_watermark), max(count, 1)
+        while True:
+            end = min(first + span, self.next_sequence)
+            if end == self.next_sequence or end - first - self.removed.count_in(first, end) >= count:
+                return self.shown(first, end).head(count)
+            span *= 2
 
     def with_consumer(self, consumer: ConsumerState) -> "StreamState":
         return replace(self, consumers=self.consumers.with_item(consumer.name.casefold(), consumer))
+
+    def block_at(self, sequence: int) -> int:
+        """Return the position of the block that holds this sequence, or of the next one if none does."""
+        rows = self.blocks.rows
+        firsts = rows["first"]
+        at = bisect_right(firsts, sequence) - 1
+        return at + 1 if at < 0 or int(firsts[at] + rows["span"][at]) <= sequence else at
+
+    def blocks_in(self, first: int, end: int) -> slice:
+        """Return the positions of the blocks that hold sequences of `[first, end)`."""
+        start = self.block_at(first)
+        return slice(start, max(start, bisect_left(self.blocks.rows["first"], end)))
 
     def written_as(self, sequence: int) -> bytes:
         """Return the incarnation in whose directory, and under whose name, the block of this sequence was written."""
@@ -331,7 +363,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     low_watermark: int
     next_sequence: int
     blocks: bytes
-    removed: bytes
+    removed: tuple[bytes, ...]
     lost: bytes
     message_count: int
     data_size: int
@@ -381,7 +413,7 @@ def decode_stream(encoded: bytes) -> StreamState:
 def _stream_record(one: StreamState) -> _StreamRecord:
     values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
     values.update(
-        blocks=one.blocks.encode(),
+        blocks=encode_blocks(one.blocks.rows),
         removed=one.removed.encode(),
         lost=one.lost.encode(),
         writers=_writer_records(one.writers),
@@ -409,8 +441,8 @@ def _writer(record: _WriterRecord) -> WriterState:
 def _stream(record: _StreamRecord) -> StreamState:
     values = {name: getattr(record, name) for name in _StreamRecord.__struct_fields__}
     values.update(
-        blocks=decode_table(record.blocks, BLOCK_DTYPE, "manifest"),
-        removed=SequenceSet.decode(record.removed),
+        blocks=Table.of(decode_blocks(record.blocks, "manifest")),
+        removed=ChunkedSet.decode(record.removed),
         lost=SequenceSet.decode(record.lost),
         writers={name: _writer(one) for name, one in record.writers.items()},
         consumers=SharedMap((one.config.name.casefold(), consumer_of(one)) for one in record.consumers),

@@ -171,8 +171,8 @@ def _block_times(stream: StreamState) -> tuple[str, str]:
 
 def _last_shown(stream: StreamState) -> int:
     last = stream.next_sequence - 1
-    if stream.removed and int(stream.removed.ends[-1]) == stream.next_sequence:
-        last = int(stream.removed.starts[-1]) - 1
+    if stream.removed and stream.removed.last_run[1] == stream.next_sequence:
+        last = stream.removed.last_run[0] - 1
     return last
 
 

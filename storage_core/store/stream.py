@@ -245,8 +245,8 @@ class Stream:
     def gaps(self) -> list[tuple[int, int]]:
         """Return the ranges [first, end) between the first and the last message whose messages are removed or lost."""
         state = self.state()
-        missing = state.removed.union(state.lost)
-        return list(missing.clip(state.first_sequence, state.next_sequence).ranges())
+        missing = state.removed.clip(state.first_sequence, state.next_sequence)
+        return list(missing.union(state.lost.clip(state.first_sequence, state.next_sequence)).ranges())
 
     # --- durable consumers
 

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from datasource.limits import Limits, Patience, admit
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
@@ -29,7 +30,7 @@ def pending(name: str, spans: list[int], first: int = 1, size: int = 10, removed
     rows["data_size"] = np.array(spans) * size
     gone = SequenceSet.from_sequences(list(removed))
     config = StreamConfig(name=name, subjects=(f"{name}.>",))
-    state = StreamState(config, bytes(16), 0, (bytes(16),), 1, int(ends[-1]), Table.of(rows), gone)
+    state = StreamState(config, bytes(16), 0, (bytes(16),), 1, int(ends[-1]), Table.of(rows), ChunkedSet.of(gone))
     return Pending(state, first, int(ends[-1]))
 
 

@@ -13,7 +13,7 @@ from storage_core.metadata.commands import AppendedBlocks, Command, Envelope, In
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.machine import Place, Refused
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.state import StoreState, StreamState, decode_state, encode_state
 from storage_core.sequences import SequenceSet
 
@@ -59,7 +59,7 @@ def blocks(
     which = np.array([sets.index(one) + 1 for one in subjects] or [0] * len(spans), "<i4")
     gone = SequenceSet.from_sequences([*hidden, *holes])
     return AppendedBlocks(
-        incarnation, rows.tobytes(), sets, which.tobytes(), gone.encode() if gone else b"",
+        incarnation, encode_blocks(rows), sets, which.tobytes(), gone.encode() if gone else b"",
         len(hidden), len(hidden) * size, overwrite,
     )  # fmt: skip
 

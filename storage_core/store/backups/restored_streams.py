@@ -253,7 +253,7 @@ class _Writing:
 
         def hear(damage: FrameDamage) -> None:
             shown = SequenceSet.from_ranges([(max(damage.first, low_watermark), max(damage.end, low_watermark))])
-            if damage.row_count and shown.difference(removed):
+            if damage.row_count and removed.left_of(shown):
                 raise CorruptionError(f"{damage.file} was changed meanwhile: {damage.reason}")
 
         return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)

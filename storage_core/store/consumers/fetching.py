@@ -124,8 +124,13 @@ def _spent(due: np.ndarray, consumer: ConsumerState) -> np.ndarray:
 
 def _gone(stream: StreamState, consumer: ConsumerState) -> SequenceSet:
     """Return the messages that wait and are not shown any more."""
-    pending = consumer.pending
-    return pending_set(pending.within(_hidden(stream, pending.first_sequence, consumer.next_sequence)))
+    pending, first, end = consumer.pending, consumer.pending.first_sequence, consumer.next_sequence
+    if not pending:
+        return NOTHING
+    if len(pending) < stream.removed.count_in(first, end):
+        waiting = pending_set(pending.rows)
+        return waiting.clip(0, stream.low_watermark).union(stream.removed.within(waiting))
+    return pending_set(pending.within(_hidden(stream, first, end)))
 
 
 def work_out(
@@ -160,16 +165,18 @@ def work_out(
         room_max -= len(again.intersection(withheld))
     again = again.head(count_max)
     room = min(count_max - len(again), room_max)
-    ahead = shown = _shown_from(stream, consumer.next_sequence)
-    end = stream.next_sequence
-    if wanted is not None:
-        ahead, end, unread = ahead.intersection(wanted.sequences), wanted.end, unread.union(wanted.withheld)
+    first, end = max(consumer.next_sequence, stream.low_watermark), stream.next_sequence
+    if wanted is None:
+        ahead = stream.shown_head(first, room + 1 + len(unread))
+    else:
+        ahead, unread = stream.removed.left_of(wanted.sequences.clip(first, end)), unread.union(wanted.withheld)
+        end = wanted.end
     ahead = ahead.difference(unread)
     new = ahead.head(room)
     left = ahead.difference(new)
     # Past holes as well: what was never shown is not missed when the head of the stream is removed.
     next_sequence = int(left.starts[0]) if left else end
-    unread = unread.clip(consumer.next_sequence, next_sequence).intersection(shown)
+    unread = stream.removed.left_of(unread.clip(first, next_sequence))
     if not new and not unread and (wanted is None or left):
         next_sequence = consumer.next_sequence
     is_capped = bool(left) and room_max < count_max - len(again)
@@ -218,12 +225,6 @@ def _hidden(stream: StreamState, first: int, end: int) -> SequenceSet:
     return SequenceSet.from_ranges([(first, min(stream.low_watermark, end))]).union(stream.removed.clip(first, end))
 
 
-def _shown_from(stream: StreamState, first: int) -> SequenceSet:
-    """Return the sequences at and above `first` that are shown."""
-    first, end = max(first, stream.low_watermark), stream.next_sequence
-    return SequenceSet.from_ranges([(first, end)]).difference(stream.removed.clip(first, end))
-
-
 def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, count_max: int) -> Wanted:
     """Return the next messages that the consumer's filter takes, at most `count_max`.
 
@@ -244,7 +245,7 @@ def look_for(store: OpenStore, stream: StreamState, consumer: ConsumerState, cou
     if damage and consumer.config.on_data_loss == FAIL:
         end = min(end, max(start, min(one.first for one in damage)))
         sequences = sequences[sequences < end]
-    missed = _missed(damage).clip(start, end).intersection(stream.shown())
+    missed = stream.removed.left_of(_missed(damage).clip(max(start, stream.low_watermark), end))
     return Wanted(start, end, SequenceSet.from_sequences(sequences), missed, tuple(damage))
 
 
@@ -256,7 +257,7 @@ def done_by(store: OpenStore, stream: StreamState, consumer: ConsumerState, end:
     if stream.config.retention == LIMITS:
         return NOTHING
     start = max(stream.low_watermark, min(consumer.next_sequence, consumer.pending.first_sequence))
-    shown = SequenceSet.from_ranges([(start, end)]).difference(stream.removed.clip(start, end))
+    shown = stream.shown(start, end)
     if not consumer.config.filter_subjects or not shown:
         return shown
     batches = _read(store, stream, consumer, int(shown.starts[0]), end, ("sequence",), [])
@@ -279,7 +280,7 @@ def count_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState)
 def first_wanted(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> int | None:
     """Return the first message that is there, was never handed out and can be read; found as `count_wanted` counts."""
     if not consumer.config.filter_subjects:
-        ahead = stream.shown().clip(consumer.next_sequence, stream.next_sequence)
+        ahead = stream.shown_head(consumer.next_sequence, 1)
         return int(ahead.starts[0]) if ahead else None
     return next((first for _, first in _wanted_by_block(store, stream, consumer) if first), None)
 
@@ -395,7 +396,9 @@ def _batches(
 
 def size_bound(stream: StreamState, sequences: SequenceSet) -> int:
     """Return how many message bytes these can have at most: those of all blocks that they lie in."""
-    rows = stream.blocks.rows
+    if not sequences:
+        return 0
+    rows = stream.blocks.rows[stream.blocks_in(int(sequences.starts[0]), int(sequences.ends[-1]))]
     low = np.searchsorted(sequences.ends, rows["first"], side="right")
     high = np.searchsorted(sequences.starts, rows["first"] + rows["span"], side="left")
     return int(rows["data_size"][high > low].sum())

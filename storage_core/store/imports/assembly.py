@@ -13,12 +13,13 @@ import numpy as np
 
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import NoQuorumError, StorageError
 from storage_core.foreign import ForeignDamage, ForeignSlice
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import StreamConfig
-from storage_core.metadata.manifest import BLOCK_DTYPE, Table
+from storage_core.metadata.manifest import BLOCK_DTYPE, Table, decode_blocks
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import BatchResult, StreamState, WriterState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
@@ -104,7 +105,7 @@ def assemble(
         low_watermark=first,
         next_sequence=end,
         blocks=Table.of(rows),
-        removed=SequenceSet.from_ranges([(first, end)]).difference(present),
+        removed=ChunkedSet.of(SequenceSet.from_ranges([(first, end)]).difference(present)),
         lost=lost.clip(first, end),
         message_count=len(present),
         data_size=int(rows["data_size"].sum()),
@@ -121,7 +122,7 @@ def assemble(
 def _rows(records: Sequence[PartRecord]) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """Return all rows of the manifest, and the sets of subjects that they name."""
     empty = np.empty(0, BLOCK_DTYPE)
-    rows = np.concatenate([empty, *(np.frombuffer(one.rows, BLOCK_DTYPE) for one in records)])
+    rows = np.concatenate([empty, *(decode_blocks(one.rows, "a part") for one in records)])
     sets: dict[tuple[str, ...], int] = {}
     for at, subjects in enumerate(one for record in records for one in record.subjects):
         if subjects is None or (subjects not in sets and len(sets) == SUBJECT_SET_COUNT_MAX):
@@ -196,7 +197,7 @@ def _opens(volume: Volume, blocks: Sequence[LiveBlock], held: Sequence[Holders])
 
 def _blocks(work: Work, record: PartRecord) -> list[LiveBlock]:
     stream, found = work.stream, []
-    for row, held in zip(np.frombuffer(record.rows, BLOCK_DTYPE), record.holders, strict=True):
+    for row, held in zip(decode_blocks(record.rows, "a part"), record.holders, strict=True):
         block_id, digest, first = bytes(row["block_id"]), bytes(row["digest"]), int(row["first"])
         found.append(
             LiveBlock(

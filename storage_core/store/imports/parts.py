@@ -40,7 +40,7 @@ from storage_core.foreign import ForeignDamage, ForeignSlice, read_foreign_slice
 from storage_core.foreign.budget import fold_damage
 from storage_core.foreign.slices import DAMAGE_SCHEMA
 from storage_core.foreign.union import UnionSlice
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import FRAME_SCHEMA
 from storage_core.sequences import SequenceSet
@@ -99,7 +99,7 @@ class PartRecord(msgspec.Struct, frozen=True, tag="part"):
     incarnation: bytes
     source: bytes
     number: int
-    rows: bytes  # BLOCK_DTYPE with absolute `first`; holders and subject_set are filled in at the end
+    rows: bytes  # as encode_blocks has them, with absolute `first`; holders and subject_set are filled in at the end
     subjects: tuple[tuple[str, ...] | None, ...]  # of each block; None: its footer has to be asked
     holders: tuple[tuple[tuple[bytes, bytes], ...], ...]  # of each block: (volume, instance) that fsynced it
     present: bytes  # encoded SequenceSet: messages that were read
@@ -300,7 +300,7 @@ def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, no
         incarnation=task.target.incarnation,
         source=task.target.source,
         number=task.number,
-        rows=rows.tobytes(),
+        rows=encode_blocks(rows),
         subjects=tuple(block.summary.subjects for block in blocks),
         holders=tuple(tuple((held, instances[held]) for held in block.file.holders) for block in blocks),
         present=reading.present().encode(),

@@ -35,7 +35,7 @@ from storage_core.errors import (
     UnavailableError,
 )
 from storage_core.metadata.commands import MergeBlocks
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.merging import apply_to
 from storage_core.metadata.state import COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
@@ -324,7 +324,9 @@ def _command(stream: StreamState, staged: StagedMerge, held: Sequence[bytes]) ->
         placement.holders_mask(stream, held),
     )  # fmt: skip
     blocks = np.ascontiguousarray(task.slices.rows["block_id"]).tobytes()
-    return MergeBlocks(task.transaction_id, task.incarnation, blocks, row.tobytes(), summary.subjects, staged.dropped)
+    return MergeBlocks(
+        task.transaction_id, task.incarnation, blocks, encode_blocks(row), summary.subjects, staged.dropped
+    )
 
 
 def discard(staged: StagedMerge, env: Environment = REAL) -> None:

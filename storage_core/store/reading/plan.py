@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.reading.slices import SLICE_DTYPE, BlockSlices, StreamOfSlices, shown_counts
@@ -59,12 +60,9 @@ def plan_stream(
     first = max(stream.low_watermark, asked_first if asked_first is not None else stream.low_watermark)
     end = min(stream.next_sequence, asked_end if asked_end is not None else stream.next_sequence)
     covered = StreamRange(stream.name, stream.incarnation, first, max(first, end))
-    rows = stream.blocks.rows
-    lo = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
-    hi = int(np.searchsorted(rows["first"], end, side="left"))
-    if hi <= lo:
+    rows = stream.blocks.rows[stream.blocks_in(first, end)]
+    if first >= end or not len(rows):
         return BlockSlices.empty(), covered
-    rows = rows[lo:hi]
     keep = _may_match(rows, stream, request)
     rows = rows if keep.all() else rows[keep]
     return _slices(state, stream, rows, volumes, first, end), covered
@@ -72,7 +70,7 @@ def plan_stream(
 
 def whole_blocks(state: StoreState, stream: StreamState, rows: np.ndarray, volumes: Sequence[Volume]) -> BlockSlices:
     """Return the blocks of these rows of the manifest as slices, one a row, whatever of them was removed."""
-    return _slices(state, replace(stream, removed=SequenceSet.empty()), rows, volumes, 0, stream.next_sequence)
+    return _slices(state, replace(stream, removed=ChunkedSet.empty()), rows, volumes, 0, stream.next_sequence)
 
 
 def _slices(
@@ -86,7 +84,7 @@ def _slices(
     made["block_first"] = firsts
     made["first"] = starts = np.maximum(firsts, first)
     made["end"] = stops = np.minimum(firsts + spans, end)
-    removed = stream.removed.clip(int(starts[0]), int(stops[-1])) if len(rows) else stream.removed
+    removed = stream.removed.clip(int(starts[0]), int(stops[-1])) if len(rows) else SequenceSet.empty()
     made["row_count"] = shown_counts(starts, stops, removed)
     made["byte_size"] = np.maximum(1, rows["file_size"] * (stops - starts) // np.maximum(1, spans))
     if stream.origins:

@@ -83,8 +83,7 @@ def _is_live(stream: StreamState | None, one: BlockSlice) -> bool:
 
 def _shown(stream: StreamState, first: int, end: int) -> SequenceSet:
     """Return what the stream shows of [first, end)."""
-    there = SequenceSet.from_ranges([(max(first, stream.low_watermark), min(end, stream.next_sequence))])
-    return there.difference(stream.removed.clip(first, end))
+    return stream.shown(first, end)
 
 
 def _as_planned(there: BlockSlice, stream: str, removed: SequenceSet) -> BlockSlice:

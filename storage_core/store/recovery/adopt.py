@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import NotAStoreError, RequirementError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.config import StreamConfig
@@ -372,7 +373,7 @@ class _Builder:
         self.notes += claims.conflicts
         next_sequence = max(stream.next_sequence, claims.end)
         everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
-        cover = Cover(everything.difference(stream.removed))
+        cover = Cover(stream.removed.left_of(everything))
         cover.take(
             known.values(),
             others.values(),
@@ -389,7 +390,7 @@ class _Builder:
         placed = self._placement(stream)
         rows = self._rows(copies, placed, stream)
         removed, lost = self._gone(stream, copies, next_sequence)
-        shown = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]).difference(removed)
+        shown = removed.left_of(SequenceSet.from_ranges([(stream.low_watermark, next_sequence)]))
         histories = stream.histories
         if not histories and next_sequence > 1:
             histories = ((self._env.random_bytes(HISTORY_SIZE), 1),)
@@ -448,13 +449,13 @@ class _Builder:
             rows[at]["holders"] = sum(1 << position for position, one in enumerate(placed) if one in held)
         return rows
 
-    def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[SequenceSet, SequenceSet]:
+    def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[ChunkedSet, SequenceSet]:
         """Return (removed, lost): what was removed before and holes of blocks; and what no block is left of."""
         covered = SequenceSet.from_ranges(
             [(int(one.row["first"]), int(one.row["first"] + one.row["span"])) for one in copies]
         )
         everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
-        missing = everything.difference(covered).difference(stream.removed)
+        missing = stream.removed.left_of(everything.difference(covered))
         holes = [(one.holes, int(one.row["first"])) for one in copies if one.holes]
         removed = stream.removed.union(missing)
         if holes:

@@ -208,7 +208,7 @@ class _Ward:
                 outcome.left.setdefault(volume_id, why)
             return
         outcome.lost = lost
-        shown = lost.clip(stream.low_watermark, stream.next_sequence).difference(stream.removed)
+        shown = stream.removed.left_of(lost.clip(stream.low_watermark, stream.next_sequence))
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
         wrong = next((one[0] for one in patient.wrong.values() if one), None)

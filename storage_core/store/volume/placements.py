@@ -24,7 +24,7 @@ from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.files import File, Files
 from storage_core.metadata.config import check_name
 from storage_core.metadata.invariants import check_id
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, decode_blocks, encode_blocks
 
 FILE_NAME = "placements.journal"
 MAGIC = b"JSTRMPLC"
@@ -208,7 +208,7 @@ def _encode(placement: Placement) -> bytes:
 def _records(placement: Placement) -> Iterator[bytes]:
     for start in range(0, len(placement.rows), ROWS_PER_RECORD_MAX):
         rows = placement.rows[start : start + ROWS_PER_RECORD_MAX]
-        payload = pack([placement.incarnation, placement.stream, rows.tobytes()])
+        payload = pack([placement.incarnation, placement.stream, encode_blocks(rows)])
         body = _RECORD.pack(RECORD_MAGIC, 0, len(payload), 0, placement.index)[8:] + payload
         yield RECORD_MAGIC + crc32c(body).to_bytes(4, "little") + body + bytes(-len(body) % 8)
 
@@ -230,6 +230,6 @@ def _decode(data: bytes, at: int) -> tuple[Placement | None, int]:
         incarnation, stream, encoded = unpack(data[at + _RECORD.size : end], RECORD_SIZE_MAX, "placement")
         check_id("incarnation", incarnation)
         check_name(stream, "name of a stream")
-        return Placement(index, incarnation, stream, np.frombuffer(encoded, BLOCK_DTYPE)), end
+        return Placement(index, incarnation, stream, decode_blocks(encoded, "a placement")), end
     except (CorruptionError, ValueError, TypeError):
         return None, at + 1

@@ -24,7 +24,7 @@ from storage_core.errors import DiskFullError, RequirementError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
 from storage_core.metadata.config import StreamConfig
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft.rules import majority
@@ -341,7 +341,7 @@ def _part(
         size = _duplicate_size(removed, slices, env) if removed else 0
     return AppendedBlocks(
         incarnation=target.incarnation,
-        rows=rows.tobytes(),
+        rows=encode_blocks(rows),
         subject_sets=tuple(sets),
         subject_set_of=set_of.tobytes(),
         duplicates=removed.encode() if removed else b"",

@@ -35,6 +35,7 @@ KEPT_SIZE_MAX = 64 << 20  # bytes of columns of blocks at the edge, of all strea
 _NOTHING = SequenceSet.empty().encode()
 _NONE = np.empty(0, np.int64)
 _ROWS_AT_ONCE = 4096
+_BLOCKS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +122,25 @@ class _Asked:
         self._limits, self._state, self._stream, self._volumes = limits, state, stream, volumes
         self._rows = rows = stream.blocks.rows
         self._ends = rows["first"] + rows["span"]
-        shown = shown_counts(np.maximum(rows["first"], stream.low_watermark), self._ends, stream.removed)
-        is_whole = shown == rows["row_count"]
-        sizes = np.where(is_whole, rows["data_size"], 0)
-        self._unmeasured = np.flatnonzero(~is_whole).tolist()  # ascending
-        if len(self._unmeasured) == 1:  # as a rule: the block that the low watermark lies in
-            sizes[self._unmeasured] = stream.data_size - sizes.sum()
-            self._unmeasured = []
-        # Bytes that are shown of all blocks before each, and of all; those of unmeasured blocks are not counted yet.
-        self._below = np.concatenate(([0], np.cumsum(sizes)))
+        self._unmeasured: list[int] = []  # blocks that are shown in part, of those that were looked at; ascending
+        # Bytes that are shown of all blocks before each, and of all, as far as they were looked at; those of
+        # unmeasured blocks are not counted yet.
+        self._below = np.zeros(1, np.int64)
+        if len(rows) and not stream.removed.count_in(int(self._ends[0]), stream.next_sequence):
+            # As a rule: at most the first one, in which the low watermark lies, is not shown whole.
+            sizes = rows["data_size"].copy()
+            sizes[0] = stream.data_size - sizes[1:].sum()
+            self._below = np.concatenate(([0], np.cumsum(sizes)))
 
     def end_of_bytes(self, size: int) -> int:
         """Return the sequence below which the oldest messages of at least so many bytes are."""
-        while self._unmeasured and self._below[self._unmeasured[0]] < size:
-            self._measure()
+        while True:
+            if self._unmeasured and self._below[self._unmeasured[0]] < size:
+                self._measure()
+            elif self._below[-1] < size and len(self._below) <= len(self._rows):
+                self._look_on()
+            else:
+                break
         at = int(np.searchsorted(self._below, size, side="left")) - 1
         if at == len(self._rows):
             return self._stream.next_sequence
@@ -157,6 +163,8 @@ class _Asked:
     def size_below(self, sequence: int) -> int:
         """Return the bytes of the messages that are shown below the sequence."""
         whole = int(np.searchsorted(self._ends, sequence, side="right"))
+        while len(self._below) <= whole:
+            self._look_on()
         while self._unmeasured and self._unmeasured[0] < whole:
             self._measure()
         total = int(self._below[whole])
@@ -164,6 +172,18 @@ class _Asked:
             sequences, sizes = self._shown(message_sizes_of, whole)
             total += int(sizes[: sequences.row_at(sequence)].sum(dtype=np.int64))
         return total
+
+    def _look_on(self) -> None:
+        """Look at the next blocks, as many as before: removals behind the edge cost nothing."""
+        start = len(self._below) - 1
+        part = slice(start, max(_BLOCKS_AT_ONCE, 2 * start))
+        rows, ends = self._rows[part], self._ends[part]
+        firsts = np.maximum(rows["first"], self._stream.low_watermark)
+        removed = self._stream.removed.clip(int(firsts[0]), int(ends[-1]))
+        is_whole = shown_counts(firsts, ends, removed) == rows["row_count"]
+        self._unmeasured += (start + np.flatnonzero(~is_whole)).tolist()
+        below = self._below[-1] + np.cumsum(np.where(is_whole, rows["data_size"], 0))
+        self._below = np.concatenate((self._below, below))
 
     def _measure(self) -> None:
         """Count the bytes that are shown of the first block that was not measured yet."""
@@ -192,11 +212,7 @@ def may_go(stream: StreamState) -> bool:
 
 def _start_of_newest(stream: StreamState, count: int) -> int:
     """Return the sequence from which on the newest `count` messages are; there are more than that."""
-    over = stream.message_count - count
-    if not stream.removed:
-        return stream.low_watermark + over
-    shown = stream.shown()
-    return int(shown.head(over).ends[-1])
+    return int(stream.shown_head(stream.low_watermark, stream.message_count - count).ends[-1])
 
 
 def message_sizes_of(block: BlockSlice, env: Environment) -> _Column:

@@ -41,7 +41,7 @@ def command(
 ) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
     chosen, low_watermark = _chosen(state, stream, removal, volumes, env)
-    gone = chosen.difference(stream.removed).clip(stream.low_watermark, stream.next_sequence)
+    gone = stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence))
     size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, volumes, env)
     inside = chosen if low_watermark == 0 else chosen.clip(low_watermark, stream.next_sequence)
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
@@ -64,7 +64,7 @@ def _chosen(
         parts = [buffers.numbers(batch.column("sequence")) for batch in read_slices(unread, options, env=env)]
         chosen = chosen.union(SequenceSet.from_sequences(np.concatenate([np.empty(0, np.int64), *parts])))
         return chosen.head(len(chosen) - removal.keep) if removal.keep else chosen, 0
-    shown = stream.shown().clip(stream.low_watermark, limit)
+    shown = stream.shown(end=limit)
     if removal.keep:
         limit = _start_of_last(shown, removal.keep, limit)
     return shown.clip(stream.low_watermark, limit), max(limit, stream.low_watermark)
@@ -101,10 +101,9 @@ def _size(
     first, end = int(gone.starts[0]), int(gone.ends[-1])
     slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), {stream.name: (first, end)}))
     rows = stream.blocks.rows
-    known = dict(zip((bytes(one) for one in rows["block_id"]), rows, strict=True)) if slices else {}
     total, partial = 0, []
     for one in slices:
-        row = known[one.block_id]
+        row = rows[stream.block_at(one.first)]
         whole = one.row_count == int(row["row_count"]) and not one.removed
         if whole and gone.count_in(one.first, one.end) == one.end - one.first:
             total += int(row["data_size"])

@@ -70,7 +70,7 @@ def _unneeded(
 
 def _shown(stream: StreamState, among: SequenceSet) -> SequenceSet:
     among = among.clip(stream.low_watermark, stream.next_sequence)
-    return among.difference(stream.removed)
+    return stream.removed.left_of(among)
 
 
 def _taken(

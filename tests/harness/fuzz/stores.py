@@ -25,6 +25,7 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from harness.fuzz.mutations import mutate_bytes
 from harness.fuzz.seals import seal_of, sealed, vouch
@@ -38,7 +39,7 @@ from storage_core.foreign.consumers import consumers_table
 from storage_core.foreign.nats.store import NatsStore
 from storage_core.foreign.slices import DAMAGE_SCHEMA, STREAMS_SCHEMA
 from storage_core.foreign.stan.store import StanStore
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup_format import (
     decode_restoring,
@@ -492,7 +493,7 @@ def single_files(folder: Path) -> Subject:
     place = folder / "single"
     place.mkdir()
     identity = VolumeIdentity(b"s" * 16, b"v" * 16, b"i" * 16, NOON_NS)
-    rows = bytes(2 * BLOCK_DTYPE.itemsize)
+    rows = encode_blocks(np.zeros(2, BLOCK_DTYPE))
     holders = (((b"v" * 16, b"i" * 16),), ())
     damage = (dict.fromkeys(sorted(DAMAGE_KEYS)),)
     part = PartRecord(b"i" * 16, b"s" * 16, 1, rows, (("a",), None), holders, b"", b"", 2, damage)

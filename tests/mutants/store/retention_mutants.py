@@ -23,7 +23,7 @@ def removes_before_all_have_acknowledged() -> list[Replacement]:
         return sequences.intersection(done) if len(stream.consumers) else done_by_all(stream, sequences)
 
     def unneeded(state: Any, stream: Any, volumes: Any, env: Any, among: SequenceSet | None) -> SequenceSet:
-        return done_by_any(stream, stream.shown() if among is None else among.difference(stream.removed))
+        return done_by_any(stream, stream.shown() if among is None else stream.removed.left_of(among))
 
     return [(removals, "done_by_all", done_by_any), (retention, "_unneeded", unneeded)]
 
@@ -48,7 +48,8 @@ def each_process_expires_by_its_own_clock() -> list[Replacement]:
         made, result = plain(state, place, time_ns, command)
         stream = made.by_incarnation(command.streams[0].incarnation)
         if stream is not None and stream.message_count and next(clock) % 2:
-            made, stream = removals.drop_below(made, stream, stream.first_sequence + 1, time_ns, 1, 1)
+            gone = stream.shown_head(stream.first_sequence, 1)
+            made, stream = removals.drop_below(made, stream, int(gone.ends[0]), time_ns, gone, 1)
             made = made.with_stream(stream)
         return made, result
 

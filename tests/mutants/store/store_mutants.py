@@ -14,6 +14,7 @@ from harness.mutants import Replacement, maker_of
 from msgspec import structs
 
 from storage_core.block.reader import BlockReader
+from storage_core.chunked_set import ChunkedSet
 from storage_core.files import File
 from storage_core.metadata import appends, consumers, removals
 from storage_core.metadata.consumer_state import ConsumerState
@@ -286,7 +287,7 @@ def uses_the_numbers_of_removed_messages_again() -> list[Replacement]:
         state, stream = plain(state, stream, *arguments)
         rows = stream.blocks.rows
         end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else stream.low_watermark
-        removed = stream.removed.clip(stream.low_watermark, end)
+        removed = ChunkedSet.of(stream.removed.clip(stream.low_watermark, end))
         return state, replace(stream, next_sequence=max(end, stream.low_watermark), removed=removed)
 
     plain = removals.drop_below

@@ -60,7 +60,7 @@ from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.machine import Place, Refused
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, decode_blocks, encode_blocks
 from storage_core.metadata.state import StoreState, decode_state, encode_state, encode_stream
 from storage_core.raft.entry import CHAIN_START, make_entry
 from storage_core.sequences import SequenceSet
@@ -96,7 +96,7 @@ def merge(history: History) -> MergeBlocks:
     row[0] = rows[0]
     row["block_id"], row["span"], row["row_count"] = np.void(b"M" * 16), rows["span"].sum(), 6
     row["data_size"] = 60
-    return MergeBlocks(transaction(9), ONE, rows["block_id"].tobytes(), row.tobytes(), ("ORDERS.a",), some(2, 3))
+    return MergeBlocks(transaction(9), ONE, rows["block_id"].tobytes(), encode_blocks(row), ("ORDERS.a",), some(2, 3))
 
 
 def commands(history: History) -> list[Command]:
@@ -190,11 +190,11 @@ def test_a_forged_command_leaves_a_state_whose_invariants_hold(place: int) -> No
 
 def append(**changes: Any) -> Append:
     """An append to a stream of which some values are other ones."""
-    rows = np.frombuffer(blocks(3, 2, seed=30).rows, BLOCK_DTYPE).copy()
+    rows = decode_blocks(blocks(3, 2, seed=30).rows, "rows").copy()
     for name in list(changes):
         if name in rows.dtype.names:
             rows[name][-1] = changes.pop(name)
-    whole = {"rows": rows.tobytes()} | {name: changes.pop(name) for name in list(changes) if name in PART_FIELDS}
+    whole = {"rows": encode_blocks(rows)} | {name: changes.pop(name) for name in list(changes) if name in PART_FIELDS}
     part = msgspec.structs.replace(blocks(3, 2, seed=30), **whole)
     return Append(**({"transaction": transaction(20), "streams": (part,)} | changes))
 
@@ -209,7 +209,9 @@ BIG, SMALL = 1 << 62, -(1 << 62)
         append(transaction=b""),
         append(transaction=b"x" * 15),
         append(content=b"x" * 8),
-        append(rows=b"x" * 100),
+        append(rows=b"x"),
+        append(rows=bytes(2)),
+        append(rows=b"\x01\0" + b"x" * 100),
         append(subject_set_of=b""),
         append(subject_set_of=np.array([1, 0], "<i4").tobytes()),
         append(subject_set_of=np.array([-1, 0], "<i4").tobytes()),
@@ -314,9 +316,9 @@ def test_a_streaming_batch_whose_name_is_no_number_is_only_a_name(batch: str) ->
 def test_a_merged_block_has_every_message_that_is_shown() -> None:
     """What it drops may name rows that the old blocks had not either, and still no shown message may go."""
     history = lived()
-    row = np.frombuffer(merge(history).row, BLOCK_DTYPE).copy()
+    row = decode_blocks(merge(history).row, "row").copy()
     row["row_count"] = 5
-    forged = msgspec.structs.replace(merge(history), row=row.tobytes(), dropped=some(2, 3, 1))
+    forged = msgspec.structs.replace(merge(history), row=encode_blocks(row), dropped=some(2, 3, 1))
     assert step(history.state, encode_envelope(Envelope(20_000, forged))) == "refused"
 
 

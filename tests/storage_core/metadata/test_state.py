@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import state as state_module
 from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Voter
@@ -70,7 +71,7 @@ def full_state() -> StoreState:
             low_watermark=3,
             next_sequence=100,
             blocks=table(BLOCK_DTYPE, 3),
-            removed=SequenceSet.from_ranges([(4, 6), (9, 10)]),
+            removed=ChunkedSet.of(SequenceSet.from_ranges([(4, 6), (9, 10)])),
             lost=SequenceSet.from_ranges([(7, 8)]),
             message_count=90,
             data_size=900,
@@ -210,8 +211,8 @@ def test_a_state_cut_anywhere_is_refused() -> None:
 def test_first_sequence_is_that_of_the_first_message_that_is_shown() -> None:
     stream = full_state().streams["aa"]
     assert stream.first_sequence == 3
-    assert replace(stream, removed=SequenceSet.from_ranges([(3, 6)])).first_sequence == 6
-    empty = replace(stream, removed=SequenceSet.from_ranges([(3, 100)]))
+    assert replace(stream, removed=ChunkedSet.of(SequenceSet.from_ranges([(3, 6)]))).first_sequence == 6
+    empty = replace(stream, removed=ChunkedSet.of(SequenceSet.from_ranges([(3, 100)])))
     assert empty.first_sequence == empty.next_sequence == 100
     assert not empty.shown()
 

@@ -28,7 +28,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.machine import Done, Place, RemoveDone, apply
-from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState
 from storage_core.sequences import SequenceSet
 
@@ -148,7 +148,8 @@ def test_retiring_reinstating_and_moving_a_volume_leave_the_number_of_voters(thr
 
 
 def test_the_bits_of_holders_move_with_their_volumes(three: History) -> None:
-    rows = b"".join(_row(first, holders) for first, holders in enumerate((0b001, 0b010, 0b100, 0b011, 0b101)))
+    held = (0b001, 0b010, 0b100, 0b011, 0b101)
+    rows = encode_blocks(np.concatenate([_row(first, holders) for first, holders in enumerate(held)]))
     part = blocks(1, 1, 1, 1, 1)
     three.apply(Append(transaction(1), (msgspec.structs.replace(part, rows=rows),)))
     three.apply(ChangeVolumes((voter(A), voter(B), voter(C), voter(D, learner=True)), CHANGE))
@@ -162,12 +163,12 @@ def test_the_bits_of_holders_move_with_their_volumes(three: History) -> None:
     assert [one.kind for one in three.state.events] == ["moved"]
 
 
-def _row(first: int, holders: int) -> bytes:
+def _row(first: int, holders: int) -> np.ndarray:
     row = np.zeros(1, BLOCK_DTYPE)
     row["block_id"], row["first"], row["span"], row["row_count"] = np.void(bytes([first + 1]) * 16), first, 1, 1
     row["file_size"] = 1000
     row["holders"] = holders
-    return row.tobytes()
+    return row
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def _row(first: int, holders: int) -> bytes:
 )
 def test_a_block_is_held_by_the_same_volumes_under_every_placement(three: History, order: tuple[bytes, ...]) -> None:
     three.apply(ChangeVolumes((voter(A), voter(B), voter(C), voter(D, learner=True)), CHANGE))
-    rows = b"".join(_row(first, holders) for first, holders in enumerate(range(8)))
+    rows = encode_blocks(np.concatenate([_row(first, holders) for first, holders in enumerate(range(8))]))
     three.apply(Append(transaction(1), (msgspec.structs.replace(blocks(*[1] * 8), rows=rows),)))
     before = [_holders(three, at) for at in range(8)]
     three.apply(ChangePlacement(ONE, order))
@@ -191,7 +192,7 @@ def _holders(history: History, at: int) -> set[bytes]:
 
 @pytest.mark.parametrize("count", [3, 40], ids=["a few", "many"])
 def test_a_volume_holds_what_was_verified_there(three: History, count: int) -> None:
-    rows = b"".join(_row(first, 0b011) for first in range(count))
+    rows = encode_blocks(np.concatenate([_row(first, 0b011) for first in range(count)]))
     three.apply(Append(transaction(1), (msgspec.structs.replace(blocks(*[1] * count), rows=rows),)))
     chosen = b"".join(bytes([first + 1]) * 16 for first in range(1, count, 2))
     gone = b"\xff" * 16
@@ -205,7 +206,7 @@ def test_a_volume_holds_what_was_verified_there(three: History, count: int) -> N
 
 def test_a_new_instance_of_a_volume_begins_with_no_blocks(three: History) -> None:
     """What the one before took proves nothing; a change of anything else of the volume takes nothing away."""
-    rows = b"".join(_row(first, holders) for first, holders in enumerate((0b111, 0b010, 0b101)))
+    rows = encode_blocks(np.concatenate([_row(first, holders) for first, holders in enumerate((0b111, 0b010, 0b101))]))
     three.apply(Append(transaction(1), (msgspec.structs.replace(blocks(1, 1, 1), rows=rows),)))
     for same in (voter(B, retired="why"), voter(B)):
         three.apply(ChangeVolumes((voter(A), same, voter(C))))

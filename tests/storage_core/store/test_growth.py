@@ -56,6 +56,23 @@ def test_an_acknowledgement_among_500000_messages_that_wait_costs_what_it_touche
     check_no_growth(*measured)
 
 
+def test_one_more_removal_and_a_fetch_among_200000_scattered_removals_cost_what_they_touch(tmp_path: Path) -> None:
+    removals, fetches = [], []
+    for count in (20_000, 200_000):
+        store = Store.create(tmp_path / str(count), env=ONE_THREAD)
+        stream = store.add_stream({"name": "S"})
+        for _ in range(0, 2 * count, 20_000):  # blocks of one size: what is touched has to be read
+            stream.append(pa.table({"data": pa.nulls(20_000, pa.binary())}))
+        consumer = stream.add_consumer({"name": "c", "ack_wait": "1h", "max_ack_pending": -1})
+        assert stream.remove(range(2, 2 * count + 1, 2)) == count
+        consumer.fetch(1)  # one message that waits lies before all that was removed
+        removals.append(work_of(lambda number, stream=stream: stream.remove([number]), range(10_001, 10_081, 2)))
+        fetches.append(work_of(lambda _, consumer=consumer: consumer.fetch(5), range(20)))
+        assert stream.state().message_count == count - 40
+    check_no_growth(*removals)
+    check_no_growth(*fetches)
+
+
 def test_an_append_in_turns_with_another_process_costs_what_it_did_many_turns_ago(tmp_path: Path) -> None:
     """Each finds entries of the other: a new term, a new run of the history, a batch of a writer and a msg_id."""
     with Store.create(tmp_path / "volume", env=ONE_THREAD, snapshot_every=64) as store:

@@ -18,6 +18,7 @@ from harness.bounded_run import Ended, restore_all
 from harness.forged_blocks import Forger
 
 from storage_core.block.format import digest_of
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
@@ -178,11 +179,12 @@ def test_a_span_beyond_the_block_is_refused_unless_what_it_adds_was_removed(tmp_
     (stream,) = state.streams.values()
     rows = stream.blocks.rows.copy()
     rows["span"] += 1
-    longer = replace(stream, blocks=Table.of(rows), next_sequence=102, removed=SequenceSet.from_ranges([(50, 51)]))
+    removed = ChunkedSet.of(SequenceSet.from_ranges([(50, 51)]))
+    longer = replace(stream, blocks=Table.of(rows), next_sequence=102, removed=removed)
     with_state(directory, state.with_stream(longer))
     with pytest.raises(CorruptionError, match="span in the footer: expected 101, found 100"):
         Store.restore(directory, tmp_path / "new")
-    removed = SequenceSet.from_ranges([(101, 102)])
+    removed = ChunkedSet.of(SequenceSet.from_ranges([(101, 102)]))
     with_state(directory, state.with_stream(replace(longer, removed=removed)))
     with Store.restore(directory, tmp_path / "new") as store:
         assert store.stream("notes").info()["state"]["messages"] == 100
@@ -246,7 +248,7 @@ STATES: dict[str, Callable[[StoreState], StoreState]] = {
     "next_sequence 2^63-2": of_stream(next_sequence=SEQUENCE_MAX),
     "a first sequence behind the end": of_stream(low_watermark=102),
     "a message_count that is not so": of_stream(message_count=101),
-    "removed sequences outside": of_stream(removed=SequenceSet.from_ranges([(200, 300)])),
+    "removed sequences outside": of_stream(removed=ChunkedSet.of(SequenceSet.from_ranges([(200, 300)]))),
     "lost sequences outside": of_stream(lost=SequenceSet.from_ranges([(0, 2)])),
     "histories that go back": of_stream(histories=((b"h" * 8, 50), (b"i" * 8, 20))),
     "an incarnation of two bytes": of_stream(incarnation=b"xx"),

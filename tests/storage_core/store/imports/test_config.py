@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.foreign.consumers import ForeignConsumer
 from storage_core.foreign.slices import ForeignStream
 from storage_core.metadata.config import NAME_PATTERN, StreamConfig
@@ -99,7 +100,7 @@ def test_a_mirror_and_strange_subjects_are_told() -> None:
 
 
 def stream(first: int, end: int, removed: tuple[tuple[int, int], ...] = ()) -> StreamState:
-    gone = SequenceSet.from_ranges(removed)
+    gone = ChunkedSet.of(SequenceSet.from_ranges(removed))
     return StreamState(
         StreamConfig(name="S", subjects=("s.>",)), b"i" * 16, 0, (), first, end, removed=gone,
         message_count=end - first - len(gone),

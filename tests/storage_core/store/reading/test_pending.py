@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import StreamState
@@ -23,7 +24,8 @@ def stream_of(spans: list[int], removed: set[int] | None = None, low_watermark: 
     rows["data_size"] = np.array(spans) * SIZE
     gone = SequenceSet.from_sequences(sorted(one for one in removed or set() if low_watermark <= one < int(ends[-1])))
     config = StreamConfig(name="ORDERS", subjects=("orders.>",))
-    state = StreamState(config, bytes(16), 0, (bytes(16),), low_watermark, int(ends[-1]), Table.of(rows), gone)
+    columns = Table.of(rows), ChunkedSet.of(gone)
+    state = StreamState(config, bytes(16), 0, (bytes(16),), low_watermark, int(ends[-1]), *columns)
     return replace(state, blocks=state.blocks.keep(ends > low_watermark))
 
 

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.block.reader import BlockReader
+from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import DataLossError, StalePlanError, UnavailableError, UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.schema import READ_SCHEMA, read_schema
@@ -150,7 +151,7 @@ def test_ranges_splits_filters_and_removals_are_kept_when_rows_come_from_several
         time_end_ns=data.draw(st.none() | st.integers(0, end * 1000)),
         verify=data.draw(st.booleans()),
     )
-    scattered.change(removed=SequenceSet.from_sequences(sorted(removed)))
+    scattered.change(removed=ChunkedSet.of(SequenceSet.from_sequences(sorted(removed))))
     grain = data.draw(st.integers(1, 20))
     parts = [part for one in scattered.slices(first, stop) for part in one.split(grain)]
     expected = pa.Table.from_batches(list(read_slices(parts, options)), read_schema_of(options))

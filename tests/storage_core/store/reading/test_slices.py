@@ -11,6 +11,7 @@ from harness.copies import Scattered
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.sequences import SequenceSet
@@ -29,7 +30,8 @@ def planned(scattered: Scattered, block_count: int, removed: SequenceSet, name: 
     made["first"] = np.arange(block_count) * ROWS_PER_BLOCK + 1
     made["span"] = made["row_count"] = ROWS_PER_BLOCK
     made["file_size"], made["holders"] = 1000, 0b111
-    scattered.change(blocks=Table.of(made), next_sequence=block_count * ROWS_PER_BLOCK + 1, removed=removed)
+    gone = ChunkedSet.of(removed)
+    scattered.change(blocks=Table.of(made), next_sequence=block_count * ROWS_PER_BLOCK + 1, removed=gone)
     config = StreamConfig.from_mapping({**scattered.stream.config.to_json(), "name": name})
     stream = replace(scattered.stream, config=config)
     return plan_stream(scattered.state, stream, scattered.volumes, ReadRequest((name,)))[0]
