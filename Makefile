@@ -11,7 +11,7 @@ RUN = . .venv/environment.sh && .venv/bin/python
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
-	@echo 'make lint              style, types and who may import whom'
+	@echo 'make lint              style, types, who may import whom, and the English of pages and help'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
 	@echo 'make bench             measure all figures, one table of ratios; ARGS="--only planning scrub" chooses among them'
 	@echo 'make bench-peers       reading and writing beside Kafka, with a real broker, and Delta'
@@ -34,6 +34,7 @@ lint: setup
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
 	@. .venv/environment.sh && .venv/bin/lint-imports
+	@$(RUN) scripts/prose.py
 
 soak: setup
 	@JSTREAM_SOAK_SECONDS="$(SECONDS)"; export JSTREAM_SOAK_SECONDS; $(RUN) -m pytest -m soak -s --timeout=0 $(ARGS)

@@ -359,7 +359,7 @@ OPTIONS = (
         TEXT,
         "streaming: the query's id",
         "Who writes, for exactly-once. In batches, a rerun with the same `writerId` and `batchId` stores nothing "
-        "twice, and says so. A streaming query that has one is told when its checkpoint was removed.",
+        "twice, and says so. A streaming query that has one fails when its checkpoint was removed.",
     ),
     Option("batchId", (WRITE,), "batch_id", TEXT, "", "Which batch of `writerId` this is."),
     Option(

@@ -39,7 +39,7 @@ def next_messages(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print the next messages of a consumer, and acknowledge what was printed; --json prints one a line."""
+    """Print the next messages of a consumer, and acknowledge what was printed; --json prints one per line."""
     wait_ns, style = parse_duration_option(wait, "--wait"), Style.chosen(json, raw)
     with open_store(store, take_over=take_over) as opened:
         opened_stream = opened.stream(stream)

@@ -49,7 +49,7 @@ DataLossOption = Annotated[
     typer.Option(
         "--on-data-loss",
         metavar="continue|fail",
-        help="When messages are lost: go on and tell it once (the default), or stop until it is reset.",
+        help="When messages are lost: resume and record it once (the default), or stop until it is reset.",
     ),
 ]
 PullOption = Annotated[bool, typer.Option("--pull", help="No effect; accepted for compatibility with `nats`.")]

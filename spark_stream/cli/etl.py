@@ -33,7 +33,7 @@ PipelineStoreOption = Annotated[
     typer.Option("--store", metavar="VOLUME[,VOLUME]", help="For where the file names none. Default: $JSTREAM_STORE."),
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say each step and each batch on stderr, a line each.")
+    bool, typer.Option("--verbose", "-v", help="Print one line on stderr for each step and each batch.")
 ]
 MetricsOption = Annotated[
     Path | None,

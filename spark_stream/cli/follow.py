@@ -150,7 +150,7 @@ def subscribe(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print messages as they arrive, until interrupted or --count; --json prints one a line."""
+    """Print messages as they arrive, until interrupted or --count; --json prints one per line."""
     if subject is None and stream is None:
         raise WrongUsage("pass a SUBJECT, or --stream STREAM")
     if sum((everything, last is not None, start_sequence is not None, since is not None)) > 1:

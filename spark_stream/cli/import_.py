@@ -48,7 +48,7 @@ AsOption = Annotated[
     typer.Option("--as", metavar="NAME", help="What to call it here; one for each --stream, in their order."),
 ]
 ReplicasOption = Annotated[
-    int | None, typer.Option("--replicas", metavar="N", help="Copies of each block; else one a volume of the store.")
+    int | None, typer.Option("--replicas", metavar="N", help="Copies of each block. Default: one per volume.")
 ]
 SparkOption = Annotated[
     bool | None,
@@ -95,7 +95,7 @@ def import_stan(
         typer.Option("--truncate-bad-eof", help="Read past an unexpected end of a file; not twice in a row."),
     ] = False,
     no_crc: Annotated[
-        bool, typer.Option("--no-crc", help="Read messages whose checksum fails; each is told as damage.")
+        bool, typer.Option("--no-crc", help="Read messages whose checksum fails; each is reported as damage.")
     ] = False,
     skip_damage: SkipDamageOption = False,
     replicas: ReplicasOption = None,

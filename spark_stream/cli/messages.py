@@ -82,7 +82,7 @@ def view(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print messages in order: page by page on a terminal, else all of them; --json prints one a line."""
+    """Print messages in order: page by page on a terminal, else all of them; --json prints one per line."""
     if first is not None and since is not None:
         raise WrongUsage("--id and --since both say where to begin: pass one of them")
     style = Style.chosen(json, raw)
@@ -135,7 +135,7 @@ def last(
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Print the last message of each subject; --json prints one a line."""
+    """Print the last message of each subject; --json prints one per line."""
     with open_store(store) as opened:
         from storage_core.store.reading.latest import latest_only
         from storage_core.store.stream import check_filters

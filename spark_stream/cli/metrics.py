@@ -18,7 +18,7 @@ def metrics(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Serve them on this port, until interrupted.")
     ] = None,
-    address: Annotated[str, typer.Option("--address", help="With --port: of which address.")] = "127.0.0.1",
+    address: Annotated[str, typer.Option("--address", help="With --port: address to bind.")] = "127.0.0.1",
     store: StoreOption = "",
 ) -> None:
     """Print Prometheus metrics of the store: sequences, sizes, consumer lag, states of the copies."""
