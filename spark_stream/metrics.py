@@ -49,6 +49,7 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_stream_last_sequence": (_STREAM, "Last sequence of the stream"),
     "jstream_stream_messages": (_STREAM, "Messages of the stream"),
     "jstream_stream_bytes": (_STREAM, "Bytes of their subjects, headers and data"),
+    "jstream_stream_duplicates": (_STREAM, "Messages that were not stored once more: their msg_id was known"),
     "jstream_stream_lost_messages": (_STREAM, "Sequences that are recorded as lost"),
     "jstream_replica_state": ((*_REPLICA, "state"), "State of a copy of the stream: 1 for the one it is in"),
     "jstream_replica_lag": (_REPLICA, "Entries of the log that the copy is behind"),
@@ -168,6 +169,7 @@ def _of_streams(store: Store) -> Iterator[Sample]:
         yield "jstream_stream_last_sequence", state["last_seq"], labels
         yield "jstream_stream_messages", state["messages"], labels
         yield "jstream_stream_bytes", state["bytes"], labels
+        yield "jstream_stream_duplicates", state["num_duplicates"], labels
         yield "jstream_stream_lost_messages", sum(end - first for first, end in state["lost_ranges"]), labels
         for one in info["cluster"]["replicas"]:
             yield from _of_replica(one, (*labels, str(one["name"])))

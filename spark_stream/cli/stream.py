@@ -395,6 +395,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
             ("first sequence", f"{first} at {state['first_ts']}" if state["messages"] else first),
             ("last sequence", f"{last} at {state['last_ts']}" if state["messages"] else last),
             ("removed", state["num_deleted"]),
+            *([("duplicates", state["num_duplicates"])] if state["num_duplicates"] else []),
             ("lost ranges", ", ".join(f"{begin} to {end - 1}" for begin, end in state["lost_ranges"]) or None),
             ("consumers", state["consumer_count"]),
             ("incarnation", state["incarnation"]),

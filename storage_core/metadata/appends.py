@@ -240,6 +240,7 @@ def _with_blocks(
         removed=removed,
         message_count=stream.message_count + int(rows["row_count"].sum()) - part.duplicate_count,
         data_size=stream.data_size + int(rows["data_size"].sum()) - part.duplicate_size,
+        duplicate_count=stream.duplicate_count + part.duplicate_count,
         histories=histories,
         subject_sets=sets,
     )

@@ -121,6 +121,7 @@ def _check_parts(stream: StreamState, are_columns_good: bool) -> None:
     removed_count = len(stream.removed)
     check_equal("message_count", stream.message_count, stream.next_sequence - stream.low_watermark - removed_count)
     check_number("data_size", stream.data_size, 0, SIZE_MAX)
+    check_number("duplicate_count", stream.duplicate_count, 0)
     check_blocks(stream, are_columns_good)
     _check_runs("histories", stream.histories, HISTORY_SIZE, stream.next_sequence)
     _check_runs("origins", stream.origins, ID_SIZE, stream.next_sequence + 1)

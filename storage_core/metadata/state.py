@@ -109,6 +109,7 @@ class StreamState:
     lost: SequenceSet = field(default_factory=SequenceSet.empty)
     message_count: int = 0  # messages that a read of everything yields
     data_size: int = 0  # bytes of their subjects, headers and data
+    duplicate_count: int = 0  # messages that were not stored once more: their msg_id was seen within the window
     histories: tuple[tuple[bytes, int], ...] = ()  # (history id, first sequence of it), run-length
     subject_sets: tuple[tuple[str, ...], ...] = ()  # block row's subject_set - 1 is a position in here
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
@@ -371,6 +372,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     subject_sets: tuple[tuple[str, ...], ...]
     writers: dict[str, _WriterRecord]
     origins: tuple[tuple[bytes, int], ...] = ()
+    duplicate_count: int = 0
     consumers: tuple[ConsumerRecord, ...] = ()
     missed_end: int = 1
 

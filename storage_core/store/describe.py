@@ -150,6 +150,7 @@ def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) ->
             "first_ts": first_ts,
             "last_seq": last,
             "last_ts": last_ts,
+            "num_duplicates": stream.duplicate_count,
             "num_deleted": max(0, last + 1 - first - stream.message_count) if last else 0,
             "consumer_count": len(stream.consumers),
             "incarnation": stream.incarnation.hex(),

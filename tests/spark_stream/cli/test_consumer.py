@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storage_core import Store
+from storage_core.store.stream import Stream
 
 
 def info_of(jstream: Any, name: str = "billing") -> dict[str, Any]:
@@ -341,3 +342,46 @@ def test_next_says_what_it_passed_by_because_it_cannot_be_read(jstream: Any, ord
     assert (outcome.code, outcome.out) == (0, "body 4\n")
     assert "consumer_unreadable 1" in outcome.err and "the file is missing" in outcome.err
     assert jstream("consumer", "next", "ORDERS", "c", "--raw").err == ""
+
+
+REMOVALS: dict[str, Callable[[Stream], object]] = {
+    "purge": lambda stream: stream.purge(keep=2),
+    "purge by time": lambda stream: stream.purge(before_ns=time_of(stream, 5)),
+    "removed": lambda stream: stream.remove([1, 2, 3, 4]),
+    "max_msgs": lambda stream: stream._store.edit_stream({"name": "ORDERS", "max_msgs": 2}),
+    "max_bytes": lambda stream: stream._store.edit_stream({"name": "ORDERS", "max_bytes": 32}),
+    "lost": lambda stream: lose(stream, 4),
+}
+
+
+def time_of(stream: Stream, sequence: int) -> int:
+    found = stream.read(columns=["sequence", "timestamp_ns"]).read_all().to_pylist()
+    return next(row["timestamp_ns"] for row in found if row["sequence"] == sequence)
+
+
+def lose(stream: Stream, count: int) -> None:
+    for row in stream.state().blocks.rows[:count]:
+        path = Path(stream._store.paths[0], "streams", stream.incarnation.hex(), f"{bytes(row['block_id']).hex()}.blk")
+        path.write_bytes(b"lost")
+    stream._store.repair()
+
+
+@pytest.mark.parametrize("cause", REMOVALS)
+def test_what_was_removed_before_it_was_acknowledged_is_skipped_wherever_one_looks(
+    jstream, store: Store, cause: str
+) -> None:
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    for number in range(6):
+        stream.publish("orders.new", b"body %d" % number)
+    consumer = stream.add_consumer({"name": "warehouse"})
+    consumer.ack(consumer.fetch(1, 0).column("sequence"))
+    REMOVALS[cause](stream)
+    info = json.loads(jstream.done("consumer", "info", "ORDERS", "warehouse", "--json"))
+    (row,) = json.loads(jstream.done("consumer", "report", "--json"))
+    assert (info["num_skipped"], row["num_skipped"]) == (3, 3)
+    assert f'consumer="warehouse",store="{store.id.hex()}",stream="ORDERS"}} 3.0' in "".join(
+        line for line in jstream.done("metrics").splitlines() if line.startswith("jstream_consumer_skipped{")
+    )
+    (event,) = json.loads(jstream.done("events", "--kind", "consumer_skipped", "--json"))
+    assert (event["stream"], event["consumer"]) == ("ORDERS", "warehouse") and "3" in event["reason"]
+    assert info["num_pending"] + info["num_ack_pending"] == 2

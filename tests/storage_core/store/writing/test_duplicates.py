@@ -17,6 +17,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.store import Store
 from storage_core.store.stream import Stream
 from storage_core.store.writing import duplicates
+from storage_core.store.writing.appends import WriterBatch
 from storage_core.store.writing.duplicates import SortedRuns
 
 MINUTE_NS = 60 * 1_000_000_000
@@ -256,3 +257,22 @@ def test_a_deleted_stream_is_forgotten(tmp_path: Path) -> None:
     lived.store.delete_stream("S")
     lived.store.stream("T").publish("T", b"x", msg_id="a")
     assert gone not in lived.store._window._streams
+
+
+def test_duplicates_are_counted_exactly_whoever_sends_them_and_after_a_crash(tmp_path: Path) -> None:
+    lived = make(tmp_path)
+    rows = [{"subject": "S", "data": b"x", "msg_id": f"id-{number % 4}"} for number in range(6)]
+    lived.stream.append(rows, WriterBatch("job", "1"))
+    assert lived.stream.info()["state"]["num_duplicates"] == 2
+    lived.stream.append(rows, WriterBatch("job", "1"))  # sent again: stored before, and nothing is counted
+    assert lived.again().publish("S", b"y", msg_id="id-0").duplicate
+    assert lived.again().info()["state"]["num_duplicates"] == 3
+    lived.stream.purge()
+    assert lived.stream.publish("S", b"y", msg_id="id-1").duplicate
+    lived.clock.now_ns += 11 * MINUTE_NS
+    assert not lived.stream.publish("S", b"y", msg_id="id-1").duplicate
+    backup = tmp_path / "backup"
+    lived.store.backup(backup)
+    for store in (Store.open(lived.store.paths, env=lived.env), Store.restore(backup, tmp_path / "restored")):
+        state = store.stream("S").info()["state"]
+        assert (state["num_duplicates"], state["messages"], state["last_seq"]) == (4, 1, 9)
