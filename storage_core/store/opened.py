@@ -15,6 +15,7 @@ from storage_core.errors import (
     ReadOnlyError,
     StreamNotFoundError,
 )
+from storage_core.metadata.commands import Remove
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -28,10 +29,11 @@ from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlices
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import appends
+from storage_core.store.writing import appends, removal
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits, may_go
+from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.retention import release
 from storage_core.store.writing.staging import StagedBlock, Transaction
 
@@ -137,6 +139,10 @@ class OpenStore:
         `among`: only these are looked at; None: all.
         """
         return release(session, incarnation, self._limits, self._env, among)
+
+    def removal(self, session: Session, stream: StreamState, request: Removal) -> Remove:
+        """Return the command that removes what is meant."""
+        return removal.command(session.state, stream, request, session.volumes, self._limits, self._env)
 
     def plan(self, request: ReadRequest) -> ReadPlan:
         """Return what a read has to fetch, from metadata alone. Takes no lock."""

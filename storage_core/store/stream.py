@@ -30,7 +30,7 @@ from storage_core.store.opened import OpenStore
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
-from storage_core.store.writing import incoming, removal
+from storage_core.store.writing import incoming
 from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
@@ -303,7 +303,7 @@ class Stream:
             stream = state.by_incarnation(self.incarnation)
             if stream is None:
                 raise self._stale()
-            made = removal.command(state, stream, request, session.volumes, store.environment)
+            made = store.removal(session, stream, request)
             result = session.propose(made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count

@@ -4,8 +4,9 @@ Limits that discard old messages take them from the stream's beginning, so what 
 the low watermark of a Remove, worked out here once, by the session, and committed. Replicas apply that and decide
 nothing. It is proposed in the same round of fsyncs as the append that went over the limit.
 
-Blocks that go as a whole are known from the manifest. Of the block that the new low watermark lies in, sizes or times
-are read once and kept, so that a stream at its limit does not read it again at each append.
+Blocks that go as a whole are known from the manifest. Of the block that the new low watermark lies in, and of blocks
+that single messages are removed from, sizes or times are read once and kept, so that a stream at its limit, or a work
+queue, does not read them again at each append or acknowledgement.
 
 max_msgs, max_bytes   the newest messages that fit are kept. With `discard` new nothing goes: appends are refused
 max_age               messages go from the first one on, up to the first that is young enough: as in JetStream, one with
@@ -31,11 +32,14 @@ from storage_core.store.reading.reading import ReadOptions, ask_block, measured,
 from storage_core.store.reading.slices import BlockSlice, shown_counts
 from storage_core.store.volume.volumes import Volume
 
-KEPT_SIZE_MAX = 64 << 20  # bytes of columns of blocks at the edge, of all streams; the newest one is kept in any case
+KEPT_SIZE_MAX = 64 << 20  # bytes of columns of blocks, of all streams; the newest one is kept in any case
+KEPT_COUNT_MAX = 1024
 _NOTHING = SequenceSet.empty().encode()
 _NONE = np.empty(0, np.int64)
 _ROWS_AT_ONCE = 4096
 _BLOCKS_AT_ONCE = 64
+_RUNS_ONE_BY_ONE = 256
+_BLOCKS_KEPT_OF_ONE = 8  # a removal that touches more reads them one after another and keeps nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ class Limits:
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        # By incarnation and what it measures: block id and column; latest used last.
-        self._kept: dict[tuple[bytes, _Measure], tuple[bytes, _Column]] = {}
+        self._kept: dict[tuple[bytes, int, _Measure], _Column] = {}  # by block and its first sequence; latest used last
+        self._kept_size = 0
 
     def command(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Remove | None:
         """Return what brings the stream back under its limits; None if it is.
@@ -101,18 +105,50 @@ class Limits:
         self, measure: "_Measure", state: StoreState, stream: StreamState, row: np.ndarray, volumes: Sequence[Volume]
     ) -> _Column:
         """Return what `measure` makes of the block of this row of the manifest."""
-        key, block_id = (stream.incarnation, measure), bytes(row["block_id"][0])
-        kept = self._kept.pop(key, None)
-        if kept is None or kept[0] != block_id:
+        key = bytes(row["block_id"][0]), int(row["first"][0]), measure
+        column = self._kept.pop(key, None)
+        if column is None:
             (whole,) = whole_blocks(state, stream, row, volumes)
-            kept = block_id, measure(whole, self._env)
-        self._kept[key] = kept
-        size = sum(column.nbytes for _, column in self._kept.values())
-        for other in list(self._kept)[:-1]:
-            if size <= KEPT_SIZE_MAX:
-                break
-            size -= self._kept.pop(other)[1].nbytes
-        return kept[1]
+            column = measure(whole, self._env)
+            self._kept_size += column.nbytes
+        self._kept[key] = column
+        while len(self._kept) > 1 and (self._kept_size > KEPT_SIZE_MAX or len(self._kept) > KEPT_COUNT_MAX):
+            self._kept_size -= self._kept.pop(next(iter(self._kept))).nbytes
+        return column
+
+    def size_of(self, state: StoreState, stream: StreamState, gone: SequenceSet, volumes: Sequence[Volume]) -> int:
+        """Return the message bytes of these messages, which are shown. Blocks that go as a whole are not read.
+
+        Raises as `command`.
+        """
+        if len(gone) == stream.message_count:
+            return stream.data_size
+        near = stream.blocks_in(int(gone.starts[0]), int(gone.ends[-1]))
+        rows = stream.blocks.rows[near]
+        firsts, ends = rows["first"], rows["first"] + rows["span"]
+        touched = np.flatnonzero(
+            np.searchsorted(gone.ends, firsts, side="right") < np.searchsorted(gone.starts, ends, side="left")
+        )
+        gone_counts = (ends - firsts)[touched] - shown_counts(firsts[touched], ends[touched], gone)
+        is_whole = gone_counts == rows["row_count"][touched]
+        total = int(rows["data_size"][touched[is_whole]].sum())
+        partial = touched[~is_whole]
+        if len(partial) > _BLOCKS_KEPT_OF_ONE:
+            slices = whole_blocks(state, stream, rows[partial], volumes)
+            return total + sum(int(sizes.sum()) for _, sizes in measured(slices, gone, self._env))
+        for at in partial.tolist():
+            column = self.column(message_sizes_of, state, stream, rows[at : at + 1], volumes)
+            rows_of, part = (
+                SequenceRuns(column.sequences.starts, column.sequences.ends),
+                gone.clip(firsts[at], ends[at]),
+            )
+            if part.run_count > _RUNS_ONE_BY_ONE:
+                mask = part.mask(rows_of.sequences(0, rows_of.row_count))
+                total += int(column.values[mask].sum(dtype=np.int64))
+                continue
+            for first, end in part.ranges():
+                total += int(column.values[rows_of.row_at(first) : rows_of.row_at(end)].sum(dtype=np.int64))
+        return total
 
 
 class _Asked:

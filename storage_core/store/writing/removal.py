@@ -16,9 +16,10 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
-from storage_core.store.reading.reading import ReadOptions, measured, read_slices
+from storage_core.store.reading.reading import ReadOptions, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,17 @@ class Removal:
 
 
 def command(
-    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
+    state: StoreState,
+    stream: StreamState,
+    removal: Removal,
+    volumes: Sequence[Volume],
+    limits: Limits,
+    env: Environment,
 ) -> Remove:
     """Return the command that removes what is meant, by the state that is given."""
     chosen, low_watermark = _chosen(state, stream, removal, volumes, env)
     gone = stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence))
-    size = stream.data_size if len(gone) == stream.message_count else _size(state, stream, gone, volumes, env)
+    size = limits.size_of(state, stream, gone, volumes) if gone else 0
     inside = chosen if low_watermark == 0 else chosen.clip(low_watermark, stream.next_sequence)
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
 
@@ -90,23 +96,3 @@ def _start_of_last(shown: SequenceSet, count: int, limit: int) -> int:
         return int(shown.starts[0]) if len(lengths) else limit
     run = int(np.flatnonzero(remaining >= count)[-1])
     return int(shown.ends[run] - (count - (remaining[run] - lengths[run])))
-
-
-def _size(
-    state: StoreState, stream: StreamState, gone: SequenceSet, volumes: Sequence[Volume], env: Environment
-) -> int:
-    """Return the message bytes of the sequences; blocks that go as a whole are not read."""
-    if not gone:
-        return 0
-    first, end = int(gone.starts[0]), int(gone.ends[-1])
-    slices, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), {stream.name: (first, end)}))
-    rows = stream.blocks.rows
-    total, partial = 0, []
-    for one in slices:
-        row = rows[stream.block_at(one.first)]
-        whole = one.row_count == int(row["row_count"]) and not one.removed
-        if whole and gone.count_in(one.first, one.end) == one.end - one.first:
-            total += int(row["data_size"])
-        elif gone.count_in(one.first, one.end):
-            partial.append(one)
-    return total + int(sum(sizes.sum() for _, sizes in measured(partial, gone, env)))

@@ -13,7 +13,6 @@ import logging
 import numpy as np
 
 from storage_core import buffers
-from storage_core.block.runs import SequenceRuns
 from storage_core.errors import StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Remove
@@ -27,7 +26,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
 from storage_core.store.reading.reading import ReadOptions, read_slices
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.limits import Limits, message_sizes_of
+from storage_core.store.writing.limits import Limits
 
 logger = logging.getLogger(__name__)
 RUNS_AT_ONCE_MAX = 1 << 18  # of the removed messages of one entry, which holds 8 MiB
@@ -47,7 +46,7 @@ def release(
         gone = _unneeded(session.state, stream, session.volumes, env, among)
         if not gone:
             return 0
-        size = _size(session.state, stream, session.volumes, limits, gone)
+        size = limits.size_of(session.state, stream, gone, session.volumes)
     except (StorageError, OSError) as error:
         logger.warning("stream %r: what nobody needs any more stays for now: %s", stream.name, error)
         return 0
@@ -89,27 +88,3 @@ def _taken(
     parts = [buffers.numbers(batch.column("sequence")) for batch in batches]
     taken = np.concatenate([np.empty(0, np.int64), *parts])
     return SequenceSet.from_sequences(taken[sequences.mask(taken)])
-
-
-def _size(
-    state: StoreState, stream: StreamState, volumes: tuple[Volume, ...], limits: Limits, gone: SequenceSet
-) -> int:
-    """Return the message bytes of messages that are shown; blocks that go as a whole are not read."""
-    if len(gone) == stream.message_count:
-        return stream.data_size
-    rows, total = stream.blocks.rows, 0
-    ends = rows["first"] + rows["span"]
-    low = int(np.searchsorted(ends, gone.starts[0], side="right"))
-    high = int(np.searchsorted(rows["first"], gone.ends[-1], side="left"))
-    for at in range(low, high):
-        part = gone.clip(int(rows["first"][at]), int(ends[at]))
-        if part and len(part) == int(rows["row_count"][at]):
-            total += int(rows["data_size"][at])
-        elif part:
-            column = limits.column(message_sizes_of, state, stream, rows[at : at + 1], volumes)
-            places = SequenceRuns(column.sequences.starts, column.sequences.ends)
-            total += sum(
-                int(column.values[places.row_at(first) : places.row_at(end)].sum(dtype=np.int64))
-                for first, end in part.ranges()
-            )
-    return total
