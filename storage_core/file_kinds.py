@@ -44,8 +44,9 @@ BACKUP_MARK = FileKind("mark of an unfinished backup", PAGE_SIZE)
 REPORT = FileKind("report of damage", 2 * PAGE_SIZE)
 IMPORT_RECORD = FileKind("record of an import", 32 << 20)
 VOLUME_INDEX = FileKind("volume's index", 32 << 20)  # of a million blocks
-# A log goes on in a new segment from 8 MiB on, and one batch of entries can be as long as many threads make it.
-LOG_SEGMENT = FileKind("log segment", 1 << 30)
+# A log goes on in a new segment from 8 MiB on. Room for a batch of the longest entries, and for what removes.
+LOG_SEGMENT = FileKind("log segment", 1 << 28)
+# Metadata is in memory as a whole whenever a store is open: who reads the largest of these needs its size anyway.
 SNAPSHOT = FileKind("snapshot", (1 << 30) + PAGE_SIZE)  # of nearly ten million blocks
 BACKUP_MANIFEST = FileKind("backup's manifest", (1 << 30) + (1 << 28))  # what a snapshot has, and a number a block
 BLOCK = FileKind("block", (1 << 32) - 1)  # a place in it is a u32

@@ -13,8 +13,10 @@ import pytest
 from harness.bounded_run import look_after
 
 from storage_core.errors import UnsupportedVersionError
+from storage_core.file_kinds import LOG_SEGMENT
 from storage_core.files import OS_FILES
 from storage_core.metadata.manifest import BLOCK_DTYPE
+from storage_core.raft.log_format import BATCHES_OFFSET
 from storage_core.store.store import Store
 from storage_core.store.volume import placements
 from storage_core.store.volume.placements import Placement, PlacementJournal
@@ -152,6 +154,21 @@ def test_a_journal_that_nobody_wrote_is_read_within_bounds_and_told(
         assert str(path) in ended[0].text and "offset_bytes" in ended[0].text
         assert json.loads(ended[2].text)["ok"], "maintenance has written it anew"
     assert f"stream notes: {5 if rebuild_only else 8} messages" in ended[-1].text
+
+
+def test_a_log_segment_as_large_as_one_can_be_is_read_within_bounds(tmp_path: Path) -> None:
+    """Full of records that belong to another place, so each of them is looked at."""
+    volume = of_a_store(tmp_path)
+    path = max(volume.glob("meta/*.log"))
+    page = path.read_bytes()[BATCHES_OFFSET:][:4096]
+    with path.open("ab") as file:
+        for _ in range((LOG_SEGMENT.size_max - file.tell()) // (256 * len(page))):
+            file.write(256 * page)
+    ended, peak_bytes = look_after(volume)
+    assert [one.error for one in ended[:3]] == [None] * 3, ended
+    print(f"{[round(one.seconds, 2) for one in ended]} s, {peak_bytes >> 20} MiB")
+    assert all(one.seconds < 5 for one in ended) and peak_bytes < 500 << 20
+    assert "stream notes: 8 messages" in ended[-1].text
 
 
 def test_pieces_of_a_journal_are_read_as_one(journal: PlacementJournal, monkeypatch: pytest.MonkeyPatch) -> None:
