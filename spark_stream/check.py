@@ -5,7 +5,6 @@ what it should be; critical is what has stopped: nothing can be written, no copy
 for a decision, or a limit for "critical" is reached.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from spark_stream.disks import space_of
 from storage_core import Store
 from storage_core.comparison import labels_of
 from storage_core.quantities import format_duration, parse_time_ns
@@ -87,14 +87,10 @@ def _of_volumes(cluster: Mapping[str, Any], labels: Mapping[str, str], limits: L
         if not volume["current"]:
             reason = f": {volume['reason']}" if volume["reason"] else ""
             yield Problem(Level.WARNING, subject, f"is {volume['state']}{reason}; `jstream repair` mends it")
-        try:
-            disk = os.statvfs(volume["path"])
-        except OSError:
-            continue  # the state of the volume says so
-        used = 1 - disk.f_bavail / disk.f_blocks if disk.f_blocks else 0.0
-        if level := limits.used_share.level(used):
-            free = disk.f_bavail * disk.f_frsize
-            yield Problem(level, subject, f"its disk is {used:.0%} full, {free:,} bytes are free")
+        space = space_of(str(volume["path"]))  # of a disk that is gone the state of the volume says so
+        used = 1 - space.free / space.size if space is not None and space.size else 0.0
+        if space is not None and (level := limits.used_share.level(used)):
+            yield Problem(level, subject, f"its disk is {used:.0%} full, {space.free:,} bytes are free")
 
 
 def _of_streams(store: Store, labels: Mapping[str, str], limits: Limits, now_ns: int) -> Iterator[Problem]:

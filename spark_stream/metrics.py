@@ -14,8 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 try:
     from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -25,6 +23,7 @@ except ModuleNotFoundError as error:
         "metrics need the package prometheus-client: pip install 'pyspark-jstream[metrics]'", name=error.name
     ) from error
 
+from spark_stream.disks import space_of
 from storage_core import Store
 from storage_core.errors import StorageError
 from storage_core.store.consumers.lag import consumer_report
@@ -44,11 +43,17 @@ METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "jstream_leader": (("store", "volume", "path"), "Whether the volume led last: one of a store's is 1"),
     "jstream_volume_state": (("store", "volume", "path", "state"), "State of a volume: 1 for the one it is in"),
     "jstream_volume_bytes": (("store", "volume", "path"), "Size of the block files on a volume"),
+    "jstream_volume_disk_bytes": (
+        ("store", "volume", "path", "kind"),
+        "Bytes on the disk: live, pending_delete, metadata",
+    ),
+    "jstream_volume_free_bytes": (("store", "volume", "path"), "Free space of the disk that a volume is on"),
+    "jstream_volume_size_bytes": (("store", "volume", "path"), "Size of the disk that a volume is on"),
     "jstream_pending_delete_blocks": (("store",), "Blocks that were removed and still are on the disks"),
     "jstream_stream_first_sequence": (_STREAM, "First sequence of the stream"),
     "jstream_stream_last_sequence": (_STREAM, "Last sequence of the stream"),
     "jstream_stream_messages": (_STREAM, "Messages of the stream"),
-    "jstream_stream_bytes": (_STREAM, "Bytes of their subjects, headers and data"),
+    "jstream_stream_bytes": (_STREAM, "Bytes of their subjects, headers and data, before compression, of one copy"),
     "jstream_stream_duplicates": (_STREAM, "Messages that were not stored once more: their msg_id was known"),
     "jstream_stream_lost_messages": (_STREAM, "Sequences that are recorded as lost"),
     "jstream_replica_state": ((*_REPLICA, "state"), "State of a copy of the stream: 1 for the one it is in"),
@@ -151,13 +156,17 @@ def _of_volumes(store: Store) -> Iterator[Sample]:
     store_id = str(info["name"])
     yield "jstream_term", info["term"], (store_id,)
     yield "jstream_index", info["index"], (store_id,)
-    removed = store.state().pending_deletes.rows["block_id"]
-    yield "jstream_pending_delete_blocks", int((removed != np.void(bytes(16))).sum()), (store_id,)
+    yield "jstream_pending_delete_blocks", info["pending_deletes"]["blocks"], (store_id,)
     for one in info["volumes"]:
         labels = (store_id, str(one["name"]), str(one["path"]))
         yield "jstream_leader", float(one["name"] == info["leader"]), labels
         if one["bytes"] is not None:
             yield "jstream_volume_bytes", one["bytes"], labels
+        for kind, size in one["disk_bytes"].items():
+            yield "jstream_volume_disk_bytes", size, (*labels, kind)
+        if (space := space_of(labels[-1])) is not None:
+            yield "jstream_volume_free_bytes", space.free, labels
+            yield "jstream_volume_size_bytes", space.size, labels
         for state in STATES:
             yield "jstream_volume_state", float(one["state"] == state), (*labels, state)
 

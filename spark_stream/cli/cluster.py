@@ -172,9 +172,17 @@ def _print_tables(info: dict[str, Any], labels: Mapping[str, str]) -> None:
         ("needed", info["quorum"]),
         ("change in progress", f"{change['kind']} since {change['started']}" if change else None),
     ]
-    print_facts(f"Store {info['name']}", facts)
-    columns = ("volume", "state", "role", "lag", "blocks", "size", "damaged blocks", "last scrub", "path")
+    print_facts(f"Store {info['name']}", [*facts, ("blocks to be freed", _freed(info["pending_deletes"]))])
+    columns = (
+        "volume", "state", "role", "lag", "blocks", "live", "to be freed", "damaged blocks", "last scrub", "path",
+    )  # fmt: skip
     print_table(columns, [[labels.get(volume["name"]), *_row(volume)] for volume in info["volumes"]], "Volumes")
+
+
+def _freed(deletes: dict[str, Any]) -> str:
+    if not deletes["blocks"]:
+        return "none"
+    return f"{deletes['blocks']}, by maintenance from {deletes['freed_from']} on, all by {deletes['freed_by']}"
 
 
 def _row(volume: dict[str, Any]) -> list[Any]:
@@ -184,7 +192,8 @@ def _row(volume: dict[str, Any]) -> list[Any]:
         role,
         volume["lag"],
         volume["blocks"],
-        show_size(volume["bytes"]),
+        show_size(volume["disk_bytes"]["live"]),
+        show_size(volume["disk_bytes"]["pending_delete"]),
         volume["damaged_blocks"],
         volume["last_scrub"],
         volume["path"],

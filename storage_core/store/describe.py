@@ -4,6 +4,8 @@ import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, StreamState
@@ -70,6 +72,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
         "voting": sum(survey.can_vote(one) for one in voting),
         "quorum": majority(len(voting)),
         "volumes": [_volume(survey, one, copies.get(one.volume_id, [])) for one in survey.volumes],
+        "pending_deletes": _pending_deletes(view.state),
         "change": _change(view.state),
     }
 
@@ -93,6 +96,11 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
         "retired": voter is not None and bool(voter.retired),
         "blocks": sum(one.block_count for _, one in copies),
         "bytes": sum(one.size for _, one in copies),
+        "disk_bytes": {
+            "live": sum(one.size for _, one in copies),
+            "pending_delete": survey.pending_delete_size(volume.volume_id),
+            "metadata": survey.metadata_size(volume.volume_id),
+        },
         "damaged_blocks": sum(one.damaged_blocks for _, one in copies),
         "last_scrub": rfc3339(scrubbed_ns) if scrubbed_ns else None,
     }
@@ -100,6 +108,18 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
 
 def _name(volume_id: bytes | None) -> str | None:
     return None if volume_id is None else volume_id.hex()
+
+
+def _pending_deletes(state: StoreState) -> dict[str, Any]:
+    """Return how many blocks wait to be unlinked, and when maintenance may free the first of them, and all."""
+    deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
+    deletes = deletes[deletes["block_id"] != np.void(bytes(16))]  # an empty id stands for a directory
+    dropped_ns = deletes["dropped_ns"]
+    return {
+        "blocks": len(deletes),
+        "freed_from": rfc3339(int(dropped_ns.min()) + retention_ns) if len(deletes) else None,
+        "freed_by": rfc3339(int(dropped_ns.max()) + retention_ns) if len(deletes) else None,
+    }
 
 
 def _change(state: StoreState) -> dict[str, Any] | None:

@@ -1,17 +1,27 @@
 """Metrics of stores for Prometheus: as text, as a file, over HTTP."""
 
+import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 
 pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from spark_stream.metrics import METRICS, MetricsServer, StoreCollector, exposition, write_textfile
+from spark_stream.metrics import (
+    METRICS,
+    MaintenanceCollector,
+    MetricsServer,
+    StoreCollector,
+    exposition,
+    write_textfile,
+)
 from storage_core import Store
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -124,6 +134,55 @@ def test_every_metric_is_described_and_none_is_missing(store: Store) -> None:
     names = {family.name for family in text_string_to_metric_families(text)}
     assert names == set(METRICS)
     assert all(f"# HELP {name} {meaning}" in text for name, (_, meaning) in METRICS.items())
+
+
+def test_what_is_on_the_disks_is_told_by_kind_and_follows_a_purge(store: Store) -> None:
+    def sizes(kind: str) -> list[float]:
+        found = scraped(store.paths)
+        names = [volume["name"] for volume in store.cluster_info()["volumes"]]
+        return [value(found, "jstream_volume_disk_bytes", volume=name, kind=kind) for name in names]
+
+    def on_disk(folder: str) -> list[int]:
+        roots = [Path(path) / folder for path in store.paths]
+        return [sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) for root in roots]
+
+    blocks = [sum(path.stat().st_size for path in Path(one).rglob("*.blk")) for one in store.paths]
+    assert sizes("live") == blocks and min(blocks) > 0
+    assert sizes("pending_delete") == [0, 0, 0]
+    assert sizes("metadata") == on_disk("meta")
+    assert store.cluster_info()["pending_deletes"] == {"blocks": 0, "freed_from": None, "freed_by": None}
+    store.stream("ORDERS").purge()
+    assert (sizes("live"), sizes("pending_delete")) == ([0, 0, 0], blocks)
+    told = store.cluster_info()["pending_deletes"]
+    assert told["blocks"] == 1 and told["freed_from"] == told["freed_by"] > store.info()["created"]
+
+
+QUERIED = re.compile(r"(jstream_\w+)(\{[^}]*\})?")
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def test_dashboards_and_alerts_ask_for_metrics_and_labels_that_are_there(store: Store) -> None:
+    store.scrub()
+    with Store.open(store.paths) as opened:
+        text = exposition([StoreCollector([store.paths]), MaintenanceCollector(opened, True, 1.0)])
+    labels = {
+        sample.name: set(sample.labels) for family in text_string_to_metric_families(text) for sample in family.samples
+    }
+    panels = json.loads((CONF / "grafana" / "jstream.json").read_text())["panels"]
+    asked = [(target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]]
+    (group,) = yaml.safe_load((CONF / "prometheus" / "jstream.yml").read_text())["groups"]
+    asked += [(rule["expr"], "".join(rule["annotations"].values())) for rule in group["rules"]]
+    assert len(asked) >= 20
+    for expression, words in asked:
+        queried = QUERIED.findall(expression)
+        assert queried, expression
+        shown = set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*[}|]", words))
+        grouped = {
+            name.strip() for part in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for name in part.split(",")
+        }
+        for name, matchers in queried:
+            wanted = shown | grouped | set(re.findall(r"(\w+)(?:=~|!=|=)", matchers))
+            assert wanted <= labels[name], (expression, name, wanted - labels[name])
 
 
 def test_file_is_replaced_as_a_whole(store: Store, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from storage_core.store.ensemble.decision import NOT_A_VOLUME, Finding
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
-from storage_core.store.volume import reports
+from storage_core.store.volume import log, reports
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -104,6 +104,26 @@ class Survey:
     def can_vote(self, volume_id: bytes) -> bool:
         """Return whether this volume's vote would count now: it is there, and its metadata can be trusted."""
         return self.standing(volume_id).state in _CAN_VOTE
+
+    def pending_delete_size(self, volume_id: bytes) -> int:
+        """Return the bytes of files on a volume whose blocks were removed or merged, and are not unlinked yet."""
+        index, deletes = self._indexes.get(volume_id), self.view.state.deletes
+        if index is None:
+            return 0
+        ids: dict[bytes, bytearray] = {}
+        for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
+            ids.setdefault(bytes(incarnation), bytearray()).extend(bytes(block_id))
+        sizes = (index.held(incarnation, bytes(blocks))[0] for incarnation, blocks in ids.items())
+        return sum(int(held[held > 0].sum()) for held in sizes)
+
+    def metadata_size(self, volume_id: bytes) -> int:
+        """Return the bytes of the metadata log on a volume and of what belongs to it."""
+        volume = self._at.get(volume_id)
+        try:
+            return sum(volume.files.file_sizes(volume.path / log.DIRECTORY).values()) if volume is not None else 0
+        except OSError as error:
+            raise_if_limit(error)
+            return 0  # the state of the volume says what is wrong there
 
     def replicas(self, stream: StreamState) -> list[Replica]:
         """Return the copies of a stream in the order of its placement."""

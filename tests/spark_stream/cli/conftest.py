@@ -23,6 +23,7 @@ VOLATILE = [
     (re.compile(r'"(file_size|payload_size)": \d+'), r'"\1": "<size>"'),
     (re.compile(r'"host": "[^"]*"'), '"host": "<host>"'),
     (re.compile(r'"(term|index|generation|applied)": \d+'), r'"\1": "<number>"'),
+    (re.compile(r'"metadata": \d+'), '"metadata": "<size>"'),
     (re.compile(r'"seconds": [\d.e-]+'), '"seconds": "<number>"'),
     (re.compile(r"\b\d+\.\ds\b +"), "<span> "),
     (re.compile(r'"lag": [1-9]\d*'), '"lag": "<number>"'),
