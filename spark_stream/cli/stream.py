@@ -26,6 +26,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.quantities import parse_since_ns, show_size, show_value
 from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import (
+    AllowRollupOption,
     ArchiveOption,
     BlockAgeOption,
     BlockBytesOption,
@@ -79,6 +80,7 @@ def add(
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
+    allow_rollup: AllowRollupOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -116,6 +118,7 @@ def edit(
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
+    allow_rollup: AllowRollupOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -379,6 +382,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         ("dupe window", format_duration(config["duplicate_window"])),
         ("deny delete", config["deny_delete"]),
         ("deny purge", config["deny_purge"]),
+        *([("allow rollup", True)] if config["allow_rollup_hdrs"] else []),
         *([("sealed", True)] if config["sealed"] else []),
         ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
         *([("block age", format_duration(config["block_max_age"]))] if config["block_max_age"] else []),

@@ -50,6 +50,9 @@ DenyDeleteOption = Annotated[
     bool | None, typer.Option("--deny-delete/--no-deny-delete", help="Refuse to remove single messages.")
 ]
 DenyPurgeOption = Annotated[bool | None, typer.Option("--deny-purge/--no-deny-purge", help="Refuse to purge.")]
+AllowRollupOption = Annotated[
+    bool | None, typer.Option("--allow-rollup/--no-allow-rollup", help="Take messages with the header Nats-Rollup.")
+]
 BlockMessagesOption = Annotated[
     int | None, typer.Option("--block-max-msgs", metavar="N", help="Messages in a block at most.")
 ]
@@ -93,6 +96,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dupe_window": ("duplicate_window", lambda text: parse_duration_option(text, "--dupe-window")),
     "deny_delete": ("deny_delete", bool),
     "deny_purge": ("deny_purge", bool),
+    "allow_rollup": ("allow_rollup_hdrs", bool),
     "block_max_msgs": ("block_max_msgs", int),
     "block_max_bytes": ("block_max_bytes", lambda text: parse_size(text, "--block-max-bytes")),
     "block_max_age": ("block_max_age", lambda text: parse_duration_option(text, "--block-max-age")),

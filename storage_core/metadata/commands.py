@@ -127,7 +127,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
     sequences: bytes  # encoded SequenceSet
     data_size: int  # message bytes of those that were still there
     low_watermark: int = 0  # 0: leave it
-    reason: str = "delete"  # delete, purge, limits, retention: no consumer needs them any more
+    reason: str = "delete"  # delete, purge, limits, rollup, retention: no consumer needs them any more
 
 
 class Unlinked(msgspec.Struct, frozen=True, tag="unlinked"):

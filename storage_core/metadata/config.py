@@ -39,7 +39,6 @@ MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "max_msgs_per_subject": (-1, 0),
     "discard_new_per_subject": (False,),
-    "allow_rollup_hdrs": (False,),
     "allow_msg_ttl": (False,),
     "storage": ("file",),
     "no_ack": (False,),
@@ -63,7 +62,7 @@ _LIMITS = ("max_msgs", "max_bytes", "max_consumers")  # of a whole stream; -1 an
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
 _NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
-_FLAGS = ("deny_delete", "deny_purge", "sealed")
+_FLAGS = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "sealed")
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +82,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = "zstd"
     deny_delete: bool = False
     deny_purge: bool = False
+    allow_rollup_hdrs: bool = False  # messages with the header Nats-Rollup take the place of those before
     sealed: bool = False
     description: str = ""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
@@ -222,6 +222,8 @@ def _check_limits(config: StreamConfig) -> None:
         raise ValueError(f"discard: {config.discard!r} is unknown; valid values are {OLD} and {NEW}")
     if config.retention not in RETENTIONS:
         raise ValueError(f"retention: {config.retention!r} is unknown; valid values are {', '.join(RETENTIONS)}")
+    if config.allow_rollup_hdrs and config.deny_purge:
+        raise ValueError("allow_rollup_hdrs: a rollup purges what lies before it, and deny_purge is set")
     if -1 < config.max_bytes < config.max_msg_size:
         raise ValueError(
             f"max_msg_size: {config.max_msg_size} bytes are more than max_bytes, {config.max_bytes}, which the stream "

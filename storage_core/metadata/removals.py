@@ -21,11 +21,13 @@ from storage_core.metadata.stream_changes import add_pending_deletes, live
 from storage_core.sequences import SequenceSet
 
 RETENTION = "retention"  # no consumer needs them any more: none misses anything
+ROLLUP = "rollup"  # a later message takes their place
 # What a stream's configuration denies it by, and what consumers that miss the messages are told.
 REASONS = {
     "delete": ("deny_delete", "removed"),
     "purge": ("deny_purge", "purged"),
     "limits": ("", "removed by a limit"),
+    ROLLUP: ("", "rolled up"),
     RETENTION: ("", ""),
 }
 

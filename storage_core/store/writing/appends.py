@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing import rollups
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.limits import Limits
@@ -115,12 +117,18 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
             block_max_bytes=stream.config.block_max_bytes,
             volumes=placement.write_volumes(state, stream, volumes),
             replica_count=len(stream.placement),
+            **_instructions(stream.config),
         )
     # Never older than the store remembers: the clock may have been ahead when that was decided.
     made_ns = max(env.now_ns(), state.transaction_floor_ns)
     made = made_ns.to_bytes(8, "big") + env.random_bytes(8)
     open_files_max = state.settings.to_json()["open_files_max"]
     return Transaction(made, state.store_id, targets, open_files_max=open_files_max)
+
+
+def _instructions(config: StreamConfig) -> dict[str, Any]:
+    """Return which headers the stream goes by, as a target has it."""
+    return {"allow_rollup": config.allow_rollup_hdrs, "allow_ttl": False, "max_age": config.max_age}
 
 
 def _message_size_max(config: StreamConfig) -> int:
@@ -142,7 +150,12 @@ def _check_target(session: Session, target: WriteTarget) -> None:
         raise OutdatedTransaction
     takes = (stream.config.subjects, _message_size_max(stream.config), len(stream.placement))
     used = {one.volume_id for one in target.volumes}
-    if takes != (target.subjects, target.max_msg_size, target.replica_count) or not used <= set(stream.placement):
+    is_same = all(getattr(target, name) == value for name, value in _instructions(stream.config).items())
+    if (
+        not is_same
+        or takes != (target.subjects, target.max_msg_size, target.replica_count)
+        or not used <= set(stream.placement)
+    ):
         raise OutdatedTransaction
 
 
@@ -192,6 +205,9 @@ def commit(
         ]
         result = session.propose(_append(transaction, parts, writer, content))
     assert isinstance(result, machine.AppendDone)
+    for name in {block.stream for block in staged if block.has_rollup} & result.appended.keys():
+        got = result.appended[name]
+        _roll_up(session, transaction.targets[name].incarnation, range(got.first, got.end), limits, env)
     for name, got in result.appended.items() if not result.already else ():
         new = SequenceSet.from_ranges([(got.first, got.end)])
         release(session, transaction.targets[name].incarnation, limits, env, new)
@@ -226,6 +242,15 @@ def enforce(session: Session, incarnation: bytes, limits: Limits) -> int:
     result = session.propose(command)
     assert isinstance(result, machine.RemoveDone)
     return result.message_count
+
+
+def _roll_up(session: Session, incarnation: bytes, new: range, limits: Limits, env: Environment) -> None:
+    """Remove what new messages take the place of; raises if what is there cannot be read: the append is refused."""
+    stream = session.state.by_incarnation(incarnation)
+    assert stream is not None, incarnation  # appended to just now
+    command = rollups.command(session.state, stream, new, session.volumes, limits, env)
+    if command is not None:
+        session.propose(command)
 
 
 def _append(

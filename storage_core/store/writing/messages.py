@@ -17,6 +17,7 @@ from storage_core.block.hashing import msg_id_hashes
 from storage_core.block.sizing import message_sizes
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
+from storage_core.store.writing import instructions
 from storage_core.subjects import SUBJECT_SIZE_MAX, first_invalid, match_mask
 
 WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
@@ -32,6 +33,8 @@ class Messages:
     batch: pa.RecordBatch  # FRAME_SCHEMA
     sizes: np.ndarray  # int64, bytes of subject, headers and data, row by row
     msg_ids: np.ndarray | None  # (rows, 2) uint64; a pair of zeros is no msg_id
+    has_rollup: bool  # some message takes the place of others
+    expires_ns: int  # when the first of them expires; 0: none does
     given_ns: pa.Array | None  # int64, times as the writer gave them; None, and null: the store chooses
 
 
@@ -43,6 +46,9 @@ class Acceptance:
     subjects: tuple[str, ...]  # filters, one of which must take a message's subject
     max_msg_size: int  # bytes; -1: only what a frame can hold bounds it
     default_subject: str | None  # of rows without one; None: it is an error
+    allow_rollup: bool = False
+    allow_ttl: bool = False
+    max_age: int = 0  # ns; 0: no limit
 
     def describe(self) -> str:
         return ", ".join(self.subjects)
@@ -131,7 +137,53 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
         raise _invalid(acceptance, row, f"message of {int(sizes[row])} bytes, {which} is {limit}")
     msg_ids = columns.get("msg_id")
     hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
-    return Messages(made, sizes, hashes, given)
+    has_rollup, expires_ns = False, 0
+    if instructions.may_have_any(headers):
+        has_rollup = _check_rollups(headers, acceptance)
+        expires_ns = _first_expiry(headers, timestamp, acceptance, now_ns)
+    return Messages(made, sizes, hashes, has_rollup, expires_ns, given)
+
+
+def _check_rollups(headers: pa.Array, acceptance: Acceptance) -> bool:
+    """Return whether a message takes the place of others; raises InvalidMessageError where that cannot be."""
+    rows, values = instructions.values_of(headers, instructions.ROLLUP)
+    if not len(rows):
+        return False
+    if not acceptance.allow_rollup:
+        reason = f"header {instructions.ROLLUP} is not taken: the stream has not set allow_rollup_hdrs"
+        raise _invalid(acceptance, int(rows[0]), reason)
+    _, bad = instructions.rollups(values)
+    if bad >= 0:
+        reason = f"{instructions.ROLLUP}: {instructions.shown(values[bad])} is neither 'sub' nor 'all'"
+        raise _invalid(acceptance, int(rows[bad]), reason)
+    return True
+
+
+def _first_expiry(headers: pa.Array, times: pa.Array, acceptance: Acceptance, now_ns: int) -> int:
+    """Return when the first message expires, 0 if none does; raises InvalidMessageError for what cannot be."""
+    rows, values = instructions.values_of(headers, instructions.TTL)
+    if not len(rows):
+        return 0
+    if not acceptance.allow_ttl:
+        reason = f"header {instructions.TTL} is not taken: the stream has not set allow_msg_ttl"
+        raise _invalid(acceptance, int(rows[0]), reason)
+    spans_ns, bad = instructions.ttls(values)
+    if bad >= 0:
+        said = f"{instructions.shown(values[bad])} is not a number of seconds, a duration of 1s and more, or 'never'"
+        raise _invalid(acceptance, int(rows[bad]), f"{instructions.TTL}: {said}")
+    never = np.flatnonzero(spans_ns == instructions.NEVER)
+    if len(never) and acceptance.max_age:
+        reason = (
+            f"{instructions.TTL}: 'never' is not taken by a stream with max_age, which would remove it all the same"
+        )
+        raise _invalid(acceptance, int(rows[never[0]]), reason)
+    ends = (buffers.numbers(times)[rows] + spans_ns)[spans_ns > 0]
+    over = np.flatnonzero(ends <= now_ns)
+    if len(over):
+        at = int(np.flatnonzero(spans_ns > 0)[over[0]])
+        reason = f"{instructions.TTL}: {instructions.shown(values[at])} after its timestamp is over already"
+        raise _invalid(acceptance, int(rows[at]), reason)
+    return int(ends.min()) if len(ends) else 0
 
 
 def _invalid(acceptance: Acceptance, row: int, what: str) -> InvalidMessageError:

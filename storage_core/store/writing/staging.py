@@ -43,6 +43,9 @@ class WriteTarget:
     block_max_bytes: int
     volumes: tuple[VolumeHandle, ...]  # that take blocks now, in the order of the placement
     replica_count: int  # volumes in the placement, those that take no blocks now included
+    allow_rollup: bool = False
+    allow_ttl: bool = False
+    max_age: int = 0
 
     @property
     def quorum(self) -> int:
@@ -52,7 +55,10 @@ class WriteTarget:
     def acceptance(self, default_subject: str | None) -> Acceptance:
         """Return what the stream takes; without a default, rows fall back on its only literal subject."""
         only = self.subjects[0] if len(self.subjects) == 1 and is_literal(self.subjects[0]) else None
-        return Acceptance(self.stream, self.subjects, self.max_msg_size, default_subject or only)
+        return Acceptance(
+            self.stream, self.subjects, self.max_msg_size, default_subject or only,
+            self.allow_rollup, self.allow_ttl, self.max_age,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class StagedBlock:
     holders: tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced it, in the order of the placement
     failures: tuple[WriteFailure, ...] = ()  # volumes that should have
     hash_sum: int | None = None  # of its messages, as in content.py; None: they were not hashed
+    has_rollup: bool = False  # some message of its task takes the place of others
+    expires_ns: int = 0  # when the first message of its task expires; 0: none does
 
 
 class Stager:
@@ -100,7 +108,7 @@ class Stager:
     ) -> None:  # fmt: skip
         """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds."""
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
-        self._hashed = hashed
+        self._hashed, self._has_rollup, self._expires_ns = hashed, False, 0
         place = BlockPlace(
             target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
             transaction.id, target.block_max_msgs, target.block_max_bytes,
@@ -124,6 +132,8 @@ class Stager:
         VolumeFailedError, NotFoundError (no such directory on this host).
         """
         messages = check_messages(batch, self._target.acceptance(default_subject), self._env.now_ns())
+        self._has_rollup |= messages.has_rollup
+        self._expires_ns = min(filter(None, (self._expires_ns, messages.expires_ns)), default=0)
         hashes = message_hashes(messages, self._target.stream) if self._hashed else None
         with self._translated():
             self._sink.write(messages.batch, messages.sizes, msg_ids=messages.msg_ids, hashes=hashes)
@@ -150,6 +160,8 @@ class Stager:
             tuple((one.volume_id, one.instance_id) for one in target.volumes if one.volume_id in held),
             _failures(block.file.failures),
             block.hash_sum if self._hashed else None,
+            self._has_rollup,
+            self._expires_ns,
         )
 
     def discard(self) -> None:

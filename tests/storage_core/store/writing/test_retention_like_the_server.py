@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness.processes import Machine
 
-from storage_core.errors import RequirementError
+from storage_core.errors import InvalidMessageError, RequirementError
 
 pytest.importorskip("nats")
 SERVER = Path(sys.executable).parent / "nats-server"
@@ -82,9 +82,18 @@ class Both:
         self._stream.consumer(name).delete()
         del self.waiting[name]
 
-    async def publish(self, subject: str) -> None:
-        reply = json.loads((await self._client.request(f"{self.name}.{subject}", b"data", timeout=10)).data)
-        assert reply["seq"] == self._stream.publish(f"{self.name}.{subject}", b"data").sequence
+    async def publish(self, subject: str, **headers: str) -> bool:
+        """Publish there and here; return whether the message was taken, the same in both places."""
+        named = {f"Nats-{key}": value for key, value in headers.items()}
+        asked = self._client.request(f"{self.name}.{subject}", b"data", timeout=10, headers=named or None)
+        reply = json.loads((await asked).data)
+        try:
+            pairs = [(key, value.encode()) for key, value in named.items()]
+            sequence = self._stream.publish(f"{self.name}.{subject}", b"data", pairs or None).sequence
+        except InvalidMessageError:
+            sequence = None
+        assert reply.get("seq") == sequence or ("error" in reply and sequence is None), (headers, reply)
+        return sequence is not None
 
     async def fetch(self, name: str) -> None:
         asked = json.dumps({"batch": 1, "no_wait": True}).encode()
@@ -107,7 +116,7 @@ class Both:
         await self.call(f"STREAM.PURGE.{self.name}", seq=up_to)
         self._stream.purge(up_to=up_to)
 
-    async def check(self, where: str) -> None:
+    async def check(self, where: str, size: bool = True) -> None:
         """Wait until the server shows what is here: some of its removals come after its answer."""
         ours = self._stream.read(columns=["sequence"]).read_all().column("sequence").to_pylist()
         for pause in (0, 0.02, 0.1, 0.3, 1, 3):
@@ -117,7 +126,7 @@ class Both:
             if ours == sorted(theirs):
                 break
         assert ours == sorted(theirs), where
-        assert self._stream.state().data_size == len(ours) * len(f"{self.name}.adata"), where
+        assert not size or self._stream.state().data_size == len(ours) * len(f"{self.name}.adata"), where
 
 
 def on_server(folder: Path, story: Story) -> None:
@@ -213,5 +222,29 @@ def test_a_change_of_retention_lets_go_of_what_was_done(tmp_path: Path) -> None:
         await both.publish("a")
         await both.settle("one", 2, "ack")
         await both.check("interest")
+
+    on_server(tmp_path, story)
+
+
+def test_rollups_leave_the_same_messages(tmp_path: Path) -> None:
+    choose = random.Random(f"{SEED} rollup")
+
+    async def story(both: Both) -> None:
+        await both.begin("U", allow_rollup_hdrs=True)
+        assert not await both.publish("a", Rollup="some")
+        for step in range(OPERATIONS):
+            headers = choose.choice([{}, {}, {}, {"Rollup": "sub"}, {"Rollup": choose.choice(("all", "ALL", "SUB"))}])
+            assert await both.publish(choose.choice("abcde"), **headers)
+            await both.check(f"JSTREAM_NATS_SEED={SEED} step {step}: {headers}", size=False)
+        await both.edit(allow_rollup_hdrs=False)
+        assert not await both.publish("a", Rollup="sub")
+        await both.begin("V", deny_purge=False)
+        assert not await both.publish("a", Rollup="sub")
+        for config in (
+            {"allow_rollup_hdrs": True, "deny_purge": True},
+            {"allow_rollup_hdrs": True, "deny_delete": True},
+        ):
+            asked = {"name": "W", "subjects": ["W.>"], **config}
+            await both.same("STREAM.CREATE.W", asked, lambda asked=asked: both._store.add_stream(asked))
 
     on_server(tmp_path, story)
