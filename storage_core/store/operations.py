@@ -114,7 +114,6 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
     """
     env, timeout_s = store.environment, store.lock_timeout_s
     repairing = Repair(store.metadata, env, timeout_s)
-    archiving = Archiving(store.metadata, env, timeout_s, store.maintenance.archived)
 
     def compare() -> None:
         membership.resume_quietly(store.metadata, env, timeout_s)
@@ -127,6 +126,13 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
             with store.metadata.session(timeout_s) as session:
                 more = store.maintenance.mend(session)
 
+    def archive() -> None:
+        if not len(store.state().archives):
+            return
+        with ownership.alone(store, ownership.ARCHIVE_FILE) as holder:
+            if not holder:  # else that one runs the commands
+                Archiving(store.metadata, env, timeout_s, store.maintenance.archived).run(is_stopped)
+
     def sweep() -> None:
         repairing.sweep()
         with store.metadata.session(timeout_s) as session:
@@ -137,7 +143,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
 
     pieces: tuple[Callable[[], object], ...] = (
         partial(repairing.volumes, ask=False), compare, mend, store.enforce_limits,
-        partial(compaction(store, MAINTAINING).run, None), partial(archiving.run, is_stopped), sweep,
+        partial(compaction(store, MAINTAINING).run, None), archive, sweep,
     )  # fmt: skip
     for piece in pieces:
         if is_stopped():

@@ -33,7 +33,8 @@ from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "owners"  # of a volume
-WATCH_FILE = "maintain"  # in it: locked by the one process that watches over the store; never unlinked
+# In it, and never unlinked: locked by the one process that watches over the store, that runs archive commands.
+WATCH_FILE, ARCHIVE_FILE = "maintain", "archive"
 DYING_WAIT_S = 5.0  # for an owner that was killed and whose process is not gone yet
 PAUSE_S = 0.05  # between two looks at it
 _FILE_NAME = re.compile("[0-9a-f]{32}")
@@ -179,23 +180,30 @@ class Ownership:
 
 
 @contextmanager
-def watching(store: OpenStore) -> Iterator[None]:
-    """Be the one process that watches over the store, until the block ends or the process does.
+def alone(store: OpenStore, file_name: str) -> Iterator[str]:
+    """Be the one process that has this lock of the store, until the block ends or the process does.
 
-    Raises StoreBusyError naming the other one, and what writing raises.
+    Yields nothing, or who has it: then this process has not. Raises what writing raises.
     """
     acquired: list[Lock] = []
     try:
         with translated(store.label):
-            holder = _lock_on_each(store, WATCH_FILE, acquired)
+            holder = _lock_on_each(store, file_name, acquired)
+        yield holder
+    finally:
+        for lock in acquired:
+            locks.close_lock(lock)
+
+
+@contextmanager
+def watching(store: OpenStore) -> Iterator[None]:
+    """Be the one process that watches over the store. Raises StoreBusyError naming the other one."""
+    with alone(store, WATCH_FILE) as holder:
         if holder:
             raise StoreBusyError(
                 f"{store.label}: another `jstream maintain --watch` does its maintenance: {holder}", store=store.label
             )
         yield
-    finally:
-        for lock in acquired:
-            locks.close_lock(lock)
 
 
 def _lock_on_each(store: OpenStore, file_name: str, acquired: list[Lock]) -> str:

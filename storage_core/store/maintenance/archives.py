@@ -26,7 +26,7 @@ import numpy as np
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import Event, RecordEvents
-from storage_core.metadata.manifest import pairs
+from storage_core.metadata.manifest import ids
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import parse_duration_ns
 from storage_core.store.ensemble.ensemble import Metadata
@@ -69,7 +69,7 @@ class Archiving:
     """Runs the commands of the blocks of one store."""
 
     def __init__(self, metadata: Metadata, env: Environment, lock_timeout_s: float, archived: set[bytes]) -> None:
-        """`archived` gets the keys of the blocks that maintenance may unlink from then on."""
+        """`archived` gets the ids of the blocks that maintenance may unlink from then on."""
         self._metadata, self._env, self._lock_timeout_s, self._archived = metadata, env, lock_timeout_s, archived
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
@@ -90,7 +90,7 @@ class Archiving:
             if isinstance(outcome, BaseException):
                 raise outcome
             if outcome.is_archived:
-                self._archived.add(block.incarnation + block.block_id)
+                self._archived.add(block.block_id)
             if outcome.said:
                 kind = "archived" if outcome.is_archived else "archive_failed"
                 events.append(Event(kind, stream.name, reason=f"{block.label}: {outcome.said}"))
@@ -145,20 +145,28 @@ class Archiving:
             logger.warning("%s: what became of blocks that go was not written down: %s", self._metadata.label, error)
 
 
-def waiting(state: StoreState, archived: Collection[bytes]) -> np.ndarray:
-    """Return the keys of the blocks that must not be unlinked before they are archived, 32 bytes each."""
-    keys = pairs(_to_archive(state))
-    return keys[[bytes(key) not in archived for key in keys]] if archived else keys
+def must_wait(state: StoreState, deletes: np.ndarray, archived: Collection[bytes]) -> np.ndarray:
+    """Return which of these deletes must not be unlinked before they are archived. `archived`: ids of those that are.
+
+    Asked at every maintenance, of as many as a command that fails has left: no Python a block.
+    """
+    rows = _to_archive(state)
+    return np.isin(_keys(deletes["block_id"]), np.setdiff1d(_keys(rows["block_id"]), _keys(ids(tuple(archived)))))
 
 
 def _to_archive(state: StoreState) -> np.ndarray:
     """Return the blocks, ARCHIVE_DTYPE, of streams that are there and still have a command."""
     rows = state.archives.rows
-    has_command = {}
-    for incarnation in set(map(bytes, rows["stream"])):
-        stream = state.by_incarnation(incarnation)
-        has_command[incarnation] = stream is not None and bool(stream.config.archive_command)
-    return rows if all(has_command.values()) else rows[[has_command[bytes(one)] for one in rows["stream"]]]
+    keys = _keys(rows["stream"])
+    _, at = np.unique(keys, return_index=True)
+    streams = [state.by_incarnation(bytes(incarnation)) for incarnation in rows["stream"][at]]
+    has_command = [stream is not None and bool(stream.config.archive_command) for stream in streams]
+    return rows if all(has_command) else rows[np.isin(keys, keys[at[has_command]])]
+
+
+def _keys(block_ids: np.ndarray) -> np.ndarray:
+    """Return a column of ids, which are random, as numbers: numpy compares whole ids one by one."""
+    return block_ids.copy().view("<u8")[::2]
 
 
 def _due(state: StoreState, now_ns: int, archived: Collection[bytes]) -> Iterator[tuple[StreamState, list[_Block]]]:
@@ -166,10 +174,11 @@ def _due(state: StoreState, now_ns: int, archived: Collection[bytes]) -> Iterato
     rows = _to_archive(state)
     if not len(rows):
         return
-    deletes, retention_ns = state.pending_deletes.rows, state.settings.deleted_block_retention
+    # What an overwrite dropped is among the replaced ones.
+    deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
     # One that is exactly so old is due.
     deletes = deletes[~state.within(deletes["dropped_ns"] - 1, retention_ns, now_ns)]
-    rows = rows[np.isin(pairs(rows), pairs(deletes))]
+    rows = rows[np.isin(_keys(rows["block_id"]), _keys(deletes["block_id"]))]
     for incarnation in dict.fromkeys(map(bytes, rows["stream"])):
         stream = state.by_incarnation(incarnation)
         assert stream is not None
@@ -178,7 +187,7 @@ def _due(state: StoreState, now_ns: int, archived: Collection[bytes]) -> Iterato
                    int(row["first"]), int(row["end"]))
             for row in rows[rows["stream"] == np.void(incarnation)]
         ]  # fmt: skip
-        yield stream, [block for block in blocks if block.incarnation + block.block_id not in archived]
+        yield stream, [block for block in blocks if block.block_id not in archived]
 
 
 def _copy(volumes: Sequence[Volume], block: _Block) -> Path | None:

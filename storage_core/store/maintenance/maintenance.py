@@ -15,12 +15,11 @@ import numpy as np
 
 from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import ForgetTransactions, Unlinked
-from storage_core.metadata.manifest import pairs
 from storage_core.metadata.state import Streams
 from storage_core.store.ensemble.known import Leadership
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.maintenance.archives import waiting
+from storage_core.store.maintenance.archives import must_wait
 from storage_core.store.maintenance.compaction import Merging
 from storage_core.store.replicas.mending import Mending
 from storage_core.store.volume.block_store import BlockStore
@@ -44,7 +43,7 @@ class Maintenance:
         self._journaled: dict[Volume, Streams] = {}
         # By volume: under which leadership its reserve was seen to be whole. Others that use it lead from then on.
         self._filled: dict[Volume, Leadership] = {}
-        self.archived: set[bytes] = set()  # blocks that may be unlinked, as archive.py found; incarnation and block id
+        self.archived: set[bytes] = set()  # ids of blocks that may be unlinked, as archives.py found
         self._mending = Mending(env)
         self._merging = Merging(env)
 
@@ -163,8 +162,8 @@ class Maintenance:
         deletes, retention_ns = state.deletes, state.settings.deleted_block_retention
         # One that is exactly so old is due.
         due = deletes[~state.within(deletes["dropped_ns"] - 1, retention_ns, self._env.now_ns())]
-        if len(kept := waiting(state, self.archived)):
-            due = due[~np.isin(pairs(due), kept)]
+        if len(due) and len(state.archives):
+            due = due[~must_wait(state, due, self.archived)]
         if not everything:
             due = due[:UNLINKED_PER_TURN_MAX]
         if not len(due):
@@ -184,7 +183,7 @@ class Maintenance:
             _sync(stores[path], directory)
         if gone:
             session.propose(Unlinked(tuple(gone)))
-            self.archived.difference_update(gone)
+            self.archived.difference_update(key[16:] for key in gone)
 
     def _forget_transactions(self, session: Session, everything: bool) -> None:
         known = session.state.transactions.rows
