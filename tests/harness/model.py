@@ -49,6 +49,8 @@ class ModelStream:
     msg_ids: dict[str, tuple[int, int]] = field(default_factory=dict)  # sequence and time of the commit
     batches: dict[tuple[str, str], Any] = field(default_factory=dict)  # by (writer, batch)
     consumers: dict[str, "ModelConsumer"] = field(default_factory=dict)
+    max_msgs: int = -1
+    is_left_over: bool = False  # what is over the limit stays for now
 
     def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
         first, seen_now = self.next_sequence, dict[str, int]()
@@ -59,7 +61,13 @@ class ModelStream:
                     seen_now[row.msg_id] = self.next_sequence
             self.next_sequence += 1
         self.msg_ids.update({msg_id: (sequence, now_ns) for msg_id, sequence in seen_now.items()})
+        self.enforce_limit()
         return range(first, self.next_sequence)
+
+    def enforce_limit(self) -> None:
+        over = len(self.messages) - self.max_msgs
+        if self.max_msgs >= 0 and over > 0 and not self.is_left_over:
+            self.remove(sorted(self.messages)[:over])
 
     def is_duplicate(self, msg_id: str, now_ns: int) -> bool:
         return msg_id in self.msg_ids and self.msg_ids[msg_id][1] >= now_ns - self.duplicate_window_ns

@@ -24,8 +24,9 @@ def main() -> None:
     parser.add_argument("--merging", action="store_true", help="with blocks that are merged")
     parser.add_argument("--keep", metavar="NAME", help="keep the plan under this name, with what it finds")
     parser.add_argument("--copies", action="store_true", help="with volumes of a copy of the store")
+    parser.add_argument("--limits", action="store_true", help="with streams that keep few messages")
     arguments = parser.parse_args()
-    kept = chosen(arguments.seed, arguments.merging, arguments.copies)
+    kept = chosen(arguments.seed, arguments)
     world = kept.world(None if arguments.quiet else print)
     try:
         run(world, arguments.mutant)
@@ -38,13 +39,14 @@ def main() -> None:
     print(f"{arguments.seed} holds after {world.step_count} steps and {world.call_count} calls")
 
 
-def chosen(name: str, merging: bool, copies: bool) -> Kept:
+def chosen(name: str, asked: argparse.Namespace) -> Kept:
     """Return what was kept under this name, or what the seed draws."""
     for one in KEPT:
         if one.name == name:
             return one
     plan = Plan.of(Random(int(name)))
-    plan = plan.with_merging() if merging else plan.with_copies() if copies else plan
+    kinds = {"merging": plan.with_merging, "copies": plan.with_copies, "limits": plan.with_limits}
+    plan = next((made() for kind, made in kinds.items() if getattr(asked, kind)), plan)
     return Kept(name, "", int(name), plan)
 
 

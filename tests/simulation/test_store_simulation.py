@@ -25,6 +25,7 @@ from storage_core.errors import StorageError
 SEED_COUNT = 200
 PARTS = 8
 MERGING_SEED_COUNT = 24  # on top of those, with processes that merge blocks
+LIMITS_SEED_COUNT = 24  # with streams that keep few messages
 COPIES_SEED_COUNT = 30  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
@@ -34,12 +35,14 @@ WITH_COPIES = (
     "reads_by_the_highest_commit_record_of_any_volume",
     "does_not_ask_which_volumes_a_commit_record_names",
 )
+WITH_LIMITS = ("removes_one_message_more_than_a_limit_asks_for",)
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
 
 def planned(seed: int, kind: str = "") -> World:
     plan = Plan.of(Random(seed))
-    return World(seed, plan={"merging": plan.with_merging, "copies": plan.with_copies}[kind]() if kind else None)
+    kinds = {"merging": plan.with_merging, "copies": plan.with_copies, "limits": plan.with_limits}
+    return World(seed, plan=kinds[kind]() if kind else None)
 
 
 def run(seed: int, kind: str = "") -> World:
@@ -85,11 +88,18 @@ def test_promises_hold_in_every_seed_in_which_volumes_are_those_of_a_copy(part: 
     assert sum(one.volumes.exchange_count for one in worlds) >= len(worlds) // 4
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_promises_hold_in_every_seed_in_which_streams_have_limits(part: int) -> None:
+    worlds = [run(seed, "limits") for seed in range(part, LIMITS_SEED_COUNT, 2)]
+    report(f"whole store with limits, part {part}", worlds)
+    assert sum(one.expectation.limited_count for one in worlds) >= len(worlds)
+
+
 @pytest.mark.soak
 def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
     end, worlds = time.monotonic() + soak_seconds, list[World]()
     while time.monotonic() < end:
-        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging")[len(worlds) % 3]))
+        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging", "limits")[len(worlds) % 4]))
     report("whole store, soak", worlds)
     assert worlds
 
@@ -97,7 +107,7 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """Where it was found before, so that it is found soon; if not there, then in the first seeds."""
-    kind = "copies" if mistake in WITH_COPIES else ""
+    kind = "copies" if mistake in WITH_COPIES else "limits" if mistake in WITH_LIMITS else ""
     kept = [partial(one.world, None) for one in KEPT if one.mutant == mistake]
     for world in (*kept, *(partial(planned, seed, kind) for seed in MUTANT_SEEDS)):
         try:

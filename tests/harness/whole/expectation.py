@@ -40,6 +40,18 @@ class Model(ModelStore):
     def copy(self) -> "Model":
         return deepcopy(self)
 
+    def left_over(self) -> "Model":
+        """Return a copy on which an operation leaves what it brings over a limit to the next one."""
+        made = self.copy()
+        for stream in made.streams.values():
+            stream.is_left_over = True
+        return made
+
+    def settled(self) -> "Model":
+        for stream in self.streams.values():
+            stream.is_left_over = False
+        return self
+
 
 @dataclass
 class Operation:
@@ -58,10 +70,15 @@ class Expectation:
 
     def __init__(self) -> None:
         self.models = [Model()]
+        self.limited_count = 0  # operations that had to remove what was over a limit
 
-    def acked(self, operation: Operation, result: object) -> None:
-        """The operation returned: it is done, and a model that expected another result is wrong."""
+    def acked(self, operation: Operation, result: object, may_be_left: bool = False) -> None:
+        """The operation returned: it is done, and a model that expected another result is wrong.
+
+        `may_be_left`: what is over a limit may not have been read then, and goes with a later operation.
+        """
         after, wrong = [], []
+        left = self._left_over(operation)
         for model in self.models:
             expected = operation.effect(model)
             if isinstance(expected, Refusal):
@@ -70,6 +87,9 @@ class Expectation:
                 wrong.append(expected)
             else:
                 after.append(model)
+        self.limited_count += any(model not in after for model in left)
+        if may_be_left and after:
+            after += left
         if not after:
             raise Violation(f"{operation.name}: returned {result!r}, expected was {wrong!r}")
         self._keep(after)
@@ -88,11 +108,18 @@ class Expectation:
         """The operation ended early: it is done or not."""
         if isinstance(error, NOTHING_STORED) and not operation.was_seen:
             return
-        before, after = [model.copy() for model in self.models], []
+        before, after = [model.copy() for model in self.models], self._left_over(operation)
         for model in self.models:
             if not isinstance(operation.effect(model), Refusal):
                 after.append(model)
         self._keep(after if operation.was_seen and after else before + after)
+
+    def _left_over(self, operation: Operation) -> list[Model]:
+        """Return what the operation leaves where it, or its end, does not come to what is over a limit."""
+        if all(stream.max_msgs < 0 for model in self.models for stream in model.streams.values()):
+            return []
+        tried = [model.left_over() for model in self.models]
+        return [model.settled() for model in tried if not isinstance(operation.effect(model), Refusal)]
 
     def look(self, shown: Shown, running: Operation | None, is_final: bool) -> None:
         """Something was seen. `is_final`: by a holder, for whom nothing is undecided."""
@@ -103,8 +130,7 @@ class Expectation:
         if right:
             return
         if running is not None:
-            for model in self.models:
-                after = model.copy()
+            for after in (*(model.copy() for model in self.models), *(model.left_over() for model in self.models)):
                 if not isinstance(running.effect(after), Refusal) and after.content() == shown:
                     running.was_seen = True
                     return

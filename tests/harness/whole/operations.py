@@ -261,11 +261,13 @@ class Operations:
             "duplicate_window": "1h",
             "num_replicas": self._world.plan.volume_count,
         }
+        max_msgs = self._random.choice(self._world.plan.limits) if self._world.plan.limits else -1
+        config["max_msgs"] = max_msgs
 
         def effect(model: Model) -> object:
             if name in model.streams:
                 return Refusal((AlreadyExistsError,))
-            model.streams[name] = ModelStream()
+            model.streams[name] = ModelStream(max_msgs=max_msgs)
             model.lives[name] = model.lives.get(name, 0) + 1
             return None
 
@@ -341,12 +343,16 @@ class Operations:
         if (name := self._any_stream()) is None:
             return None
         change = {"name": name, "block_max_msgs": self._random.choice((1, 2, 50))}
-        return Operation(
-            f"edit stream {name}",
-            lambda store: store.edit_stream(change),
-            lambda model: None if name in model.streams else GONE,
-            compared=False,
-        )
+        if self._world.plan.limits:
+            change["max_msgs"] = self._random.choice(self._world.plan.limits)
+
+        def effect(stream: ModelStream) -> None:
+            stream.max_msgs = change.get("max_msgs", -1)
+            stream.enforce_limit()
+
+        act = lambda store: store.edit_stream(change)  # noqa: E731
+        stream = name if self._world.plan.limits else ""
+        return Operation(f"edit stream {name}", act, _on(name, effect), stream, compared=False)
 
     # --- looking
 
@@ -377,7 +383,11 @@ class Operations:
     # --- maintenance
 
     def _maintain(self) -> Operation:
-        return Operation("maintain", lambda store: store.maintain(), compared=False)
+        def effect(model: Model) -> None:
+            for stream in model.streams.values():
+                stream.enforce_limit()
+
+        return Operation("maintain", lambda store: store.maintain(), effect, compared=False)
 
     def _compact(self) -> Operation:
         def act(store: Store) -> None:

@@ -38,6 +38,7 @@ class Plan:
     snapshot_every: int  # entries
     deleted_block_retention: str
     block_sizes: tuple[int, ...] = (2, 3, 100)  # messages, of which streams get one
+    limits: tuple[int, ...] = ()  # max_msgs, of which streams get one; empty: none has a limit
 
     def with_merging(self) -> "Plan":
         """Return the plan with blocks that can be merged, and processes that merge them."""
@@ -51,6 +52,11 @@ class Plan:
         operations = {**self.operations, "append": 24, "save_images": 14, "hurt": 14, "repair": 8, "black_out": 0}
         hurts = {**dict.fromkeys(HURTS, 1), "exchanged": 40}
         return replace(self, volume_count=max(3, self.volume_count), operations=operations, hurts=hurts)
+
+    def with_limits(self) -> "Plan":
+        """Return the plan with streams that keep few messages."""
+        operations = {**self.operations, "append": 30, "remove": 2, "purge": 1, "delete_stream": 1}
+        return replace(self, operations=operations, limits=(2, 5, 9))
 
     @property
     def tolerated(self) -> int:
@@ -67,7 +73,7 @@ class Plan:
     @staticmethod
     def from_json(plan: Mapping[str, Any]) -> "Plan":
         """Return a plan that was kept: what it does not name does not happen."""
-        return Plan(**{**plan, "block_sizes": tuple(plan["block_sizes"])})
+        return Plan(**{**plan, "block_sizes": tuple(plan["block_sizes"]), "limits": tuple(plan.get("limits", ()))})
 
     @staticmethod
     def of(random: Random) -> "Plan":

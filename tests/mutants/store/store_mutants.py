@@ -33,7 +33,7 @@ from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume import log
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.log import VolumeLog
-from storage_core.store.writing import orphans
+from storage_core.store.writing import limits, orphans
 from storage_core.store.writing.mirrored_file import MirroredFile
 
 # --- the log ------------------------------------------------------------------------------------------------------
@@ -294,6 +294,11 @@ def uses_the_numbers_of_removed_messages_again() -> list[Replacement]:
     return [(removals, "drop_below", drop), (appends, "drop_below", drop)]
 
 
+def removes_one_message_more_than_a_limit_asks_for() -> list[Replacement]:
+    plain = limits._start_of_newest
+    return [(limits, "_start_of_newest", lambda stream, count: plain(stream, max(0, count - 1)))]
+
+
 def stores_a_batch_that_came_again() -> list[Replacement]:
     return [(WriterState, "find", lambda self, batch: None)]
 
@@ -373,6 +378,7 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         takes_the_last_sequence_as_proof_of_currency,
         repairs_with_a_copy_that_nobody_looked_at,
         uses_the_numbers_of_removed_messages_again,
+        removes_one_message_more_than_a_limit_asks_for,
         stores_a_batch_that_came_again,
         forgets_duplicates_among_messages_of_earlier_appends,
         acknowledges_what_it_hands_out,
