@@ -230,6 +230,12 @@ NOT_RUN = [
         "a line of a log, which tests/spark_stream/test_monitoring.py looks for",
         anything,
     ),
+    NotRun(
+        "docs/guide/ui.md",
+        "jstream ui",
+        "goes on until it is stopped; tests/spark_stream/cli/test_ui.py starts it",
+        is_command,
+    ),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
     NotRun(
         "docs/guide/operations.md",

@@ -53,6 +53,7 @@ PANELS = {
         Command("export", "export:export", "Write messages to a file: Parquet, or JSON lines."),
     ],
     "Volumes and their copies": [
+        Command("ui", "ui:ui", "Look at the store in a browser: pages over all of it."),
         Command("verify", "verify:verify", "Read and check every byte of every copy."),
         Command("scrub", "maintenance:scrub", "Check the next part of all copies."),
         Command("repair", "maintenance:repair", "Bring volumes and copies back from good ones."),

@@ -140,7 +140,7 @@ def _change(state: StoreState) -> dict[str, Any] | None:
 def stream_info(store: OpenStore, stream: StreamState, survey: Survey | None = None) -> dict[str, Any]:
     """Return the shape of `stream info --json`. Reads two messages for their times."""
     times = (_time_of(store, stream, stream.first_sequence), _time_of(store, stream, _last_shown(stream)))
-    return {**stream_summary(stream, times), "cluster": _cluster(survey or store.survey(), stream)}
+    return {**stream_summary(stream, times), "cluster": stream_cluster(survey or store.survey(), stream)}
 
 
 def stream_report(store: OpenStore, names: Sequence[str] | None, exact_times: bool) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def stream_report(store: OpenStore, names: Sequence[str] | None, exact_times: bo
     streams = by_name(state) if names is None else [store.stream_state(name, state) for name in names]
     if exact_times:
         return [stream_info(store, one, survey) for one in streams]
-    return [{**stream_summary(one), "cluster": _cluster(survey, one)} for one in streams]
+    return [{**stream_summary(one), "cluster": stream_cluster(survey, one)} for one in streams]
 
 
 def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     return rfc3339(found.timestamp_ns) if found is not None else ZERO_TIME
 
 
-def _cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
+def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
     """Return the volumes of the placement, the leader too."""
     return {
         "leader": _name(survey.leader(stream.placement)),

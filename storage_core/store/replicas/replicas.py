@@ -72,6 +72,23 @@ class Replica:
         return self.state == VolumeState.CURRENT
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """The copies of a stream's live blocks on one volume, a row per block in the order of the manifest."""
+
+    file_sizes: np.ndarray  # int64, bytes; -1: it is not there
+    verified_ns: np.ndarray  # int64; 0: it was never read; negative: it was found damaged then
+    whole: np.ndarray  # bool: there in full size, and not known to be damaged
+    taken: np.ndarray  # bool: it was written there once
+
+    @property
+    def states(self) -> list[VolumeState]:
+        """Return the state of each copy, by itself: what its volume is like is another question."""
+        bad = np.where(self.file_sizes >= 0, 2, np.where(self.taken, 1, 3))
+        names = (VolumeState.CURRENT, VolumeState.MISSING, VolumeState.DAMAGED, VolumeState.BEHIND)
+        return [names[at] for at in np.where(self.whole, 0, bad).tolist()]
+
+
 class Survey:
     """One look at all volumes of a store: made once, and asked about any number of its streams."""
 
@@ -149,10 +166,8 @@ class Survey:
     def _replica(self, stream: StreamState, position: int, volume_id: bytes) -> Replica:
         standing, volume = self.standing(volume_id), self._at.get(volume_id)
         rows = stream.blocks.rows
-        sizes, verified_ns = self._held(stream, volume_id)
-        there = sizes >= 0
-        whole = (sizes == rows["file_size"]) & (verified_ns >= 0)
-        took = (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1
+        copies = self.block_copies(stream, position)
+        there, whole, took, verified_ns = copies.file_sizes >= 0, copies.whole, copies.taken, copies.verified_ns
         state, reason = standing.state, standing.reason
         damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
         if state in (VolumeState.MISSING, VolumeState.FOREIGN):
@@ -178,6 +193,13 @@ class Survey:
             digest=_digest(rows[whole]),
             reason=reason,
         )
+
+    def block_copies(self, stream: StreamState, position: int) -> BlockCopies:
+        """Return the copies of the stream's blocks on the volume at this position of its placement."""
+        rows = stream.blocks.rows
+        sizes, verified_ns = self._held(stream, stream.placement[position])
+        whole = (sizes == rows["file_size"]) & (verified_ns >= 0)
+        return BlockCopies(sizes, verified_ns, whole, (rows["holders"] >> np.uint32(position)) & np.uint32(1) == 1)
 
     def _held(self, stream: StreamState, volume_id: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return for each live block its size on a volume, -1 if it is not there, and when it was read last.

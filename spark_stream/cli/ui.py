@@ -1,0 +1,59 @@
+"""`jstream ui`: pages over the store in a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.options import StoreOption
+from spark_stream.cli.render import say
+
+PORT = 8222
+
+
+def ui(
+    listen: Annotated[
+        str,
+        typer.Option("--listen", metavar="ADDRESS", help="Serve on this address; another than loopback needs a token."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Serve on this port; 0 takes a free one.")
+    ] = PORT,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Ask for the token in this file, one line of 16 letters or more."
+        ),
+    ] = None,
+    host_names: Annotated[
+        list[str] | None,
+        typer.Option("--host-name", metavar="NAME", help="A name that a proxy in front has; may be repeated."),
+    ] = None,
+    store: StoreOption = "",
+) -> None:
+    """Serve pages over the store: its health, messages, copies, consumers, volumes and events. Changes nothing.
+
+    Takes no lock, and is of most use when the store is broken. TLS is the business of a proxy in front.
+    """
+    from spark_stream.ui.doors import TOKEN_SIZE_MIN
+    from spark_stream.ui.server import bind, is_loopback, read_token, serve
+    from spark_stream.ui.site import Site
+
+    token = read_token(token_file, TOKEN_SIZE_MIN) if token_file is not None else None
+    if not is_loopback(listen) and token is None:
+        raise WrongUsage(
+            f"--listen {listen} is not loopback: everybody who reaches it could read the store; pass --token-file"
+        )
+    try:
+        listener = bind(listen, port)
+    except OSError as error:
+        raise CommandFailed(f"{error.strerror}; --port takes another one, 0 a free one") from error
+    with listener:
+        site = Site([one.strip() for one in store.split(",")])
+        address, taken = listener.getsockname()[:2]
+        place = f"[{address}]" if ":" in address else address
+        say(f"the store's pages are at http://{place}:{taken}/ until Ctrl-C")
+        if not is_loopback(listen):
+            say("this is plain HTTP: put a proxy with TLS in front of it where others could listen")
+        serve(site, listener, token, tuple(host_names or ()))

@@ -1,0 +1,1 @@
+"""What pages show, as plain values that are JSON as they stand: no HTML, no HTTP."""

@@ -1,0 +1,272 @@
+"""Pages about the store as a whole: overview, streams, consumers, volumes, events."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from spark_stream.ui.model.health import health, worst_lag
+from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
+from spark_stream.ui.query import Query
+from spark_stream.ui.site import Scan, Site
+from storage_core.errors import ConsumerNotFoundError
+from storage_core.metadata.state import StreamState
+from storage_core.quantities import rfc3339
+from storage_core.store.describe import EVENT_KINDS, events
+
+STREAM_PAGE_COUNT = 100
+CONSUMER_PAGE_COUNT = 200
+EVENT_PAGE_COUNT = 200
+NEWEST_EVENT_COUNT = 12
+INCIDENT_GAP_S = 900  # events of one volume or consumer that are no further apart are one incident
+
+
+def overview(site: Site, query: Query) -> dict[str, Any]:
+    """Return the store at a glance."""
+    scan = site.scan()
+    state = scan.survey.view.state
+    streams = list(state.streams.values())
+    worst = worst_lag(scan)
+    return {
+        "store_id": state.store_id.hex(),
+        "paths": [one["path"] for one in scan.cluster["volumes"]],
+        "host": state.host,
+        "index": scan.survey.view.index,
+        "time": rfc3339(scan.time_ns),
+        "health": health(site, scan),
+        "streams": len(streams),
+        "consumers": len(scan.consumers),
+        "messages": sum(one.message_count for one in streams),
+        "messages_per_second": round(rate(streams, scan.time_ns), 2),
+        "bytes": sum(one.data_size for one in streams),
+        "bytes_live": sum(one.live for one in scan.disks.values()),
+        "bytes_on_disk": sum(one.blocks for one in scan.disks.values()),
+        "bytes_to_be_freed": sum(one.to_be_freed for one in scan.disks.values()),
+        "bytes_free": min((one.free for one in scan.disks.values() if one.free is not None), default=None),
+        "worst_lag": None if worst is None else _short(worst),
+        "arrivals": arrivals(streams, scan.time_ns, query.choice("span", SPANS)),
+        "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
+        "events": _events_of(state.events, NEWEST_EVENT_COUNT, scan),
+        "command": f"jstream cluster info --store {site.command_store}",
+    }
+
+
+def streams_page(site: Site, query: Query) -> dict[str, Any]:
+    """Return streams whose names or subjects hold a text, a page of them."""
+    scan = site.scan()
+    wanted, start = query.text("search").casefold(), query.number("start", 0) or 0
+    chosen = [
+        one
+        for one in scan.streams
+        if wanted in one["config"]["name"].casefold() or any(wanted in text for text in one["config"]["subjects"])
+    ]
+    state = scan.survey.view.state
+    lags: dict[str, int] = {}
+    for one in scan.consumers:
+        lags[one["stream_name"]] = max(lags.get(one["stream_name"], 0), one["lag"]["messages"])
+    listed = []
+    for one in chosen[start : start + STREAM_PAGE_COUNT]:
+        stream = state.stream(one["config"]["name"])
+        assert stream is not None
+        listed.append(
+            {**_stream(one, stream, scan), "worst_lag": lags.get(stream.name), "consumers": len(stream.consumers)}
+        )
+    return {
+        "streams": listed,
+        "count": len(chosen),
+        "start": start,
+        "next": start + STREAM_PAGE_COUNT if start + STREAM_PAGE_COUNT < len(chosen) else None,
+        "previous": max(0, start - STREAM_PAGE_COUNT) if start else None,
+        "search": query.text("search"),
+        "command": f"jstream stream report --store {site.command_store}",
+    }
+
+
+def _stream(info: Mapping[str, Any], stream: StreamState, scan: Scan) -> dict[str, Any]:
+    rows = stream.blocks.rows
+    return {
+        "name": stream.name,
+        "subjects": info["config"]["subjects"],
+        **info["state"],
+        "lost": sum(end - first for first, end in info["state"]["lost_ranges"]),
+        "bytes_on_disk": int(rows["file_size"].sum()) * len(stream.placement),
+        "blocks": len(rows),
+        "replicas": info["cluster"]["replicas"],
+        "messages_per_second": round(rate([stream], scan.time_ns), 2),
+        "arrivals": arrivals([stream], scan.time_ns),
+    }
+
+
+def stream_head(scan: Scan, stream: StreamState) -> dict[str, Any]:
+    """Return what every page of one stream begins with."""
+    for one in scan.streams:
+        if one["config"]["name"] == stream.name:
+            return {**_stream(one, stream, scan), "config": one["config"], "created": one["created"]}
+    return {"name": stream.name, "subjects": list(stream.config.subjects), "replicas": []}
+
+
+def configuration(site: Site, query: Query, name: str) -> dict[str, Any]:
+    """Return a stream's configuration."""
+    stream = site.store().stream_state(name)
+    return {
+        "stream": stream_head(site.scan(), stream),
+        "config": stream.config.to_json(),
+        "command": f"jstream stream info {name} --store {site.command_store}",
+    }
+
+
+# --- consumers
+
+
+def _short(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of consumers."""
+    kept = ("stream_name", "name", "num_ack_pending", "num_redelivered", "num_pending", "num_skipped", "paused", "lag")
+    state = "stopped" if info["problem"] else "paused" if info["paused"] else "ok"
+    return {
+        **{key: info[key] for key in kept},
+        "delivered": info["delivered"]["stream_seq"],
+        "ack_floor": info["ack_floor"]["stream_seq"],
+        "state": state,
+        "problem": info["problem"],
+    }
+
+
+def _with_bounds(row: dict[str, Any], scan: Scan) -> dict[str, Any]:
+    stream = scan.survey.view.state.stream(row["stream_name"])
+    if stream is not None:
+        row["first_seq"], row["last_seq"] = stream.first_sequence, stream.next_sequence - 1
+    return row
+
+
+def consumers_page(site: Site, query: Query) -> dict[str, Any]:
+    """Return all consumers, those that are furthest behind first; or those of one stream."""
+    scan = site.scan()
+    wanted, start = query.text("search").casefold(), query.number("start", 0) or 0
+    rows = [
+        one for one in scan.consumers if wanted in one["name"].casefold() or wanted in one["stream_name"].casefold()
+    ]
+    rows = sorted(rows, key=lambda one: (one["problem"] is None, -one["lag"]["messages"]))
+    return {
+        "consumers": [_with_bounds(_short(one), scan) for one in rows[start : start + CONSUMER_PAGE_COUNT]],
+        "count": len(rows),
+        "start": start,
+        "next": start + CONSUMER_PAGE_COUNT if start + CONSUMER_PAGE_COUNT < len(rows) else None,
+        "previous": max(0, start - CONSUMER_PAGE_COUNT) if start else None,
+        "search": query.text("search"),
+        "command": f"jstream consumer report --store {site.command_store}",
+    }
+
+
+def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[str, Any]:
+    """Return one consumer: where it stands, how it came there."""
+    scan = site.scan()
+    stream = site.store().stream_state(name)
+    info = next((one for one in scan.consumers if (one["stream_name"], one["name"]) == (stream.name, consumer)), None)
+    if info is None:
+        raise ConsumerNotFoundError(name, consumer, (one.name for one in stream.consumers.values()))
+    row = _with_bounds(_short(info), scan)
+    arrived = arrivals([stream], scan.time_ns, query.choice("span", SPANS))
+    span_ns = int(arrived["seconds_per_bucket"] * len(arrived["counts"]) * 1e9)
+    points = positions_over_time(stream, scan.time_ns - span_ns, scan.time_ns)
+    return {
+        "stream": stream_head(scan, stream),
+        "consumer": row,
+        "config": info["config"],
+        "unreadable_ranges": info["unreadable_ranges"],
+        "events": [{**one, "page": None} for one in reversed(info["events"][-50:])],
+        "positions": [[rfc3339(time_ns), last] for time_ns, last in points],
+        "lags": [[round(time_s, 1), lag] for time_s, lag in site.lags(stream.name, consumer)],
+        "span": arrived["span"],
+        "command": f"jstream consumer info {name} {consumer} --store {site.command_store}",
+    }
+
+
+# --- volumes
+
+
+def _volume(scan: Scan, info: Mapping[str, Any]) -> dict[str, Any]:
+    disk = scan.disks.get(info["name"])
+    return {
+        **info,
+        "label": scan.labels[info["name"]],
+        "leader": info["name"] == scan.cluster["leader"],
+        "bytes_on_disk": disk.blocks if disk else None,
+        "bytes_to_be_freed": disk.to_be_freed if disk else None,
+        "bytes_free": disk.free if disk else None,
+        "bytes_total": disk.total if disk else None,
+    }
+
+
+def volumes_page(site: Site, query: Query) -> dict[str, Any]:
+    """Return the volumes, their metadata and their disks."""
+    scan = site.scan()
+    kept = ("term", "index", "generation", "voters", "voting", "quorum", "change")
+    return {
+        "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
+        **{key: scan.cluster[key] for key in kept},
+        "health": health(site, scan),
+        "command": f"jstream cluster info --store {site.command_store}",
+    }
+
+
+# --- events
+
+
+def _events_of(listed: Any, count: int, scan: Scan) -> list[dict[str, Any]]:
+    from storage_core.store.describe import event_json
+
+    return [_shown_event(event_json(one), scan) for one in reversed(listed[-count:])]
+
+
+def _shown_event(event: dict[str, Any], scan: Scan) -> dict[str, Any]:
+    volume = event["volume"]
+    return {**event, "volume_label": scan.labels.get(volume, volume[:8]) if volume else None}
+
+
+def events_page(site: Site, query: Query) -> dict[str, Any]:
+    """Return the newest events of a kind or a stream, gathered into incidents, newest first."""
+    scan = site.scan()
+    state = scan.survey.view.state
+    kind, stream = query.text("kind"), query.text("stream")
+    before = query.number("before")
+    found = events(state, None, stream or None, kind or None)
+    end = len(found) if before is None else min(before, len(found))
+    chosen = [_shown_event(one, scan) for one in found[max(0, end - EVENT_PAGE_COUNT) : end]]
+    return {
+        "incidents": _incidents(chosen),
+        "count": len(found),
+        "older": end - EVENT_PAGE_COUNT if end > EVENT_PAGE_COUNT else None,
+        "kind": kind,
+        "stream": stream,
+        "kinds": sorted({*EVENT_KINDS, *(one.kind for one in state.events)}),
+        "command": f"jstream events --store {site.command_store}",
+    }
+
+
+def _incidents(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return events of one volume, stream or consumer that follow each other closely as one incident, newest first."""
+    from storage_core.quantities import parse_time_ns
+
+    open_ones: dict[tuple[Any, ...], dict[str, Any]] = {}
+    made = []
+    for one in listed:
+        key = (one["consumer"], one["stream"]) if one["consumer"] else (None, one["volume"] or one["stream"])
+        time_ns = parse_time_ns(one["time"], "time")
+        known = open_ones.get(key)
+        if known is None or time_ns - known["_last_ns"] > INCIDENT_GAP_S * 1_000_000_000:
+            about = (
+                f"consumer {one['consumer']} of {one['stream']}"
+                if one["consumer"]
+                else f"volume {one['volume_label']}"
+                if one["volume"]
+                else f"stream {one['stream']}"
+                if one["stream"]
+                else "store"
+            )
+            known = {"about": about, "begin": one["time"], "events": []}
+            open_ones[key] = known
+            made.append(known)
+        known["_last_ns"] = time_ns
+        known["end"] = one["time"]
+        known["events"].append(one)
+    for known in made:
+        known.pop("_last_ns")
+    return sorted(made, key=lambda one: one["end"], reverse=True)

@@ -1,0 +1,326 @@
+"""HTTP: routes, templates and errors. A page renders the values that its twin below `/api` answers as JSON."""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import uvicorn
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from spark_stream.cli.quantities import show_size
+from spark_stream.ui import downloads, payload
+from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
+from spark_stream.ui.model import copies, messages, pages
+from spark_stream.ui.model.health import age_text, health, span_text
+from spark_stream.ui.query import Query
+from spark_stream.ui.site import READ_ERRORS, Site
+from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+
+log = logging.getLogger("jstream")
+VIEWERS_MAX = 200  # that listen at the same time
+REQUEST_SIZE_MAX = 32 << 10  # bytes of a request's line and headers
+UNAVAILABLE = 503
+WORDS_MAX = 2000  # letters of an error on a page
+STATIC = {
+    "look.css": ("look/look.css", "text/css; charset=utf-8"),
+    "ui.css": ("ui/static/ui.css", "text/css; charset=utf-8"),
+    "ui.js": ("ui/static/ui.js", "text/javascript; charset=utf-8"),
+    "htmx.min.js": ("ui/static/htmx.min.js", "text/javascript; charset=utf-8"),
+    "icon.svg": ("ui/static/icon.svg", "image/svg+xml"),
+}
+Model = Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page, and its twin below `/api`."""
+
+    path: str
+    model: Model  # of site, query and the parameters in the path
+    template: str
+    section: str  # of the navigation
+    json: Model | None = None  # if the twin has another one
+    is_live: bool = True  # it loads anew when the store changed
+
+
+PAGES = (
+    Page("/", pages.overview, "overview.html", "overview"),
+    Page("/streams", pages.streams_page, "streams.html", "streams"),
+    Page("/streams/{name}/messages", messages.messages_page, "messages.html", "streams"),
+    Page(
+        "/streams/{name}/messages/{sequence:int}",
+        messages.message_page,
+        "message.html",
+        "streams",
+        messages.message_json,
+        is_live=False,
+    ),
+    Page("/streams/{name}/copies", copies.copies_page, "copies.html", "streams"),
+    Page("/streams/{name}/blocks/{block}", copies.block_page, "block.html", "streams", is_live=False),
+    Page("/streams/{name}/configuration", pages.configuration, "configuration.html", "streams"),
+    Page("/streams/{name}/consumers/{consumer}", pages.consumer_page, "consumer.html", "consumers"),
+    Page("/consumers", pages.consumers_page, "consumers.html", "consumers"),
+    Page("/volumes", pages.volumes_page, "volumes.html", "volumes"),
+    Page("/events", pages.events_page, "events.html", "events"),
+)
+
+
+class Server:
+    """The application: everything that its routes need."""
+
+    def __init__(self, site: Site, keys: Keys) -> None:
+        self.site, self.keys = site, keys
+        package = resources.files("spark_stream")
+        self._static = {name: package.joinpath(path).read_bytes() for name, (path, _) in STATIC.items()}
+        self._templates = Environment(
+            loader=PackageLoader("spark_stream.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        versions = {name: sha256(content).hexdigest()[:12] for name, content in self._static.items()}
+        self._templates.globals.update(
+            static=lambda name: f"/static/{name}?v={versions[name]}", scale=_scale,
+        )  # fmt: skip
+        self._templates.filters.update(
+            visible=payload.visible, plain=payload.plain,
+            size=lambda count: "unknown" if count is None else show_size(count),
+            count=lambda number: f"{number:,}", span=span_text, seconds=_seconds_text,
+        )  # fmt: skip
+
+    def application(self, hosts: tuple[str, ...]) -> Doors:
+        """Return all routes behind their doors."""
+        routes = [
+            Route("/static/{name}", self._static_file),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/live", self._live),
+            Route("/streams/{name}", self._stream),
+            Route("/streams/{name}/messages/{sequence:int}/raw", self._raw),
+            Route("/streams/{name}/download", self._download),
+        ]
+        for page in PAGES:
+            routes.append(Route(page.path, self._page(page)))
+            routes.append(Route("/api" + ("/overview" if page.path == "/" else page.path), self._api(page)))
+        app = Starlette(
+            routes=routes,
+            exception_handlers={404: self._not_found, Exception: self._unforeseen, FormRefused: self._refused},
+        )
+        return Doors(app, self.keys, hosts)
+
+    # --- pages and their twins
+
+    def _page(self, page: Page) -> Callable[[Request], Any]:
+        def answer(request: Request) -> Response:
+            try:
+                values = page.model(self.site, Query(request.query_params), **request.path_params)
+            except (*READ_ERRORS, OverflowError) as error:
+                return self._failed(request, error)
+            return self.render(request, page.template, values, page.section, is_live=page.is_live)
+
+        return answer
+
+    def _api(self, page: Page) -> Callable[[Request], Any]:
+        model = page.json or page.model
+
+        def answer(request: Request) -> Response:
+            try:
+                return JSONResponse(model(self.site, Query(request.query_params), **request.path_params))
+            except (*READ_ERRORS, OverflowError) as error:
+                self._let_go(error)
+                return JSONResponse(_error_json(error), _status(error))
+
+        return answer
+
+    def render(
+        self,
+        request: Request,
+        template: str,
+        values: Mapping[str, Any],
+        section: str = "",
+        status: int = 200,
+        is_live: bool = True,
+    ) -> Response:
+        """Return the page; what of a store's text is no text is replaced."""
+        try:
+            scan = self.site.scan()
+            top: dict[str, Any] = {"health": health(self.site, scan), "now_ns": scan.time_ns, "number": scan.number}
+        except READ_ERRORS as error:
+            top = {"health": {"state": "critical", "sentence": f"The store cannot be read: {error}"[:WORDS_MAX],
+                              "problems": []}, "now_ns": 0, "number": 0}  # fmt: skip
+        now_ns = int(top["now_ns"])
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        text = self._templates.get_template(template).render(
+            **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
+            asked=request.query_params.get, live=is_live and values.get("is_live", True), csrf=self.keys.csrf,
+            age=lambda time: age_text(time, now_ns) if now_ns else time,
+            link=lambda **changes: _link(request, changes),
+        )  # fmt: skip
+        return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+    # --- errors
+
+    def _let_go(self, error: Exception) -> None:
+        if _status(error) == UNAVAILABLE:
+            self.site.forget()
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        self._let_go(error)
+        values = {**_error_json(error), "status": _status(error)}
+        return self.render(request, "error.html", values, status=_status(error))
+
+    def _not_found(self, request: Request, error: Exception) -> Response:
+        if request.url.path.startswith("/api/"):
+            return JSONResponse({"error": "JSTREAM_NO_PAGE", "message": "there is no such page"}, 404)
+        values = {"error": "", "message": "There is no such page.", "status": 404}
+        return self.render(request, "error.html", values, status=404)
+
+    def _refused(self, request: Request, error: Exception) -> Response:
+        return self.render(request, "error.html", {"error": "", "message": str(error), "status": 403}, status=403)
+
+    def _unforeseen(self, request: Request, error: Exception) -> Response:
+        log.error("jstream ui: %s", error, exc_info=error)
+        return HTMLResponse("<!doctype html><title>jstream</title><p>Something failed here; the log has it.", 500)
+
+    # --- the rest
+
+    def _static_file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._static:
+            return Response("there is no such file\n", 404, media_type="text/plain")
+        return Response(self._static[name], headers={"Cache-Control": CACHED}, media_type=STATIC[name][1])
+
+    def _stream(self, request: Request) -> Response:
+        return RedirectResponse(f"{request.url.path}/messages", 307)
+
+    async def _live(self, request: Request) -> Response:
+        """Tell a viewer of scans, as server-sent events."""
+        if self.site.viewer_count >= VIEWERS_MAX:
+            return Response(f"{VIEWERS_MAX} viewers listen already\n", 503, media_type="text/plain")
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"retry: 3000\n\n"
+            async for number in self.site.changes():
+                yield b"event: scan\nid: %d\ndata: %d\n\n" % (number, number)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def _raw(self, request: Request) -> Response:
+        """Send one message's data as it is, as a file."""
+        name, sequence = request.path_params["name"], request.path_params["sequence"]
+        try:
+            message = self.site.store().stream(name).get(sequence)
+        except (*READ_ERRORS, OverflowError) as error:
+            return self._failed(request, error)
+        headers = {"Content-Disposition": f'attachment; filename="message-{sequence}.bin"'}
+        return Response(message.data or b"", headers=headers, media_type="application/octet-stream")
+
+    def _download(self, request: Request) -> Response:
+        try:
+            return downloads.download(self.site, Query(request.query_params), request.path_params["name"])
+        except READ_ERRORS as error:
+            return self._failed(request, error)
+
+    async def _login(self, request: Request) -> Response:
+        if not self.keys.has_token:
+            return RedirectResponse("/", 303)
+        wrong = False
+        if request.method == "POST":
+            fields = await form_of(request, self.keys, needs_secret=False)
+            if self.keys.is_token(fields.get("token", "").strip()):
+                answer = RedirectResponse("/", 303)
+                answer.set_cookie(COOKIE, self.keys.session, httponly=True, samesite="lax", path="/")
+                return answer
+            wrong = True
+        template = self._templates.get_template("login.html")
+        return HTMLResponse(await run_in_threadpool(template.render, wrong=wrong), 403 if wrong else 200)
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, NotFoundError):
+        return 404
+    if isinstance(error, StaleIncarnationError):
+        return 410
+    return UNAVAILABLE if isinstance(error, (StorageError, OSError)) else 400
+
+
+def _error_json(error: Exception) -> dict[str, Any]:
+    code = error.code if isinstance(error, StorageError) else type(error).__name__
+    return {"error": code, "message": str(error)[:WORDS_MAX]}
+
+
+def _link(request: Request, changes: Mapping[str, Any]) -> str:
+    """Return the address of this page with other parameters; None takes one away."""
+    kept = {key: value for key, value in request.query_params.items() if key not in changes}
+    kept |= {key: value for key, value in changes.items() if value not in (None, "")}
+    return f"?{urlencode(kept)}" if kept else request.url.path
+
+
+def _scale(value: float, first: float, last: float, size: float) -> float:
+    """Return where a value lies between two others, in units of a drawing."""
+    return round(min(size, max(0.0, (value - first) / max(1e-9, last - first) * size)), 2)
+
+
+def _seconds_text(time_text: str) -> str:
+    """Return a time in RFC 3339 without its fraction."""
+    return time_text[:19].replace("T", " ")
+
+
+# --- running
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """Return a socket that listens there; port 0 takes a free one. Raises OSError that names both."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"pages cannot be served on {address}:{port}: {error.strerror}") from error
+    return listener
+
+
+def is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+def server_of(site: Site, address: str, token: str | None, host_names: tuple[str, ...] = ()) -> uvicorn.Server:
+    """Return what serves the pages, to be run on a socket that listens at this address."""
+    own = f"[{address}]" if ":" in address else address
+    app = Server(site, Keys(token)).application((*LOOPBACK, own, *host_names))
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none",
+        lifespan="off", limit_concurrency=2 * VIEWERS_MAX, timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=REQUEST_SIZE_MAX,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(site: Site, listener: socket.socket, token: str | None, host_names: tuple[str, ...]) -> None:
+    """Serve pages until the process is interrupted."""
+    server = server_of(site, listener.getsockname()[0], token, host_names)
+    site.start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        site.stop()
+
+
+def read_token(path: Path, size_min: int) -> str:
+    """Return the token in a file. Raises ValueError for one that is soon guessed, OSError."""
+    with path.open("rb") as file:
+        text = file.read(4096).decode("utf-8", "replace").strip()
+    if len(text) < size_min or not text.isprintable():
+        raise ValueError(f"--token-file {path}: a token is one line of at least {size_min} letters")
+    return text

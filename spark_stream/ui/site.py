@@ -1,0 +1,233 @@
+"""The store that is shown: opened for reading, looked at once a second for all viewers together.
+
+A page asks for the newest scan. While somebody looks, a thread makes one every second, or as seldom as keeps scanning
+below a tenth of one processor; without viewers nothing runs. A store that cannot be read now is opened anew the next
+time: it may have been repaired, or be another one by then.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from spark_stream.ui.disk import DiskUse, disk_use
+from storage_core import Store
+from storage_core.comparison import labels_of
+from storage_core.errors import StorageError
+from storage_core.store.consumers.lag import consumer_report
+from storage_core.store.describe import by_name, cluster_info, stream_cluster, stream_summary
+from storage_core.store.replicas.replicas import Survey
+
+log = logging.getLogger("jstream")
+INTERVAL_S = 1.0
+SHARE_MAX = 0.1  # of one processor, for scans
+FRESH_S = 0.5  # a scan counts for so long if the metadata did not move: viewers all ask when they are told
+CHEAP_S = 0.1  # of a processor: a scan that takes no more is made for a page that finds the newest one outdated
+STALE_S = 15.0  # older than this it is shown to nobody: nobody has looked for a while
+VIEWER_S = 15.0  # who asked for a page is a viewer for so long
+HEARTBEAT_S = 10.0  # viewers hear of the newest scan at least so often: ages grow also where nothing happens
+DISK_INTERVAL_S = 15.0
+HISTORY_COUNT = 720  # points of a consumer's lag
+HISTORY_STEP_S = 5.0
+READ_ERRORS = (StorageError, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One look at the whole store."""
+
+    number: int  # grows when something is different
+    time_ns: int
+    survey: Survey
+    cluster: Mapping[str, Any]  # as `cluster info --json`
+    streams: Sequence[Mapping[str, Any]]  # as `stream report --json`, by name
+    consumers: Sequence[Mapping[str, Any]]  # as `consumer report --json`
+    labels: Mapping[str, str]  # what people call volumes, by their names
+    disks: Mapping[str, DiskUse]  # by names of volumes
+
+
+class Site:
+    """What all pages share. Used by many threads."""
+
+    def __init__(self, paths: Sequence[str], fresh_s: float = FRESH_S) -> None:
+        """Open the store. Raises what `Store.open` does."""
+        self.paths, self._fresh_s = tuple(paths), fresh_s
+        self.command_store = quote(",".join(self.paths))  # as command lines have it
+        self._opening = threading.Lock()
+        self._store: Store | None = Store.open(list(paths), read_only=True)
+        self._scanning = threading.Lock()
+        self._scan: Scan | None = None
+        self._scan_s = 0.0  # processor time that the last scan took
+        self._scanned_at = self._told_at = self._asked_at = self._disks_at = -1e9
+        self._disks: Mapping[str, DiskUse] = {}
+        self._error = ""
+        self._number = 0
+        self._lags: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        self._stopping = threading.Event()
+        self._viewers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+        self._thread = threading.Thread(target=self._run, name="jstream-ui-scan", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the scans, and what viewers listen to."""
+        self._stopping.set()
+        self._tell()
+
+    # --- the store
+
+    def store(self) -> Store:
+        """Return the store, opened anew if it could not be read before. Raises what `Store.open` does."""
+        with self._opening:
+            if self._store is None:
+                self._store = Store.open(list(self.paths), read_only=True)
+            return self._store
+
+    def forget(self) -> None:
+        """Open the store anew the next time: another one may lie there."""
+        with self._opening:
+            self._store = None
+
+    # --- scans
+
+    def scan(self) -> Scan:
+        """Return a look at the store that is new enough to be shown. Raises what reading raises."""
+        self._asked_at = time.monotonic()
+        scan = self._scan
+        age_s = self._asked_at - self._scanned_at
+        if scan is not None and age_s < STALE_S:
+            if self._scan_s > CHEAP_S:
+                return scan  # the thread makes the next one
+            if age_s < self._fresh_s and self._is_still(scan):
+                return scan
+        return self.look()
+
+    def _is_still(self, scan: Scan) -> bool:
+        """Return whether the metadata is where it was."""
+        try:
+            return self.store().index() == scan.survey.view.index
+        except READ_ERRORS:
+            return False
+
+    def look(self) -> Scan:
+        """Look at the store now. Raises what reading raises."""
+        with self._scanning:
+            began = time.thread_time()
+            try:
+                scan = self._made(self.store())
+            except READ_ERRORS:
+                self.forget()
+                try:  # another store may lie there by now
+                    scan = self._made(self.store())
+                except READ_ERRORS as error:
+                    self.forget()
+                    if str(error) != self._error:
+                        self._number += 1
+                    self._error, self._scan = str(error), None
+                    raise
+            self._error, self._scan = "", scan
+            self._scanned_at = time.monotonic()
+            self._scan_s = time.thread_time() - began
+            return scan
+
+    def _made(self, store: Store) -> Scan:
+        survey = store.survey()
+        state = survey.view.state
+        cluster = cluster_info(survey)
+        volumes = cluster["volumes"]
+        labels = dict(zip((one["name"] for one in volumes), labels_of([one["path"] for one in volumes]), strict=True))
+        streams = [{**stream_summary(one), "cluster": _copies(survey, one, labels)} for one in by_name(state)]
+        consumers = consumer_report(store, settle=False)
+        if time.monotonic() - self._disks_at > DISK_INTERVAL_S or set(self._disks) != set(labels):
+            self._disks = disk_use(survey)
+            self._disks_at = time.monotonic()
+        now_ns = store.environment.now_ns()
+        self._remember(consumers, now_ns / 1e9)
+        before = self._scan
+        if before is None or _changed(before, survey, cluster, streams, consumers):
+            self._number += 1
+        return Scan(self._number, now_ns, survey, cluster, streams, consumers, labels, self._disks)
+
+    def _remember(self, consumers: Sequence[Mapping[str, Any]], now_s: float) -> None:
+        keys = {(one["stream_name"], one["name"]): one["lag"]["messages"] for one in consumers}
+        for key in self._lags.keys() - keys.keys():
+            del self._lags[key]
+        for key, lag in keys.items():
+            known = self._lags.setdefault(key, deque(maxlen=HISTORY_COUNT))
+            if not known or now_s - known[-1][0] >= HISTORY_STEP_S:
+                known.append((now_s, lag))
+
+    def lags(self, stream: str, consumer: str) -> list[tuple[float, int]]:
+        """Return what this process saw of a consumer's lag: seconds since 1970, messages; oldest first."""
+        return list(self._lags.get((stream, consumer), ()))
+
+    def _run(self) -> None:
+        while not self._stopping.wait(max(INTERVAL_S, self._scan_s / SHARE_MAX)):
+            now = time.monotonic()
+            if not self._viewers and now - self._asked_at > VIEWER_S:
+                continue
+            number = self._number
+            if now - self._scanned_at >= INTERVAL_S / 2:
+                try:
+                    self.look()
+                except READ_ERRORS as error:
+                    log.debug("the store cannot be read now: %s", error)
+            if self._number != number or now - self._told_at >= HEARTBEAT_S:
+                self._told_at = now
+                self._tell()
+
+    # --- viewers that are told of scans
+
+    def _tell(self) -> None:
+        for event, loop in list(self._viewers.items()):
+            with suppress(RuntimeError):  # its loop has ended
+                loop.call_soon_threadsafe(event.set)
+
+    @property
+    def viewer_count(self) -> int:
+        return len(self._viewers)
+
+    async def changes(self) -> AsyncIterator[int]:
+        """Yield the number of the newest scan whenever viewers should look again; until `stop`."""
+        event = asyncio.Event()
+        self._viewers[event] = asyncio.get_running_loop()
+        try:
+            while not self._stopping.is_set():
+                yield self._number
+                await event.wait()
+                event.clear()
+        finally:
+            del self._viewers[event]
+
+
+def _copies(survey: Survey, stream: Any, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the `cluster` of `stream report --json`, with what people call the volumes."""
+    cluster = stream_cluster(survey, stream)
+    for one in cluster["replicas"]:
+        one["label"] = labels.get(one["name"], one["name"][:8])
+    return cluster
+
+
+def _changed(
+    before: Scan,
+    survey: Survey,
+    cluster: Mapping[str, Any],
+    streams: Sequence[Mapping[str, Any]],
+    consumers: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Return whether viewers would see something else, but for ages."""
+    if before.survey.view.index != survey.view.index or before.cluster != cluster or before.streams != streams:
+        return True
+    return [_without_age(one) for one in before.consumers] != [_without_age(one) for one in consumers]
+
+
+def _without_age(consumer: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in consumer.items() if key not in ("lag", "pause_remaining")}
+    return {**kept, "messages": consumer["lag"]["messages"]}

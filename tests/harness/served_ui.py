@@ -1,0 +1,116 @@
+"""`jstream ui` on a store, in a thread of this process, a client that follows nothing by itself, and a store for it."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from spark_stream.ui.server import bind, server_of
+from spark_stream.ui.site import Site
+from storage_core import Store
+
+TIMEOUT_S = 30
+PAGES = [
+    "/",
+    "/streams",
+    "/streams/ORDERS/messages",
+    "/streams/ORDERS/copies",
+    "/streams/ORDERS/configuration",
+    "/streams/ORDERS/consumers/billing",
+    "/consumers",
+    "/volumes",
+    "/events",
+]
+
+
+@dataclass
+class Answer:
+    code: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Browser:
+    """Asks one server; keeps no cookies."""
+
+    def __init__(self, port: int, site: Site) -> None:
+        self.port, self.site = port, site
+        self.address = f"http://127.0.0.1:{port}"
+
+    def __call__(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Answer:
+        """`headers`: with _ for -."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def page(self, path: str, **query: object) -> str:
+        """Return a page that must be there."""
+        answer = self(f"{path}?{urlencode(query)}" if query else path)
+        assert answer.code == 200, (path, answer.code, answer.text[:2000])
+        return answer.text
+
+    def api(self, path: str, **query: object) -> Any:
+        answer = self(f"/api{path}?{urlencode(query)}" if query else f"/api{path}")
+        assert answer.code == 200, (path, answer.code, answer.text[:2000])
+        return answer.json
+
+    def form(self, path: str, fields: dict[str, str], **headers: str) -> Answer:
+        body = urlencode(fields).encode()
+        return self(path, "POST", body, **{"Content_Type": "application/x-www-form-urlencoded", **headers})
+
+
+@contextmanager
+def served(volumes: list[Path], token: str | None = None) -> Iterator[Browser]:
+    site = Site([str(one) for one in volumes], fresh_s=0)
+    with bind("127.0.0.1", 0) as listener:
+        server = server_of(site, "127.0.0.1", token)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        site.start()
+        thread.start()
+        try:
+            yield Browser(listener.getsockname()[1], site)
+        finally:
+            site.stop()
+            server.should_exit = True
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+
+def make_orders(store: Store) -> None:
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    for block in range(6):
+        rows = [
+            {
+                "subject": f"orders.{'eu' if number % 2 else 'us'}",
+                "data": json.dumps({"id": number, "to": {"n": number % 5}}),
+            }
+            for number in range(block * 10, block * 10 + 10)
+        ]
+        stream.append([{**row, "data": row["data"].encode()} for row in rows])
+    stream.publish("orders.eu", b"\x82\xa2id\x07\xa4name\xa3Bob", headers=[("Trace", b"abc")])
+    stream.remove(range(21, 26))
+    consumer = stream.add_consumer({"name": "billing"})
+    consumer.ack(consumer.fetch(12).column("sequence"))
+    stream.add_consumer({"name": "mailer", "filter_subjects": ["orders.us"]})
+
+
+def blocks_of(volume: Path) -> list[Path]:
+    """Return the block files of a volume, by time of their making."""
+    return sorted((volume / "streams").glob("*/*.blk"), key=lambda one: (one.stat().st_mtime_ns, one.name))

@@ -1,0 +1,233 @@
+"""What pages say of stores that are whole, damaged, half gone, gone, and written meanwhile."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from harness.served_ui import PAGES, Browser, blocks_of
+
+from storage_core import Store
+
+
+def tree(volumes: list[Path]) -> dict[str, tuple[int, int]]:
+    """Return every file of the volumes with its size and time of change."""
+    files = [path for volume in volumes for path in volume.rglob("*")]
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def spoil(volume: Path, number: int) -> None:
+    """Flip a bit in the middle of a volume's n-th block."""
+    path = blocks_of(volume)[number]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_every_page_of_a_healthy_store_answers_with_its_command_and_its_twin_and_changes_nothing(
+    store: Store, volumes: list[Path], serve
+) -> None:
+    browser, before = serve(volumes[:1]), tree(volumes)
+    for path in PAGES:
+        page = browser.page(path)
+        twin = browser.api("/overview" if path == "/" else path)
+        assert twin["command"] in page
+        assert str(volumes[0]) in twin["command"]
+        assert "Healthy: 3 of 3 volumes current" in page
+    overview = browser.api("/overview")
+    assert (overview["messages"], overview["streams"], overview["consumers"]) == (56, 1, 2)
+    assert overview["worst_lag"]["lag"]["messages"] == 44
+    assert overview["health"]["problems"] == []
+    assert sum(overview["arrivals"]["counts"]) == pytest.approx(61, abs=0.5)
+    assert tree(volumes) == before
+
+
+def test_messages_are_shown_from_anywhere_with_holes_in_their_places(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+    newest = browser.api("/streams/ORDERS/messages", count=10)
+    assert [row["seq"] for row in newest["rows"]] == list(range(61, 51, -1))
+    assert (newest["older"], newest["newer"]) == (52, None)
+    older = browser.api("/streams/ORDERS/messages", count=10, before=newest["older"])
+    assert [row["seq"] for row in older["rows"]] == list(range(51, 41, -1))
+    assert older["newer"] == 52
+    around = browser.api("/streams/ORDERS/messages", count=5, at=19)
+    assert [(row["kind"], row["seq"], row.get("end")) for row in around["rows"]] == [
+        ("message", 28, None),
+        ("message", 27, None),
+        ("message", 26, None),
+        ("removed", 21, 26),
+        ("message", 20, None),
+        ("message", 19, None),
+    ]
+    page = browser.page("/streams/ORDERS/messages", at=19)
+    assert "5 removed" in page
+    assert browser.api("/streams/ORDERS/messages", at=4000)["note"].startswith("sequence 4000 is not in the stream")
+    assert browser.api("/streams/ORDERS/messages", time="1h")["searched"][0] == 1
+    assert browser.api("/streams/ORDERS/messages", time="2100-01-01")["note"] == "no message is as new as that"
+
+
+def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+
+    def found(**query: object) -> list[int]:
+        return [
+            row["seq"] for row in browser.api("/streams/ORDERS/messages", **query)["rows"] if row["kind"] == "message"
+        ]
+
+    assert found(subject="orders.us", count=3) == [59, 57, 55]
+    assert found(field="to.n=3", count=3) == [59, 54, 49]
+    assert found(field="to.n=3", subject="orders.eu", count=2) == [54, 44]
+    assert found(field="name=Bob") == [61]
+    assert found(header="trace: abc") == [61]
+    assert found(header="Trace: abd") == []
+    assert found(field="id=0", at=1) == [1]
+    refused = browser("/api/streams/ORDERS/messages?subject=a..b")
+    assert refused.code == 400
+    assert "a..b" in refused.json["message"]
+
+
+def test_a_message_is_shown_as_what_it_is_or_as_was_asked(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+    page = browser.page("/streams/ORDERS/messages/61")
+    assert "&#34;name&#34;: &#34;Bob&#34;" in page
+    assert "Trace" in page
+    assert "82 a2 69 64" in browser.page("/streams/ORDERS/messages/61", **{"as": "hex"})
+    assert "not shown as json" in browser.page("/streams/ORDERS/messages/61", **{"as": "json"})
+    assert browser.api("/streams/ORDERS/messages/61")["headers"] == [["Trace", "YWJj"]]
+    raw = browser("/streams/ORDERS/messages/61/raw")
+    assert raw.body == b"\x82\xa2id\x07\xa4name\xa3Bob"
+    assert raw.headers["content-disposition"].startswith("attachment")
+    assert browser("/streams/ORDERS/messages/22").code == 404
+
+
+def test_a_lost_and_a_damaged_volume_are_told_with_the_command_and_every_message_is_still_shown(
+    store: Store, volumes: list[Path], serve
+) -> None:
+    browser = serve(volumes)
+    shutil.rmtree(volumes[1])
+    spoil(volumes[2], 2)
+    shown = browser.api("/streams/ORDERS/messages", count=200)
+    assert sum(row["kind"] == "message" for row in shown["rows"]) == 56
+    overview = browser.api("/overview")
+    assert overview["health"]["state"] == "warning"
+    problems = {one["what"]: one["command"] for one in overview["health"]["problems"]}
+    assert f"jstream repair --store {','.join(map(str, volumes))}" == problems["volume disk-2 is missing"]
+    page = browser.page("/")
+    assert "volume disk-2 is missing" in page
+    assert "Needs attention: " in page
+    store.scrub()
+    copies = browser.api("/streams/ORDERS/copies")
+    states = {one["label"]: [tile["state"] for tile in one["tiles"]] for one in copies["volumes"]}
+    assert states["disk-1"] == ["current"] * 7
+    assert states["disk-2"] == ["missing"] * 7
+    assert states["disk-3"] == ["current"] * 2 + ["damaged"] + ["current"] * 4
+    (bad,) = next(one["bad"] for one in copies["volumes"] if one["label"] == "disk-3")
+    assert (bad["state"], bad["first"], bad["end"]) == ("damaged", 21, 31)
+    zoomed = browser.api("/streams/ORDERS/copies", first=21, end=31)
+    assert [one["states"] for one in zoomed["blocks"]] == [
+        [{"disk-1": "current", "disk-2": "missing", "disk-3": "damaged"}[one["label"]] for one in zoomed["volumes"]]
+    ]
+    volume = next(one["name"] for one in copies["volumes"] if one["label"] == "disk-3")
+    block = browser.api(f"/streams/ORDERS/blocks/{bad['block']}", volume=volume)
+    assert len(block["read"]["damage"]) >= 1
+    assert "00000000  " in browser.page(f"/streams/ORDERS/blocks/{bad['block']}", volume=volume)
+    gone = next(one["name"] for one in copies["volumes"] if one["label"] == "disk-2")
+    assert "No such file" in browser.page(f"/streams/ORDERS/blocks/{bad['block']}", volume=gone)
+    store.repair()
+    assert browser.api("/overview")["health"]["state"] == "ok"
+
+
+def test_what_no_copy_has_stands_in_its_place(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+    for volume in volumes:
+        spoil(volume, 2)
+    rows = browser.api("/streams/ORDERS/messages", count=200)["rows"]
+    (unreadable,) = [row for row in rows if row["kind"] == "unreadable"]
+    assert unreadable["file"].endswith(".blk")
+    assert (unreadable["seq"], unreadable["end"]) == (21, 31)
+    store.repair()
+    rows = browser.api("/streams/ORDERS/messages", at=20)["rows"]
+    assert ("lost", 26, 31) in [(row["kind"], row["seq"], row.get("end")) for row in rows]
+    assert any("lost for good" in one["what"] for one in browser.api("/overview")["health"]["problems"])
+    assert "no volume has them any more" in browser.page("/streams/ORDERS/messages", at=20)
+
+
+def test_pages_follow_a_store_that_is_written_and_streams_that_come_and_go(
+    store: Store, volumes: list[Path], serve
+) -> None:
+    browser = serve(volumes)
+    assert browser.api("/overview")["messages"] == 56
+    store.stream("ORDERS").publish("orders.eu", b"one more")
+    assert browser.api("/overview")["messages"] == 57
+    assert browser.api("/streams/ORDERS/messages")["rows"][0]["preview"] == "one more"
+    store.add_stream({"name": "NEW", "subjects": ["new"]})
+    for path in ("messages", "copies", "configuration"):
+        assert "NEW" in browser.page(f"/streams/NEW/{path}")
+    store.delete_stream("NEW")
+    for path in ("messages", "copies", "configuration"):
+        gone = browser(f"/streams/NEW/{path}")
+        assert gone.code == 404
+        assert "NEW" in gone.text
+    assert browser("/streams/ORDERS/consumers/billin").code == 404
+    assert "did you mean" in browser("/api/streams/ORDERS/consumers/billin").json["message"]
+
+
+def test_a_store_that_goes_away_is_an_error_until_it_is_back_and_another_one_in_its_place_is_shown(
+    store: Store, volumes: list[Path], serve, tmp_path: Path
+) -> None:
+    browser = serve(volumes)
+    browser.page("/")
+    for volume in volumes:
+        volume.rename(volume.with_suffix(".away"))
+    for path in PAGES:
+        assert browser(path).code == 503, path
+        assert browser("/api/overview" if path == "/" else f"/api{path}").code == 503, path
+    assert "cannot be read" in browser("/").text
+    for volume in volumes:
+        volume.with_suffix(".away").rename(volume)
+    assert browser.api("/overview")["messages"] == 56
+    for volume in volumes:
+        shutil.rmtree(volume)
+    with Store.create([str(one) for one in volumes]) as other:
+        other.add_stream({"name": "OTHER"})
+        assert [one["name"] for one in browser.api("/streams")["streams"]] == ["OTHER"]
+
+
+def test_pages_need_no_lock(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+    with store.session():
+        for path in PAGES:
+            browser.page(path)
+
+
+def test_messages_are_downloaded_as_lines_and_as_parquet(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes)
+    lines = browser("/streams/ORDERS/download?first=19&end=28")
+    assert [json.loads(line)["seq"] for line in lines.text.splitlines()] == [19, 20, 26, 27]
+    assert lines.headers["content-disposition"] == 'attachment; filename="messages-19-27.jsonl"'
+    table = pyarrow.parquet.read_table(io.BytesIO(browser("/streams/ORDERS/download?format=parquet").body))
+    assert table.num_rows == 56
+    assert browser("/streams/ORDERS/download?format=csv").code == 400
+
+
+def test_viewers_are_told_when_something_changed(store: Store, volumes: list[Path], serve) -> None:
+    browser: Browser = serve(volumes)
+    number = browser.site.scan().number
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=30)
+    connection.request("GET", "/live")
+    stream = connection.getresponse()
+
+    def heard() -> int:
+        while True:
+            line = stream.readline().decode()
+            if line.startswith("data: "):
+                return int(line.split()[1])
+
+    assert heard() == number
+    store.stream("ORDERS").publish("orders.eu", b"one more")
+    assert heard() > number
+    connection.close()
