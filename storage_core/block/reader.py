@@ -19,6 +19,7 @@ from storage_core.block.format import (
     FRAME_HEADER_SIZE,
     KIND_MESSAGE_IDS,
     KIND_MESSAGES,
+    ROW_COUNT_MAX,
     BlockExpectation,
     BlockIdentity,
     BlockSummary,
@@ -97,15 +98,18 @@ class BlockReader:
         for position in np.flatnonzero(self.footer.frames.kinds == KIND_MESSAGE_IDS).tolist():
             yield self._message_ids(position)
 
-    def message_sizes(self) -> tuple[SequenceRuns, np.ndarray] | None:
+    def message_sizes(self, row_count_min: int = ROW_COUNT_MAX) -> tuple[SequenceRuns, np.ndarray] | None:
         """Return the relative sequences, and the message bytes of each row; None where the rows have to be read for it.
 
-        That is so if a message has headers, or nobody vouched for the block. Raises CorruptFrameError and OSError.
+        That is so if a message has headers, or nobody vouched for the block. `row_count_min`: frames behind so many
+        rows are not read, and have no sizes. Raises CorruptFrameError and OSError.
         """
         if not self._opened.vouched:
             return None
-        sizes = []
+        sizes: list[np.ndarray] = []
         for position in self.footer.frames.messages.tolist():
+            if sum(map(len, sizes)) >= row_count_min:
+                break
             payload = memoryview(self._load(position, verify=True)).cast("B")[LEAD_SIZE:]
             row_count = int(self.footer.frames.row_counts[position])
             try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage_core import buffers
-from storage_core.block.reader import BlockReader
+from storage_core.block.format import ROW_COUNT_MAX
 from storage_core.block.runs import SequenceRuns
 from storage_core.errors import DataLossError, UnavailableError
 from storage_core.metadata.commands import Remove
@@ -53,10 +53,11 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One number of each message of a block, whatever of them is shown."""
+    """One number of each message of a block, whatever of them is shown; or of the first ones."""
 
     sequences: SequenceSet
     values: np.ndarray  # parallel to the sequences in ascending order
+    is_whole: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -102,14 +103,25 @@ class Limits:
         return Excess(low_watermark, count, stream.data_size if everything else asked.size_below(low_watermark))
 
     def column(
-        self, measure: "_Measure", state: StoreState, stream: StreamState, row: np.ndarray, volumes: Sequence[Volume]
+        self,
+        measure: "_Measure",
+        state: StoreState,
+        stream: StreamState,
+        row: np.ndarray,
+        volumes: Sequence[Volume],
+        row_count: int = ROW_COUNT_MAX,
     ) -> _Column:
-        """Return what `measure` makes of the block of this row of the manifest."""
+        """Return what `measure` makes of the block of this row of the manifest, of its first `row_count` rows at least.
+
+        The first time no more is read than that. Who comes back for more gets all, once.
+        """
         key = bytes(row["block_id"][0]), int(row["first"][0]), measure
         column = self._kept.pop(key, None)
-        if column is None:
+        if column is None or not (column.is_whole or len(column.values) >= row_count):
+            if column is not None:
+                self._kept_size, row_count = self._kept_size - column.nbytes, ROW_COUNT_MAX
             (whole,) = whole_blocks(state, stream, row, volumes)
-            column = measure(whole, self._env)
+            column = measure(whole, row_count, self._env)
             self._kept_size += column.nbytes
         self._kept[key] = column
         while len(self._kept) > 1 and (self._kept_size > KEPT_SIZE_MAX or len(self._kept) > KEPT_COUNT_MAX):
@@ -182,8 +194,13 @@ class _Asked:
             return self._stream.next_sequence
         if self._below[at + 1] == size:
             return int(self._ends[at])
-        sequences, sizes = self._shown(message_sizes_of, at)
-        return sequences.sequence_at(_row_that_reaches(sizes, size - int(self._below[at]))) + 1
+        wanted, row = size - int(self._below[at]), self._rows[at]
+        # As many rows as have so many bytes, if they are about as large as the others; else all.
+        about = int(1.1 * wanted * row["row_count"] / max(1, row["data_size"])) + 1 + self._hidden_rows(at)
+        sequences, sizes = self._shown(message_sizes_of, at, about)
+        if int(sizes.sum(dtype=np.int64)) < wanted:
+            sequences, sizes = self._shown(message_sizes_of, at)
+        return sequences.sequence_at(_row_that_reaches(sizes, wanted)) + 1
 
     def end_of_old(self, until_ns: int) -> int:
         """Return the sequence of the first message that is younger than that."""
@@ -205,7 +222,7 @@ class _Asked:
             self._measure()
         total = int(self._below[whole])
         if whole < len(self._rows) and int(self._rows["first"][whole]) < sequence:
-            sequences, sizes = self._shown(message_sizes_of, whole)
+            sequences, sizes = self._shown(message_sizes_of, whole, sequence - int(self._rows["first"][whole]))
             total += int(sizes[: sequences.row_at(sequence)].sum(dtype=np.int64))
         return total
 
@@ -226,9 +243,15 @@ class _Asked:
         at = self._unmeasured.pop(0)
         self._below[at + 1 :] += self._shown(message_sizes_of, at)[1].sum(dtype=np.int64)
 
-    def _shown(self, measure: "_Measure", at: int) -> tuple[SequenceRuns, np.ndarray]:
-        """Return the sequences of a block that are shown, and their numbers."""
-        column = self._limits.column(measure, self._state, self._stream, self._rows[at : at + 1], self._volumes)
+    def _hidden_rows(self, at: int) -> int:
+        """Return how many rows of a block are not shown, at most."""
+        first, end = int(self._rows["first"][at]), int(self._ends[at])
+        return max(0, self._stream.low_watermark - first) + self._stream.removed.count_in(first, end)
+
+    def _shown(self, measure: "_Measure", at: int, row_count: int = ROW_COUNT_MAX) -> tuple[SequenceRuns, np.ndarray]:
+        """Return the sequences of a block that are shown, and their numbers; of the first `row_count` rows at least."""
+        row = self._rows[at : at + 1]
+        column = self._limits.column(measure, self._state, self._stream, row, self._volumes, row_count)
         end, rows = int(self._ends[at]), SequenceRuns(column.sequences.starts, column.sequences.ends)
         start = rows.row_at(self._stream.low_watermark)
         shown, values = column.sequences.clip(self._stream.low_watermark, end), column.values[start:]
@@ -251,19 +274,21 @@ def _start_of_newest(stream: StreamState, count: int) -> int:
     return int(stream.shown_head(stream.low_watermark, stream.message_count - count).ends[-1])
 
 
-def message_sizes_of(block: BlockSlice, env: Environment) -> _Column:
-    """Return the message bytes of each row of a whole block."""
+def message_sizes_of(block: BlockSlice, row_count: int, env: Environment) -> _Column:
+    """Return the message bytes of each row of a block, of the first `row_count` at least."""
     try:
-        known = ask_block(block, BlockReader.message_sizes, env)
+        known = ask_block(block, lambda reader: reader.message_sizes(row_count), env)
     except (DataLossError, UnavailableError):
         known = None  # perhaps it was merged just now: reading it follows, or says what is wrong
     if known is None:
         return _joined(measured([block], None, env))
     runs, sizes = known
-    return _Column(SequenceSet(runs.starts + block.block_first, runs.ends + block.block_first), sizes)
+    sequences = SequenceSet(runs.starts + block.block_first, runs.ends + block.block_first)
+    is_whole = len(sizes) == runs.row_count
+    return _Column(sequences if is_whole else sequences.head(len(sizes)), sizes, is_whole)
 
 
-def times_of(block: BlockSlice, env: Environment) -> _Column:
+def times_of(block: BlockSlice, row_count: int, env: Environment) -> _Column:
     """Return the time of each row of a whole block, in nanoseconds."""
     batches = read_slices([block], ReadOptions(("sequence", "timestamp_ns")), env=env)
     return _joined(tuple(buffers.numbers(column) for column in batch.columns) for batch in batches)
@@ -288,4 +313,4 @@ def _row_that_reaches(sizes: np.ndarray, size: int) -> int:
     return len(sizes) - 1
 
 
-_Measure = Callable[[BlockSlice, Environment], _Column]
+_Measure = Callable[[BlockSlice, int, Environment], _Column]

@@ -1,8 +1,11 @@
 """Limits of a stream: what goes when it is full, what is refused, and that nothing goes that should have stayed."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from harness.processes import SECOND_NS, Machine
 from hypothesis import given, settings
@@ -374,3 +377,29 @@ def _do(machine: Machine, store: Store, stream: Stream, model: Model, what: str,
     elif what == "maintain":
         store.maintain()
         model.trim(now)
+
+
+def test_what_is_left_of_a_block_of_several_frames_is_counted_exactly(tmp_path: Path) -> None:
+    """Only the frames up to the edge are read; who comes back for more of the same block gets it."""
+    rows = 200_000  # more than three frames
+    lengths = np.random.default_rng(7).integers(0, 40, rows)
+    lengths[150_000:] *= 3  # what the others weigh says little of these
+    sizes = lengths + len("s.x")
+    store = Store.create(tmp_path / "volume")
+    stream = store.add_stream({"name": "S", "subjects": ["s.x"]})
+    ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    data = pa.BinaryArray.from_buffers(
+        pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(bytes(int(ends[-1])))]
+    )
+    stream.append(pa.table({"subject": ["s.x"] * rows, "data": data}))
+    stream.remove([1, 70_000, rows])
+    sizes[[0, 69_999, rows - 1]] = 0
+    newest = np.cumsum(sizes[::-1])  # bytes of the newest so many rows
+    for key, place in (("max_bytes", 30_001), ("max_msgs", 60_000), ("max_msgs", 61_000), ("max_bytes", 150_500)):
+        left = rows - place
+        value = left if key == "max_msgs" else int(newest[left - 1])
+        store.edit_stream({"name": "S", "max_msgs": -1, "max_bytes": -1, key: value})
+        shown = stream.read(columns=["sequence"]).read_all().column("sequence").to_numpy()
+        state = stream.state()
+        assert (state.message_count, state.data_size) == (len(shown), int(sizes[shown - 1].sum()))
+        assert state.message_count == value if key == "max_msgs" else value - 123 < state.data_size <= value
