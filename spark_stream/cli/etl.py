@@ -122,7 +122,7 @@ def check(
         if depends:
             over = "" if prepared.is_row_by_row else ", over the messages of one batch"
             say(f"note: the transformation has {depends}{over}")
-    say(f"{pipeline.name}: good")
+    say(f"{pipeline.name}: OK")
 
 
 @app.command("status")

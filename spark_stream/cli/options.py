@@ -173,10 +173,10 @@ def is_attended() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def require_consent_possible(verb: str, force: bool, why: str = "destroys") -> None:
+def require_consent_possible(verb: str, force: bool, why: str = "needs confirmation") -> None:
     """Refuse a verb that has to ask, before anything is touched, if it can neither ask nor was told not to."""
     if not force and not is_attended():
-        raise WrongUsage(f"{verb} {why}, and there is no terminal to ask on: nothing was done; pass --force")
+        raise WrongUsage(f"{verb} {why}, and this is no terminal: pass --force. Nothing was changed")
 
 
 def ask_consent(question: str, force: bool) -> None:

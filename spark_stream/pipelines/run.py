@@ -374,7 +374,7 @@ def store_batch(
             report(f"writing {row_count:,} rows to {pipeline.sink.kind}")
             write_rows(rows, pipeline, identity)
         if counted[1]:
-            report(f"writing {counted[1]:,} dead letters")
+            report(f"writing {counted[1]:,} dead {'letter' if counted[1] == 1 else 'letters'}")
             write_dead_letters(bad(parsed), pipeline, identity)
     finally:
         parsed.unpersist()

@@ -81,8 +81,8 @@ def test_a_stream_comes_back_into_its_store_or_beside_itself(jstream, orders, sa
         (["new", "--store", "other"], "--as, --store and --take-over are for --stream"),
         (["--stream", "ORDERS", "--stream", "NOTES", "--as", "COPY"], "--as: 1 name for 2 streams"),
         (["--stream", "ORDERS", "--stream", "ORDERS"], "--stream: ORDERS is given twice"),
-        (["new"], "there is no terminal to ask on: nothing was done; pass --force"),
-        (["--stream", "ORDERS"], "there is no terminal to ask on: nothing was done; pass --force"),
+        (["new"], "needs confirmation, and this is no terminal: pass --force"),
+        (["--stream", "ORDERS"], "needs confirmation, and this is no terminal: pass --force"),
     ],
 )
 def test_words_that_make_no_sense_do_nothing(jstream, saved, tmp_path, monkeypatch, words, reason) -> None:

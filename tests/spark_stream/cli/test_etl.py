@@ -47,7 +47,7 @@ def test_a_quick_check_looks_at_file_and_store_and_changes_nothing(jstream, orde
     before = orders.index()
     outcome = jstream("etl", "check", file, "--quick")
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err == "source: stream ORDERS, 4 messages\norders: good\n"
+    assert outcome.err == "source: stream ORDERS, 4 messages\norders: OK\n"
     assert orders.index() == before and not (file.parent / "checkpoint.etl").exists()
 
 

@@ -103,7 +103,7 @@ def test_check_prints_the_columns_and_changes_nothing(active) -> None:
     active.publish(1)
     code, out, err = active.command("check", active.file)
     assert (code, out.splitlines()) == (0, ["sequence bigint", "id string", "amount int"]), err
-    assert "source: stream ORDERS, 1 message" in err and "orders: good" in err
+    assert "source: stream ORDERS, 1 message" in err and "orders: OK" in err
     assert not (active.folder / "checkpoint").exists() and not (active.folder / "checkpoint.etl").exists()
 
 
