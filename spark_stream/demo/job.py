@@ -37,6 +37,7 @@ TITLE = "From a broken JetStream cluster to a table"
 COMPILES_QUICKLY = "-XX:TieredStopAtLevel=1"  # rather than well: whatever runs here runs once
 BILLING = "billing"  # a consumer of the cluster
 AS_BEFORE = "as many as a client got before the damage"
+OWN_COPIES = f"jstream drift --stream {STREAM}"
 COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 Message = tuple[int, str, int, tuple[tuple[str, bytes], ...], bytes]  # as COLUMNS
 
@@ -83,6 +84,7 @@ class Job:
         self.repair()
         self.consume_again()
         self.look_at_the_table()
+        self.tell_the_story()
 
     # --- the nodes of the cluster
 
@@ -90,7 +92,10 @@ class Job:
         self.report.step("What three nodes of a NATS JetStream cluster left behind")
         self.report.say(f"order events of a shop; a client had read all {len(self.expected):,} before the nodes broke")
         drift = rescue.compare(rescue.open(self.nodes), STREAM)
-        self.report.show_copies("The nodes, sequence by sequence, and what a read of all three gives", drift)
+        nodes = " ".join(f"nodes/{name}" for name in folder.NODES)
+        self.report.show_copies(
+            "The nodes, sequence by sequence, and what a read of all three gives", drift, f"jstream drift nats {nodes}"
+        )
         for one in drift.conflicts:
             self.report.say(one.describe())
         self.report.say("Spark reads the three nodes as one; what it reads from another copy it logs, line by line")
@@ -126,7 +131,7 @@ class Job:
             again = self.import_nodes(store).read().read_all().num_rows
             self.report.count("in the stream after a second import", again, len(self.expected), "nothing comes twice")
             self.check_billing(stream.consumer(BILLING).info())
-            self.report.show_copies("The three volumes after the import", rescue.compare(store, STREAM))
+            self.report.show_copies("The three volumes after the import", rescue.compare(store, STREAM), OWN_COPIES)
             store.add_stream({"name": LETTERS})
             self.bad = stream.publish("orders.created.eu-west", b"this is no JSON").sequence
         self.report.say(f"a message that is no JSON was published: sequence {self.bad:,}")
@@ -197,7 +202,7 @@ class Job:
             "while the query runs disk-2 is deleted with all that is on it, and one byte of disk-1 flips: a frame "
             f"fails its checksum, and none of its {damaged:,} messages is served from there"
         )
-        self.report.show_copies("The volumes while the pipeline runs", drift)
+        self.report.show_copies("The volumes while the pipeline runs", drift, OWN_COPIES)
 
     def consumer(self, expected_pending: int) -> dict[str, int]:
         """Return where the pipeline's consumer stands, and check how many messages are to come."""
@@ -234,7 +239,7 @@ class Job:
                 times = "" if count == 1 else f", {count} times"
                 self.report.say(f"event {kind}: {name}, from {before} to {after}{times}")
             drift = rescue.compare(store, STREAM)
-            self.report.show_copies("The volumes after the repair", drift)
+            self.report.show_copies("The volumes after the repair", drift, OWN_COPIES)
             replicas = store.stream(STREAM).info()["cluster"]["replicas"]
         states, digests = {one["state"] for one in replicas}, {one["digest"] for one in replicas}
         equal = states == {"current"} and len(digests) == 1 and drift.agrees
@@ -284,6 +289,21 @@ class Job:
             "the amounts are those of what the client got, to the hundredth",
             {(row["region"], row["currency"]): int(100 * row["amount"]) for row in paid} == expected,
             str(dict(expected)),
+        )
+
+    def tell_the_story(self) -> None:
+        """Say what the page begins with, by the numbers of this run."""
+        with Store.open(self.disks, read_only=True) as store:
+            recovered = store.stream(STREAM).read(end=self.bad).read_all().num_rows
+        self.report.tell(
+            f"Three broken nodes of a NATS cluster held the orders of a shop, and none of them had all. "
+            f"{recovered:,} of {len(self.expected):,} messages were recovered, which SHA-256 confirms, and went into a "
+            f"{self.kind.capitalize()} table while one disk was deleted and another one damaged.",
+            [
+                (f"{100 * recovered / len(self.expected):g} %", "of the messages recovered"),
+                (f"{len(self.expected) - recovered:,}", "messages lost"),
+                (f"{self.table().count():,}", "rows in the table, none twice"),
+            ],
         )
 
 

@@ -7,10 +7,28 @@ from spark_stream.look.charts import steps
 from spark_stream.look.rendering import render
 from spark_stream.pictures import replica_map_svg
 
+COMMANDS = (  # to type in the folder of the demo
+    "jstream stream report",
+    "jstream consumer report",
+    "jstream drift",
+    "jstream etl run orders.toml",
+    "jstream stream view ORDERS_DEAD",
+)
+
 
 def page(report: Report, title: str) -> str:
     """Return the page; it refers to nothing outside itself."""
-    return render("demo.html", report=report, title=title, counts_head=COUNTS_HEAD, picture=replica_map_svg, lag=_lag)
+    copies = [shown for step in report.steps for shown in step.maps]
+    return render(
+        "demo.html",
+        report=report,
+        title=title,
+        before_and_after=[copies[0], copies[-1]] if len(copies) > 1 else [],
+        counts_head=COUNTS_HEAD,
+        commands=COMMANDS,
+        picture=replica_map_svg,
+        lag=_lag,
+    )
 
 
 def _lag(step: Step) -> Markup:

@@ -44,7 +44,7 @@ class Step:
 
     title: str
     facts: list[Fact] = field(default_factory=list)
-    maps: list[tuple[str, Drift]] = field(default_factory=list)  # (caption, copies)
+    maps: list[tuple[str, Drift, str]] = field(default_factory=list)  # (caption, copies, command that shows the same)
     tables: list[tuple[Sequence[str], Sequence[Sequence[str]]]] = field(default_factory=list)  # (head, rows)
     batches: list[Batch] = field(default_factory=list)
     marks: list[tuple[float, str]] = field(default_factory=list)  # (seconds since the run began, what happened)
@@ -57,6 +57,8 @@ class Report:
     console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False, record=True))
     ok: bool = True
     made: str = ""  # with what, when, in which time
+    story: str = ""  # what happened, in a sentence or two, if all of it holds
+    numbers: list[tuple[str, str]] = field(default_factory=list)  # the few that matter, with their words
     steps: list[Step] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
 
@@ -88,9 +90,13 @@ class Report:
     def _print(self, text: str) -> None:
         self.console.print(f"  {text}", markup=False)
 
-    def show_copies(self, caption: str, drift: Drift) -> None:
+    def tell(self, story: str, numbers: Sequence[tuple[str, str]]) -> None:
+        """Note what the page begins with."""
+        self.story, self.numbers = story, list(numbers)
+
+    def show_copies(self, caption: str, drift: Drift, command: str) -> None:
         """Print what each copy of a stream has, and keep the picture of it for the page."""
-        self.now.maps.append((caption, drift))
+        self.now.maps.append((caption, drift, command))
         for copy in drift.copies:
             parts = [f"{count:,} {name}" for name, count in copy.counts.items() if count] or ["nothing there"]
             self._print(f"{copy.label:<9} {', '.join(parts)}")

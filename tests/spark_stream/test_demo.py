@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +53,10 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
     assert [node.is_dir() for node in folder.nodes(output)] == [True, True, True]
     assert load_pipeline(output / folder.PIPELINE).source.volumes == list(map(str, folder.volumes(output)))
     written = (output / "report.html").read_text()
-    # The nodes, the volumes after the import, in between and at the end, and the pipeline's lag.
-    assert written.count("<svg xmlns") == 5
+    # Before and after; the nodes, the volumes after the import, in between and at the end; and the pipeline's lag.
+    assert written.count("<svg xmlns") == 7
+    for number, words in (("100 %", "recovered"), ("0", "lost"), ("6,036", "rows in the table")):
+        assert re.search(rf"<b>{number}</b> .*{words}", written), number
     assert "All counts add up." in written
     assert "http" not in written.replace("http://www.w3.org/2000/svg", "")  # one file that needs no other
 
@@ -90,3 +93,17 @@ def test_a_count_that_is_not_what_it_must_be_is_shown_and_fails_the_report() -> 
     assert '<p class="verdict wrong">Something does not add up' in written
     assert '<td class="number wrong">WRONG 9</td>' in written
     assert "A &lt;report&gt;" in written
+
+
+def test_the_page_begins_with_the_story_if_it_holds_and_ends_with_what_to_type() -> None:
+    report = Report(Console(file=io.StringIO()))
+    report.step("counting")
+    report.count("read", 10, 10, "what was written")
+    report.tell("Ten were <saved>.", [("10", "messages"), ("0", "lost")])
+    written = page(report, "Saved")
+    order = ["Ten were &lt;saved&gt;.", "<b>10</b> messages", "<b>0</b> lost", "All counts add up.", "1. counting",
+             "<details>", "<code>jstream drift</code>"]  # fmt: skip
+    assert sorted(order, key=written.index) == order
+    report.count("in the stream", 9, 10, "what was read")
+    wrong = page(report, "Saved")
+    assert "Ten were" not in wrong and "<details open>" in wrong
