@@ -27,6 +27,7 @@ from spark_stream.cli.quantities import parse_since_ns, show_size, show_value
 from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import (
     AllowRollupOption,
+    AllowTtlOption,
     ArchiveOption,
     BlockAgeOption,
     BlockBytesOption,
@@ -81,6 +82,7 @@ def add(
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
     allow_rollup: AllowRollupOption = None,
+    allow_msg_ttl: AllowTtlOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -119,6 +121,7 @@ def edit(
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
     allow_rollup: AllowRollupOption = None,
+    allow_msg_ttl: AllowTtlOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -383,6 +386,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         ("deny delete", config["deny_delete"]),
         ("deny purge", config["deny_purge"]),
         *([("allow rollup", True)] if config["allow_rollup_hdrs"] else []),
+        *([("allow message TTL", True)] if config["allow_msg_ttl"] else []),
         *([("sealed", True)] if config["sealed"] else []),
         ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
         *([("block age", format_duration(config["block_max_age"]))] if config["block_max_age"] else []),

@@ -53,6 +53,9 @@ DenyPurgeOption = Annotated[bool | None, typer.Option("--deny-purge/--no-deny-pu
 AllowRollupOption = Annotated[
     bool | None, typer.Option("--allow-rollup/--no-allow-rollup", help="Take messages with the header Nats-Rollup.")
 ]
+AllowTtlOption = Annotated[
+    bool | None, typer.Option("--allow-msg-ttl/--no-allow-msg-ttl", help="Take messages with the header Nats-TTL.")
+]
 BlockMessagesOption = Annotated[
     int | None, typer.Option("--block-max-msgs", metavar="N", help="Messages in a block at most.")
 ]
@@ -97,6 +100,7 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "deny_delete": ("deny_delete", bool),
     "deny_purge": ("deny_purge", bool),
     "allow_rollup": ("allow_rollup_hdrs", bool),
+    "allow_msg_ttl": ("allow_msg_ttl", bool),
     "block_max_msgs": ("block_max_msgs", int),
     "block_max_bytes": ("block_max_bytes", lambda text: parse_size(text, "--block-max-bytes")),
     "block_max_age": ("block_max_age", lambda text: parse_duration_option(text, "--block-max-age")),

@@ -8,7 +8,7 @@ from storage_core import errors
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
 from storage_core.metadata.config import NEW
-from storage_core.metadata.manifest import decode_blocks, equals_any
+from storage_core.metadata.manifest import EXPIRY_DTYPE, decode_blocks, equals_any
 from storage_core.metadata.merging import apply_to as merged
 from storage_core.metadata.removals import drop_below
 from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse, refuse_with
@@ -233,8 +233,12 @@ def _with_blocks(
     histories = stream.histories
     if end > first and (not histories or histories[-1][0] != place.history):
         histories = (*histories, (place.history, first))
+    expiries = np.zeros(len(rows), EXPIRY_DTYPE)
+    if part.expires:
+        expiries["first"], expiries["due_ns"] = rows["first"], np.frombuffer(part.expires, "<i8")
     grown = replace(
         stream,
+        expiries=stream.expiries.append(expiries[~is_dead & (expiries["due_ns"] > 0)]),
         next_sequence=end,
         blocks=stream.blocks.append(rows[~is_dead]),
         removed=removed,

@@ -74,7 +74,7 @@ from storage_core.metadata.invariants import (
     check_within,
     refuse,
 )
-from storage_core.metadata.manifest import Table, decode_blocks
+from storage_core.metadata.manifest import EXPIRY_DTYPE, Table, decode_blocks
 from storage_core.metadata.removals import REASONS
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -168,6 +168,8 @@ def _append(state: StoreState, command: Append) -> None:
 def _check_appended(stream: StreamState, part: AppendedBlocks) -> None:
     """What holds of the blocks of a stream holds of those that one append brings, from their first sequence on."""
     rows = decode_blocks(part.rows, "rows").copy()
+    if part.expires:
+        check_equal("bytes of expires", len(part.expires), 8 * len(rows))
     check_equal("bytes of subject_set_of", len(part.subject_set_of), 4 * len(rows))
     check_subject_sets(part.subject_sets, len(rows))
     duplicates = SequenceSet.decode(part.duplicates) if part.duplicates else SequenceSet.empty()
@@ -225,6 +227,7 @@ def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
 def _remove(state: StoreState, command: Remove) -> None:
     check_number("data_size", command.data_size, 0)
     check_number("low_watermark", command.low_watermark, 0)
+    _check_rows("expiries", command.expiries, EXPIRY_DTYPE.itemsize)
     if command.reason not in REASONS:
         refuse("reason", ", ".join(REASONS), command.reason)
 

@@ -102,6 +102,7 @@ class AppendedBlocks(msgspec.Struct, frozen=True):
     duplicate_count: int = 0
     duplicate_size: int = 0  # message bytes of the duplicates
     overwrite: bool = False  # remove everything before, in the same step
+    expires: bytes = b""  # <i8 a row: when its first message expires, at the earliest; 0: none does; empty: none at all
 
 
 class Append(msgspec.Struct, frozen=True, tag="append"):
@@ -128,6 +129,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
     data_size: int  # message bytes of those that were still there
     low_watermark: int = 0  # 0: leave it
     reason: str = "delete"  # delete, purge, limits, rollup, retention: no consumer needs them any more
+    expiries: bytes = b""  # EXPIRY_DTYPE: when more of blocks that were looked at expires; due_ns 0: nothing does
 
 
 class Unlinked(msgspec.Struct, frozen=True, tag="unlinked"):

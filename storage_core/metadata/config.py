@@ -39,7 +39,6 @@ MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "max_msgs_per_subject": (-1, 0),
     "discard_new_per_subject": (False,),
-    "allow_msg_ttl": (False,),
     "storage": ("file",),
     "no_ack": (False,),
     "first_seq": (0, 1),
@@ -62,7 +61,7 @@ _LIMITS = ("max_msgs", "max_bytes", "max_consumers")  # of a whole stream; -1 an
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
 _NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
-_FLAGS = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "sealed")
+_FLAGS = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "allow_msg_ttl", "sealed")
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +82,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     deny_delete: bool = False
     deny_purge: bool = False
     allow_rollup_hdrs: bool = False  # messages with the header Nats-Rollup take the place of those before
+    allow_msg_ttl: bool = False  # messages with the header Nats-TTL go when that time is over
     sealed: bool = False
     description: str = ""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)

@@ -29,6 +29,12 @@ BLOCK_DTYPE = np.dtype(
         ("holders", "<u4"),  # bit i: volume i of the placement took the block
     ]
 )
+EXPIRY_DTYPE = np.dtype(
+    [
+        ("first", "<i8"),  # a sequence of the block that messages with a TTL are in
+        ("due_ns", "<i8"),  # the first of them expires then at the earliest
+    ]
+)
 PENDING_DELETE_DTYPE = np.dtype(
     [
         ("incarnation", "V16"),

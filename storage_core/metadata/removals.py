@@ -10,7 +10,7 @@ from storage_core.chunked_set import ChunkedSet
 from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumers import anchored
-from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table, pairs
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, EXPIRY_DTYPE, PENDING_DELETE_DTYPE, Table, pairs
 from storage_core.metadata.reconcile import HISTORY_RUNS_KEPT
 from storage_core.metadata.results import Done, Place, RemoveDone, Result, refuse
 from storage_core.metadata.retention import done_by_all, without
@@ -55,7 +55,29 @@ def remove(state: StoreState, place: Place, time_ns: int, command: Remove) -> tu
     state, stream = drop_below(state, stream, low_watermark, time_ns, gone, command.data_size)
     if command.reason == RETENTION:
         stream = _following(stream, first)
+    if command.expiries:
+        stream = _with_expiries(stream, np.frombuffer(command.expiries, EXPIRY_DTYPE))
     return with_events(state.with_stream(stream), events, time_ns), RemoveDone(len(gone))
+
+
+def _with_expiries(stream: StreamState, looked_at: np.ndarray) -> StreamState:
+    """Return the stream that goes by what was found of blocks of which something was due."""
+    before = stream.expiries.rows
+    kept = before[~np.isin(before["first"], looked_at["first"])]
+    rows = np.concatenate((kept, looked_at[looked_at["due_ns"] > 0]))
+    return _without_gone(replace(stream, expiries=Table.of(rows[np.argsort(rows["first"], kind="stable")])))
+
+
+def _without_gone(stream: StreamState) -> StreamState:
+    """Return the stream without expiries of blocks that are not there any more."""
+    if not len(stream.expiries):
+        return stream
+    rows, firsts = stream.blocks.rows, stream.expiries.rows["first"]
+    at = np.searchsorted(rows["first"], firsts, side="right") - 1
+    is_there = at >= 0
+    if len(rows):
+        is_there &= firsts < (rows["first"] + rows["span"])[np.maximum(at, 0)]
+    return stream if is_there.all() else replace(stream, expiries=stream.expiries.keep(is_there))
 
 
 def _following(stream: StreamState, first: int) -> StreamState:
@@ -97,6 +119,8 @@ def drop_below(
         message_count=stream.message_count - len(gone),
         data_size=max(0, stream.data_size - data_size),
     )
+    if dead_head or len(empty):
+        stream = _without_gone(stream)
     return state, replace(stream, histories=runs_needed(stream))
 
 

@@ -20,6 +20,7 @@ from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, 
 from storage_core.metadata.manifest import (
     ARCHIVE_DTYPE,
     BLOCK_DTYPE,
+    EXPIRY_DTYPE,
     PENDING_DELETE_DTYPE,
     Table,
     decode_blocks,
@@ -115,6 +116,7 @@ class StreamState:
     origins: tuple[tuple[bytes, int], ...] = ()  # incarnations it continues: (whose blocks, end of their sequences)
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     consumers: SharedMap[str, ConsumerState] = field(default_factory=SharedMap)  # by case-folded name
+    expiries: Table = field(default_factory=lambda: Table.empty(EXPIRY_DTYPE))  # of blocks with TTLs, by first
     missed_end: int = 1  # if retention is not limits: readers below it may have missed what went otherwise
 
     @property
@@ -374,6 +376,7 @@ class _StreamRecord(msgspec.Struct, frozen=True):
     origins: tuple[tuple[bytes, int], ...] = ()
     duplicate_count: int = 0
     consumers: tuple[ConsumerRecord, ...] = ()
+    expiries: bytes = b""
     missed_end: int = 1
 
 
@@ -417,6 +420,7 @@ def _stream_record(one: StreamState) -> _StreamRecord:
     values.update(
         blocks=encode_blocks(one.blocks.rows),
         removed=one.removed.encode(),
+        expiries=one.expiries.encode(),
         lost=one.lost.encode(),
         writers=_writer_records(one.writers),
         consumers=tuple(consumer_record(one.consumers[key]) for key in sorted(one.consumers)),
@@ -445,6 +449,7 @@ def _stream(record: _StreamRecord) -> StreamState:
     values.update(
         blocks=Table.of(decode_blocks(record.blocks, "manifest")),
         removed=ChunkedSet.decode(record.removed),
+        expiries=decode_table(record.expiries, EXPIRY_DTYPE, "expiries"),
         lost=SequenceSet.decode(record.lost),
         writers={name: _writer(one) for name, one in record.writers.items()},
         consumers=SharedMap((one.config.name.casefold(), consumer_of(one)) for one in record.consumers),

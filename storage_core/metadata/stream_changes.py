@@ -45,7 +45,7 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
     if new.num_replicas != old.num_replicas:
         reason = f"num_replicas is {old.num_replicas} and cannot be changed to {new.num_replicas}"
         refuse(errors.RequirementError, f"stream {old.name!r}: {reason}")
-    for flag in ("sealed", "deny_delete", "deny_purge"):
+    for flag in ("sealed", "deny_delete", "deny_purge", "allow_msg_ttl"):
         if getattr(old, flag) and not getattr(new, flag):
             refuse(errors.RequirementError, f"stream {old.name!r}: {flag} cannot be taken back")
     try:

@@ -120,7 +120,7 @@ class OpenStore:
         for stream in self.state().streams.values():
             if stream.config.retention != LIMITS:
                 count += self._release_all(stream.incarnation)
-            if may_go(stream):
+            if may_go(stream) or len(stream.expiries):
                 with self.session(frees=True) as session:
                     count += appends.enforce(session, stream.incarnation, self._limits)
         return count

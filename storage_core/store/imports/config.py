@@ -108,6 +108,8 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
                 "--max-age sets it, and says before what that removes"
             )
             continue
+        if key == "allow_msg_ttl":
+            notes.append("allow_msg_ttl holds for messages to come: those that are imported stay, whatever their TTL")
         _take_over(values, key, value, StreamConfig, notes)
     labels = {"jstream.layout": foreign.layout, "jstream.account": foreign.account, "jstream.name": foreign.stream}
     values["metadata"] = {**_labels(foreign.config), **{key: readable(value) for key, value in labels.items() if value}}

@@ -37,7 +37,7 @@ from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import rollups
+from storage_core.store.writing import expiry, rollups
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.limits import Limits
@@ -128,7 +128,7 @@ def begin(state: StoreState, volumes: Sequence[Volume], streams: Iterable[str], 
 
 def _instructions(config: StreamConfig) -> dict[str, Any]:
     """Return which headers the stream goes by, as a target has it."""
-    return {"allow_rollup": config.allow_rollup_hdrs, "allow_ttl": False, "max_age": config.max_age}
+    return {"allow_rollup": config.allow_rollup_hdrs, "allow_ttl": config.allow_msg_ttl, "max_age": config.max_age}
 
 
 def _message_size_max(config: StreamConfig) -> int:
@@ -232,16 +232,20 @@ def enforce(session: Session, incarnation: bytes, limits: Limits) -> int:
     stream = session.state.by_incarnation(incarnation)
     if stream is None:
         return 0
-    try:
-        command = limits.command(session.state, stream, session.volumes)
-    except (StorageError, OSError) as error:
-        logger.warning("stream %r: what is over its limits stays for now: %s", stream.name, error)
-        return 0
-    if command is None:
-        return 0
-    result = session.propose(command)
-    assert isinstance(result, machine.RemoveDone)
-    return result.message_count
+    count = 0
+    for ask in (partial(expiry.command, limits=limits), limits.command):
+        stream = session.state.by_incarnation(incarnation)
+        assert stream is not None, incarnation
+        try:
+            command = ask(session.state, stream, session.volumes)
+        except (StorageError, OSError) as error:
+            logger.warning("stream %r: what is over its limits stays for now: %s", stream.name, error)
+            continue
+        if command is not None:
+            result = session.propose(command)
+            assert isinstance(result, machine.RemoveDone)
+            count += result.message_count
+    return count
 
 
 def _roll_up(session: Session, incarnation: bytes, new: range, limits: Limits, env: Environment) -> None:
@@ -373,7 +377,14 @@ def _part(
         duplicate_count=len(removed),
         duplicate_size=size,
         overwrite=overwrite,
+        expires=_expires(blocks),
     )
+
+
+def _expires(blocks: Sequence[StagedBlock]) -> bytes:
+    """Return when the first message of each block expires; nothing if none does."""
+    due_ns = np.array([block.expires_ns for block in blocks], "<i8")
+    return due_ns.tobytes() if due_ns.any() else b""
 
 
 def _whole_block(

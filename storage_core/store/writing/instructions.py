@@ -82,8 +82,8 @@ def _ttl_ns(text: str) -> int:
         return 0
     if text.lower() == "never":
         return NEVER
-    seconds = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else parse_duration_ns(text, TTL) // _SECOND_NS or -1
-    if not 0 <= seconds <= _TTL_MAX_S:
+    seconds = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else parse_duration_ns(text, TTL) // _SECOND_NS
+    if not 1 <= seconds <= _TTL_MAX_S:
         raise ValueError(text)
     return seconds * _SECOND_NS
 

@@ -68,7 +68,7 @@ class Limits:
     """Works out what is over the limits. One for a store; used under its lock, or for one question without it."""
 
     def __init__(self, env: Environment) -> None:
-        self._env = env
+        self.env = self._env = env
         self._kept: dict[tuple[bytes, int, _Measure], _Column] = {}  # by block and its first sequence; latest used last
         self._kept_size = 0
 

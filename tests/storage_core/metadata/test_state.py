@@ -16,7 +16,7 @@ from storage_core.metadata.commands import Event, QueryStart, VolumeChange, Vote
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, PENDING_DELETE_DTYPE, Table
+from storage_core.metadata.manifest import ARCHIVE_DTYPE, BLOCK_DTYPE, EXPIRY_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.pending import PendingMessages, pending_rows
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
@@ -80,6 +80,7 @@ def full_state() -> StoreState:
             origins=((b"O" * 16, 5), (b"P" * 16, 50)),
             writers=writers,
             consumers=SharedMap(consumers),
+            expiries=table(EXPIRY_DTYPE, 1),
             missed_end=4,
         )
     return StoreState(

@@ -36,7 +36,8 @@ class Both:
     """Streams and consumers, there and here."""
 
     def __init__(self, client: Any) -> None:
-        self._client, self._store = client, Machine(1).create()
+        machine = Machine(1)
+        self._client, self._store, self.clock = client, machine.create(), machine.clock
         self.waiting: dict[str, dict[int, str]] = {}  # by consumer: sequence and where its acknowledgement goes
         self.name = ""
 
@@ -246,5 +247,24 @@ def test_rollups_leave_the_same_messages(tmp_path: Path) -> None:
         ):
             asked = {"name": "W", "subjects": ["W.>"], **config}
             await both.same("STREAM.CREATE.W", asked, lambda asked=asked: both._store.add_stream(asked))
+
+    on_server(tmp_path, story)
+
+
+def test_messages_with_a_time_to_live_go_when_it_is_over(tmp_path: Path) -> None:
+    async def story(both: Both) -> None:
+        await both.begin("T", allow_msg_ttl=True)
+        for ttl in ("1s", "1h", "1", "1.9s", "never", "3600", "1h30m"):
+            assert await both.publish("a", TTL=ttl), ttl
+        for ttl in ("abc", "0", "-1", "999ms", "1s1", "-5s"):
+            assert not await both.publish("a", TTL=ttl), ttl
+        await both.publish("b")
+        await asyncio.sleep(1.5)
+        both.clock.now += 2_500_000_000
+        both._store.maintain()
+        await both.check("later", size=False)
+        assert not await both.edit(allow_msg_ttl=False)
+        await both.begin("P")
+        assert not await both.publish("a", TTL="1s")
 
     on_server(tmp_path, story)
