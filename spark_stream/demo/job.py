@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyspark
@@ -61,6 +62,8 @@ def run(source: Path, output: Path) -> bool:
     (output / "report.txt").write_text(report.console.export_text().lstrip())
     report.console.print(f"The same as a page: {output / 'report.html'}", markup=False)
     report.console.print(f"Nodes, store, pipeline and table are in {output}, to go on with", markup=False)
+    pages = f"jstream ui --store {quote(str(folder.volumes(output)[0]))}"
+    report.console.print(f"Look at the store in a browser: {pages}", markup=False)
     return report.ok
 
 

@@ -14,7 +14,7 @@ from spark_stream.ui.server import bind, server_of
 from spark_stream.ui.site import Site
 from storage_core import Store
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 PAGES = [
     "/",
     "/streams",
