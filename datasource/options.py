@@ -4,6 +4,7 @@ Spark hands options over as text under lower-case names. What is unknown is refu
 something elsewhere only (streaming, writing) is refused by name.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -44,6 +45,11 @@ class Use(Enum):
 READ, STREAM_READ, WRITE, STREAM_WRITE = Use.READ, Use.STREAM_READ, Use.WRITE, Use.STREAM_WRITE
 READS, WRITES = (READ, STREAM_READ), (WRITE, STREAM_WRITE)
 EVERYWHERE = (*READS, *WRITES)
+STORAGE_PREFIX = "storage."  # of settings of object stores
+# What Spark hides in plans and logs is named so (spark.redaction.regex); of the rest, what is no secret.
+_HIDDEN_BY_SPARK = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
+_SECRET = re.compile("key|secret|password|token|sas|signature|service_account$", re.IGNORECASE)
+_NO_SECRETS = ("aws_access_key_id", "access_key_id", "azure_storage_use_emulator")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # what Spark passes on of a streaming write, though it is not for us
 
 
@@ -382,6 +388,16 @@ OPTIONS = (
         "first counts, nothing is written, and an event says so; for the last batch of a streaming query alone.",
     ),
     Option(
+        "storage.KEY",
+        EVERYWHERE,
+        "storage",
+        Kind("text", parse_text),
+        "the environment of driver and executors",
+        "Settings of the object store that the volumes are in, named as in `storage_options` of delta-rs and polars: "
+        "`storage.aws_endpoint_url`, `storage.aws_region`. They are never stored or logged; secrets are better left to "
+        "the environment or an instance's role. See [object stores](object-stores.md).",
+    ),
+    Option(
         "lockTimeout",
         EVERYWHERE,
         "lock_timeout_s",
@@ -401,6 +417,7 @@ class Given(dict[str, str]):
     def __init__(self) -> None:
         super().__init__()
         self.named: dict[str, str] = {}
+        self.storage: dict[str, str] = {}  # settings of the object store
 
 
 def check_options(options: Mapping[str, str], use: Use) -> Given:
@@ -412,6 +429,9 @@ def check_options(options: Mapping[str, str], use: Use) -> Given:
     given = Given()
     for key, text in options.items():
         if use is STREAM_WRITE and key.lower() in SPARKS_OWN:
+            continue
+        if key.lower().startswith(STORAGE_PREFIX):
+            given.storage[_storage_key(key)] = text
             continue
         option = _BY_NAME.get(key.lower())
         if option is None:
@@ -433,7 +453,22 @@ def parse_options(given: Given, use: Use, names: Iterable[str] | None = None) ->
     for name in given if names is None else given.keys() & set(names):
         option = _BY_NAME[name.lower()]
         values[option.setting] = option.parse_for.get(use, option.kind.parse)(given.named[name], given[name])
+    if names is None:
+        values["storage"] = given.storage
     return values
+
+
+def _storage_key(option: str) -> str:
+    """Return which setting of an object store an option is. Raises ValueError for a secret that Spark would show."""
+    key = option.lower().removeprefix(STORAGE_PREFIX)
+    if not key or key == "key":
+        raise ValueError(f"option {option!r} names no setting; write storage.aws_region, for instance")
+    if _SECRET.search(key) and not _HIDDEN_BY_SPARK.search(key) and key not in _NO_SECRETS:
+        raise ValueError(
+            f"option {option!r}: Spark would show it in its plans and logs; set {key.upper()} in the environment of "
+            "driver and executors, or use an instance's role"
+        )
+    return key
 
 
 def is_of_streaming_only(options: Mapping[str, str]) -> bool:

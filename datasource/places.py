@@ -1,18 +1,24 @@
 """The store at the paths of the options: opened, with advice where there is none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage_core import Store
 from storage_core.errors import NotAStoreError
+from storage_core.paths import place
 
 if TYPE_CHECKING:
     from storage_core.foreign import ForeignStore
 
 
-def open_store(paths: Sequence[str], lock_timeout_s: float, take_over: bool = False) -> Store:
+def open_store(
+    paths: Sequence[str],
+    lock_timeout_s: float,
+    take_over: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Store:
     """Return the jstream store; raises as `Store.open` does.
 
     `take_over`: this host writes the store from now on. For the beginning of a read, a write or a query alone: one that
@@ -20,7 +26,12 @@ def open_store(paths: Sequence[str], lock_timeout_s: float, take_over: bool = Fa
     """
     with _advising(paths):
         try:
-            return Store.open([Path(path) for path in paths], lock_timeout_s=lock_timeout_s, take_over=take_over)
+            return Store.open(
+                [place(path) for path in paths],
+                lock_timeout_s=lock_timeout_s,
+                take_over=take_over,
+                storage_options=storage_options,
+            )
         except NotAStoreError as error:
             from storage_core.foreign import recognise_foreign  # a third of all imports, and seldom needed
 

@@ -29,6 +29,7 @@ from storage_core.errors import DataLossError, NotAStoreError, NotFoundError, St
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Action, decide, facts_of
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import Start
+from storage_core.store.environment import reaching
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
@@ -122,8 +123,9 @@ def rows_of(
     def hear(damage: ReadDamage) -> None:
         _on_damage(damage, settings)
 
+    env = reaching(settings.storage)
     for slices, subject_filters in _by_filters(partition, options.subject_filters):
-        for batch in read_slices(slices, replace(options, subject_filters=subject_filters), report=hear):
+        for batch in read_slices(slices, replace(options, subject_filters=subject_filters), hear, env):
             yield shape.conform(batch)
 
 
@@ -214,7 +216,7 @@ def _on_loss(settings: ReadSettings) -> str:
 
 
 def open_store(settings: Settings, take_over: bool = False) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s, take_over)
+    return places.open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
 
 
 @contextmanager

@@ -12,7 +12,19 @@ from datasource.offsets import (
     Bounds,
     Offsets,
 )
-from datasource.options import READ, STREAM_READ, STREAM_WRITE, WRITE, Given, Use, check_options, parse_options
+from datasource.options import (
+    READ,
+    STORAGE_PREFIX,
+    STREAM_READ,
+    STREAM_WRITE,
+    WRITE,
+    Given,
+    Use,
+    check_options,
+    parse_options,
+)
+from datasource.values import parse_paths
+from storage_core.paths import is_in_object_store
 
 MESSAGES, LAST, STREAMS, EVENTS = "messages", "last", "streams", "events"
 OF_MESSAGES = (MESSAGES, LAST)  # tables whose rows are messages
@@ -59,6 +71,7 @@ class ReadSettings:
     table: str = MESSAGES
     take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "ReadSettings":
@@ -103,6 +116,7 @@ class StreamReadSettings:
     verify: bool = True
     take_over: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "StreamReadSettings":
@@ -133,6 +147,7 @@ class WriteSettings:
     take_over: bool = False
     fail_on_changed_batch: bool = True
     lock_timeout_s: float = LOCK_TIMEOUT_S
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "WriteSettings":
@@ -158,6 +173,9 @@ def _given(options: Mapping[str, str], use: Use) -> Given:
     given = check_options(options, use)
     if not given.get("path", "").strip():
         raise ValueError(NO_PATH)
+    if given.storage and not all(map(is_in_object_store, parse_paths("path", given["path"]))):
+        option = f"{STORAGE_PREFIX}{min(given.storage)}"
+        raise ValueError(f"option {option!r} is for volumes in object stores, such as s3://bucket/shop: leave it out")
     return given
 
 
@@ -199,6 +217,8 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
     for name in ("truncateBadEof", "noCrc"):
         if layout != STAN and name in given:
             raise ValueError(f"option {name!r} is for layout=stan only")
+    if layout in FOREIGN and any(map(is_in_object_store, parse_paths("path", given["path"]))):
+        raise ValueError(f"option 'path': {given['path']!r} is in an object store; layout={layout} reads local folders")
     if layout in FOREIGN and table in (EVENTS, LAST):
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
     if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":

@@ -61,7 +61,7 @@ class StreamSource:
     def __init__(self, settings: StreamReadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds, never going back."""
         self._settings, self._clock = settings, clock
-        self._store = places.open_store(settings.paths, settings.lock_timeout_s, settings.take_over)
+        self._store = places.open_store(settings.paths, settings.lock_timeout_s, settings.take_over, settings.storage)
         if settings.consumer is not None:
             self._store.check_host()  # else it would read, and never acknowledge what it has read
         self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)

@@ -6,7 +6,7 @@ import re
 
 from storage_core import quantities
 from storage_core.metadata.config import check_name
-from storage_core.paths import local_path
+from storage_core.paths import volume_path
 from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
 
@@ -105,7 +105,7 @@ def parse_paths(option: str, text: str) -> tuple[str, ...]:
     listed = _listed(text) or [part.strip() for part in text.split(",")]
     if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
-    return tuple(local_path(one, f"option {option!r}") for one in listed)
+    return tuple(volume_path(one, f"option {option!r}") for one in listed)
 
 
 def parse_text(option: str, text: str) -> str:

@@ -8,7 +8,7 @@ Streaming writes (stream_writer.py) share all of it but how the commit learns of
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from datasource.settings import WriteSettings
 from datasource.workers import settle
 from storage_core import Store, buffers
 from storage_core.errors import FencedError, InvalidMessageError, StreamNotFoundError
+from storage_core.store.environment import reaching
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.routed import RoutedStager
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteTarget
@@ -92,7 +93,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def open_store(settings: WriteSettings, take_over: bool = False) -> Store:
-    return places.open_store(settings.paths, settings.lock_timeout_s, take_over)
+    return places.open_store(settings.paths, settings.lock_timeout_s, take_over, settings.storage)
 
 
 def begin(settings: WriteSettings, schema: StructType, take_over: bool = False) -> Transaction:
@@ -152,7 +153,7 @@ def give_up(settings: WriteSettings, transaction: Transaction) -> None:
     store's maintenance; so a store that others hold, for which the commit has waited already, is hardly waited for.
     """
     try:
-        with places.open_store(settings.paths, min(settings.lock_timeout_s, CLEAN_UP_WAIT_S)) as store:
+        with open_store(replace(settings, lock_timeout_s=min(settings.lock_timeout_s, CLEAN_UP_WAIT_S))) as store:
             if not store.abort(transaction):
                 log.warning("the append that reported an error was committed: its messages are in the store")
     except Exception as error:
@@ -168,7 +169,8 @@ def stage(
 ) -> tuple[StagedBlock, ...]:
     """Write the rows as blocks and return these; with an error nothing of this task is left behind."""
     settle()
-    stager = RoutedStager(transaction, partition, settings.compression, hashed=has_writer)
+    env = reaching(settings.storage)
+    stager = RoutedStager(transaction, partition, settings.compression, env, has_writer)
     row_count = 0
     try:
         for batch in batches if settings.stream is not None else gathered(batches):

@@ -5,14 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from storage_core import Store
 from storage_core.errors import StorageError
-from storage_core.paths import resolve_paths
+from storage_core.paths import is_in_object_store, resolve_paths
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 PYTHONS, SPARKS = ((3, 10), (3, 13)), ("4.2.", "4.3.")
@@ -37,7 +37,9 @@ class Finding:
         return asdict(self)
 
 
-def examine(volumes: str, folders: Sequence[Path] = ()) -> Iterator[Finding]:
+def examine(
+    volumes: str, folders: Sequence[Path] = (), storage_options: Mapping[str, str] | None = None
+) -> Iterator[Finding]:
     """Yield a finding for each thing that was looked at. `volumes`: of a store, empty for none.
 
     `folders`: where a store is to be made; what it would rely on is tried there.
@@ -49,7 +51,7 @@ def examine(volumes: str, folders: Sequence[Path] = ()) -> Iterator[Finding]:
     yield _java()
     yield _delta()
     if volumes:
-        yield from _store(volumes)
+        yield from _store(volumes, storage_options)
     for folder in folders:
         yield _folder(folder)
 
@@ -133,9 +135,9 @@ def _delta() -> Finding:
     return Finding("delta", OK, package)
 
 
-def _store(volumes: str) -> Iterator[Finding]:
+def _store(volumes: str, storage_options: Mapping[str, str] | None) -> Iterator[Finding]:
     try:
-        store = Store.open(volumes, read_only=True)
+        store = Store.open(volumes, read_only=True, storage_options=storage_options)
     except (StorageError, OSError) as error:
         where = ", ".join(map(str, resolve_paths(volumes)))
         yield Finding(
@@ -150,6 +152,8 @@ def _store(volumes: str) -> Iterator[Finding]:
 def _volume(path: Path, reason: str) -> Finding:
     if reason:
         return Finding("volume", PROBLEM, f"{path}: {reason}", "`jstream repair` brings it back from the others")
+    if is_in_object_store(path):
+        return Finding("volume", OK, f"{path} answers")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         owner, mode = path.stat().st_uid, f"{path.stat().st_mode & 0o7777:04o}"
         remedy = "work as its owner, or share it: docs/guide/operations.md, Who may use its files"

@@ -102,10 +102,15 @@ class Families:
 class StoreCollector(Collector):
     """Reads stores when it is asked, writes nothing and takes no lock. `stores`: for each store its path or paths."""
 
-    def __init__(self, stores: Iterable[str | Path | Sequence[str | Path]]) -> None:
+    def __init__(
+        self,
+        stores: Iterable[str | Path | Sequence[str | Path]],
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._stores = [[str(one)] if isinstance(one, (str, Path)) else [str(path) for path in one] for one in stores]
         if not self._stores or not all(self._stores):
             raise ValueError("stores: metrics are of one store at least, each with a path")
+        self._storage_options = storage_options
         self._opened: dict[int, Store] = {}
         self._asked = threading.Lock()
 
@@ -121,7 +126,9 @@ class StoreCollector(Collector):
     def _gather(self, number: int, families: Families) -> bool:
         try:
             if number not in self._opened:
-                self._opened[number] = Store.open(self._stores[number], read_only=True)
+                self._opened[number] = Store.open(
+                    self._stores[number], read_only=True, storage_options=self._storage_options
+                )
             store = self._opened[number]
             samples = [*_of_volumes(store), *_of_streams(store), *_of_consumers(store)]
         except (StorageError, OSError, ValueError) as error:

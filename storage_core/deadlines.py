@@ -23,7 +23,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from storage_core.files import OS_FILES, File, Files, Lock, OsFile
+from storage_core.files import File, Files, Lock, OsFile
+from storage_core.os_errors import UnreachableError
+from storage_core.paths import is_in_object_store
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -196,7 +198,10 @@ class _Volume:
             return True
 
     def _timed_out(self, why: str) -> OSError:
-        return OSError(errno.ETIMEDOUT, f"{os.strerror(errno.ETIMEDOUT)}: {why}", str(self.path))
+        text = f"{os.strerror(errno.ETIMEDOUT)}: {why}"
+        if is_in_object_store(self.path):
+            return UnreachableError(errno.EHOSTUNREACH, text, str(self.path))
+        return OSError(errno.ETIMEDOUT, text, str(self.path))
 
     def lets_go(self, worker: _Worker) -> bool:
         """Return whether a thread that has waited for long may end: nobody is about to give it a call."""
@@ -364,9 +369,6 @@ class DeadlineLock:
 
     def close(self) -> None:
         self._volume.when_all_have_returned(self._inner.close)
-
-
-FILES = DeadlineFiles(OS_FILES)
 
 
 def together(files: Files, path: Path, call: Callable[[], T]) -> T:

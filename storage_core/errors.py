@@ -305,6 +305,12 @@ class OtherHostError(StoreBusyError):
         )
 
 
+class SupersededError(StoreBusyError):
+    """Another process has led since, so nothing of this was stored: begin anew from what it has written."""
+
+    code = "JSTREAM_SUPERSEDED"
+
+
 class NoQuorumError(StorageError):
     """Too few volumes to decide anything."""
 
@@ -318,6 +324,12 @@ class VolumeFailedError(StorageError):
     """A volume gave an I/O error and is retired until it was verified again."""
 
     code = "JSTREAM_VOLUME_FAILED"
+
+
+class VolumeAwayError(VolumeFailedError):
+    """A volume in an object store gives no answer now: neither damaged nor lost."""
+
+    code = "JSTREAM_VOLUME_AWAY"
 
 
 class UnsuitableFileSystemError(StorageError):

@@ -18,7 +18,7 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from io import FileIO
 from pathlib import Path
@@ -417,12 +417,16 @@ def write_durably(
     `replaces`: what is left under that name by an attempt that was killed is removed first.
     """
     try:
-        file = files.create(path)
+        _write_new(files, path, parts, sync)
     except FileExistsError:
         if not replaces:
             raise
         files.unlink(path)
-        file = files.create(path)
+        _write_new(files, path, parts, sync)
+
+
+def _write_new(files: Files, path: Path, parts: Sequence[bytes], sync: Callable[[File], None]) -> None:
+    file = files.create(path)
     try:
         with closing(file):
             offset_bytes = 0
@@ -431,6 +435,8 @@ def write_durably(
                 offset_bytes += len(part)
             sync(file)
         files.sync_directory(path.parent)
+    except FileExistsError:  # in an object store a name turns out to be taken only here: it is not ours
+        raise
     except OSError:
         try:
             files.unlink(path)

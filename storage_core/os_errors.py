@@ -43,6 +43,13 @@ AWAY = (
 )
 
 
+class UnreachableError(OSError):
+    """An object store gave no answer: whether it did what was asked is not known, and it may still do it.
+
+    An error of the moment: no damage, no loss, no reason to retire a volume.
+    """
+
+
 def is_of_process(error: object) -> bool:
     """Return whether an error is about this process, and says nothing about what lies on the disk."""
     if isinstance(error, OSError):

@@ -3,11 +3,57 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")  # of addresses in object stores
+_SAME_SCHEMES = {"s3a": "s3", "abfs": "abfss"}  # of one place; Hadoop's spelling, and how it is kept
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _FILE_PREFIX = re.compile(r"file:(?://(?=/))?", re.IGNORECASE)
+
+
+class ObjectPath(PosixPath):
+    """A place in an object store, `s3://bucket/prefix`: a path in everything but what it is written as."""
+
+    def __str__(self) -> str:
+        scheme, _, rest = super().__str__().partition(":")
+        return f"{scheme}://{rest.lstrip('/')}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def bucket(self) -> str:
+        """The address of the bucket that it lies in."""
+        return "//".join((self.parts[0], self.parts[1])) if len(self.parts) > 1 else str(self)
+
+    @property
+    def key(self) -> str:
+        """The name within the bucket; empty for the bucket itself."""
+        return "/".join(self.parts[2:])
+
+
+def is_in_object_store(path: "str | os.PathLike[str]") -> bool:
+    """Return whether a path is one in an object store."""
+    return isinstance(path, ObjectPath) or str(path).partition("://")[0] in OBJECT_SCHEMES
+
+
+def place(text: "str | os.PathLike[str]") -> Path:
+    """Return the path that a text names, on disks or in an object store."""
+    if isinstance(text, ObjectPath) or not is_in_object_store(text):
+        return text if isinstance(text, Path) else Path(text)
+    scheme, _, rest = str(text).partition("://")
+    return ObjectPath(f"{_SAME_SCHEMES.get(scheme, scheme)}://{rest}")
+
+
+def real_place(path: "str | os.PathLike[str]") -> Path:
+    """Return the path without links in it; in an object store there are none."""
+    return place(path) if is_in_object_store(path) else Path(os.path.realpath(path))
+
+
+def volume_path(path: str, what: str) -> str:
+    """Return the absolute path of a volume, or its address in an object store. Raises ValueError as `local_path`."""
+    return str(place(path)) if is_in_object_store(path) else local_path(path, what)
 
 
 def local_path(path: str, what: str) -> str:
@@ -36,10 +82,12 @@ def resolve_paths(paths: Paths) -> list[Path]:
     given = _listed(paths)
     if not given or not all(one.strip() for one in given):
         raise ValueError(f"path: {paths!r} names no volume")
-    resolved = [Path(local_path(one, "path")) for one in given]
+    resolved = [place(volume_path(one, "path")) for one in given]
+    if len({is_in_object_store(path) for path in resolved}) > 1:
+        raise ValueError(f"path: {', '.join(map(str, resolved))}: all volumes of a store are of one kind")
     for position, path in enumerate(resolved):
         for earlier in resolved[:position]:
-            if os.path.realpath(earlier) == os.path.realpath(path):
+            if real_place(earlier) == real_place(path):
                 raise ValueError(f"path: {given[position]!r} is given twice")
     return resolved
 
@@ -59,7 +107,7 @@ def check_apart(paths: Sequence[Path]) -> Sequence[Path]:
     """Return the paths; raises ValueError if one lies within another, and would be lost with it."""
     for one in paths:
         for other in paths:
-            if Path(os.path.realpath(other)) in Path(os.path.realpath(one)).parents:
+            if real_place(other) in real_place(one).parents:
                 raise ValueError(
                     f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own"
                 )

@@ -180,6 +180,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def s3_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an object store's server: each directory in it is a bucket."""
+    return tmp_path_factory.mktemp("s3")
+
+
+@pytest.fixture(scope="session")
+def s3_options(s3_root: Path) -> Iterator[dict[str, str]]:
+    """What a client needs to reach the server."""
+    from harness.objects.server import serving
+
+    with serving(s3_root) as options:
+        yield options
+
+
+@pytest.fixture
+def buckets(s3_root: Path) -> list[str]:
+    """Addresses of volumes in three buckets of this test's own."""
+    from harness.objects.server import make_buckets
+
+    return make_buckets(s3_root)
+
+
+@pytest.fixture(scope="session")
 def soak_seconds() -> float:
     """How long a test marked soak goes on, in seconds."""
     return float(os.environ.get("JSTREAM_SOAK_SECONDS", "60"))

@@ -158,6 +158,11 @@ def is_command(line: str) -> None:
     command.make_context(" ".join(names), words, obj="shop")  # obj: the store
 
 
+def is_commands(text: str) -> None:
+    for line in text.strip().splitlines():
+        is_command(line)
+
+
 def is_python(text: str) -> None:
     ast.parse(text)
 
@@ -204,6 +209,12 @@ NOT_RUN = [
         "README.md", "make demo", "tests/spark_stream/test_demo.py runs the demo; the tests are these", names_targets
     ),
     NotRun("README.md", "pip install", "tests/test_packaging.py installs the wheel", is_shell),
+    NotRun(
+        "docs/guide/object-stores.md",
+        "jstream store create",
+        "needs buckets; tests/spark_stream/cli/test_object_stores.py has some",
+        is_commands,
+    ),
     NotRun("docs/guide/quickstart.md", "python3 -m venv", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(

@@ -12,6 +12,7 @@ import typer
 from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
 from spark_stream.cli.render import Warnings, write
+from spark_stream.cli.storage_options import OPTION, keep_storage_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,21 @@ def print_version(wanted: bool) -> None:
 def root(
     ctx: typer.Context,
     store: GroupStoreOption = None,
+    storage_option: Annotated[
+        list[str],
+        typer.Option(
+            OPTION,
+            metavar="KEY=VALUE",
+            help="Setting of the volumes' object store, as aws_region=eu-central-1; may stand anywhere.",
+        ),
+    ] = [],  # noqa: B006
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     Warnings.listen()
     remember_store(ctx, store)
+    keep_storage_options(storage_option)
 
 
 def main() -> None:

@@ -39,7 +39,9 @@ def add(
     """Give a store a name. A context of this name is replaced."""
     if not _NAME.fullmatch(name):
         raise WrongUsage(f"{name!r} is no name for a context; letters, digits, dots, dashes and underscores make one")
-    paths = [os.path.abspath(path.strip()) for volume in volumes for path in volume.split(",") if path.strip()]
+    from storage_core.paths import volume_path
+
+    paths = [volume_path(path.strip(), "VOLUME") for volume in volumes for path in volume.split(",") if path.strip()]
     if not paths:
         raise WrongUsage(f"context {name}: name at least one volume")
     contexts = load_contexts()

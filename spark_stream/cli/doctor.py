@@ -10,6 +10,7 @@ import typer
 from spark_stream.cli.failures import EXIT_FAILED
 from spark_stream.cli.options import GroupStoreOption, JsonOption, named_store
 from spark_stream.cli.render import print_json, printable, write
+from spark_stream.cli.storage_options import storage_options
 
 if TYPE_CHECKING:
     from spark_stream.doctor import Finding
@@ -37,7 +38,7 @@ def doctor(
     settings = spark_settings(conf or [])
     volumes = named_store(context, store)
     findings = []
-    looks = [examine(volumes, folders or [])]
+    looks = [examine(volumes, folders or [], storage_options())]
     if spark:
         looks.append(look_at_executors(volumes, folders or [], settings))
     for finding in chain.from_iterable(looks):

@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from spark_stream.cli.start import EXIT_INTERRUPTED, begin
+from spark_stream.cli.storage_options import in_front
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141
 
@@ -143,7 +144,7 @@ class RootGroup(VerbGroup):
         try:
             begin()
             try:
-                with self.make_context(PROGRAM, words, **extra) as context:
+                with self.make_context(PROGRAM, in_front(words), **extra) as context:
                     self.invoke(context)
             finally:
                 with naming_stdout():

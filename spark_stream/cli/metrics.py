@@ -8,6 +8,7 @@ import typer
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import StoreOption, open_store
 from spark_stream.cli.render import say, write
+from spark_stream.cli.storage_options import storage_options
 
 
 def metrics(
@@ -29,7 +30,7 @@ def metrics(
     except ModuleNotFoundError as error:
         raise CommandFailed(str(error)) from error
     with open_store(store) as opened:
-        collectors = [StoreCollector([opened.paths])]
+        collectors = [StoreCollector([opened.paths], storage_options())]
     if textfile is not None:
         check_textfile(textfile, "--textfile")
         write_textfile(collectors, textfile)

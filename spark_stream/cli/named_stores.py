@@ -101,7 +101,7 @@ def _of_the_folder() -> str:
     named = volumes.split(",") if isinstance(volumes, str) else volumes
     if not isinstance(named, list) or not named or not all(isinstance(one, str) and one.strip() for one in named):
         raise WrongUsage(f'{file}: store: {volumes!r} names no volumes; write store = ["disk-1", "disk-2", "disk-3"]')
-    return ",".join(place_of(file.absolute(), "store", volume.strip()) for volume in named)
+    return ",".join(place_of(file.absolute(), "store", volume.strip(), remote=True) for volume in named)
 
 
 def _is_contexts(content: Any) -> bool:

@@ -12,6 +12,7 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.named_stores import STORE_VARIABLE, default_store, volumes_of
+from spark_stream.cli.storage_options import storage_options
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -110,7 +111,7 @@ def open_store(volumes: str, take_over: bool = False, warns: bool = True) -> Ite
     from storage_core.errors import NotAStoreError
 
     try:
-        store = Store.open(volumes, take_over=take_over)
+        store = Store.open(volumes, take_over=take_over, storage_options=storage_options())
     except NotAStoreError as error:
         raise CommandFailed(f"{error}{_foreign_advice(volumes)}") from error
     with store:

@@ -23,6 +23,7 @@ from spark_stream.cli.quantities import (
     show_value,
 )
 from spark_stream.cli.render import print_facts, print_json, print_table, say
+from spark_stream.cli.storage_options import storage_options
 
 LIMITS = ("max_streams", "max_consumers", "max_msgs", "open_files_max")  # settings that are plain numbers
 
@@ -69,7 +70,10 @@ DefaultsOption = Annotated[
 @app.command("create")
 def create(
     context: typer.Context,
-    volumes: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Directories, one per disk.")],
+    volumes: Annotated[
+        list[str],
+        typer.Argument(metavar="VOLUME", help="Directories, one per disk, or s3://bucket/prefix."),
+    ],
     deleted_block_retention: RetentionOption = None,
     snapshot_every: SnapshotOption = None,
     max_streams: MaxStreamsOption = None,
@@ -94,7 +98,8 @@ def create(
     settings = _settings(context.params)
     if permissions is not None:
         settings["permissions"] = permissions
-    with Store.create([path for volume in volumes for path in volume.split(",")], **settings) as store:
+    paths = [path for volume in volumes for path in volume.split(",")]
+    with Store.create(paths, storage_options=storage_options(), **settings) as store:
         found = store.info()
     say("created the store")
     _print_info(found, json)

@@ -22,7 +22,7 @@ only the batch that was being written. Record, integers little-endian:
 Source: docs/formats/log.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -140,12 +140,17 @@ def slot_offset(generation: int) -> int:
 def encode_batch(records: list[Record], offset_bytes: int) -> bytes:
     """Return the bytes of one batch, a whole number of pages, to be written at `offset_bytes`."""
     assert records and offset_bytes % PAGE_SIZE == 0, (len(records), offset_bytes)
+    encoded = encode_records(records, offset_bytes)
+    return encoded + bytes(-len(encoded) % PAGE_SIZE)
+
+
+def encode_records(records: Sequence[Record], offset_bytes: int) -> bytes:
+    """Return the bytes of records one after another, as they stand at `offset_bytes`."""
     parts, size = [], 0
     for number, record in enumerate(records):
         encoded = _encode_record(record, number, offset_bytes + size)
         parts.append(encoded)
         size += len(encoded)
-    parts.append(bytes(-size % PAGE_SIZE))
     return b"".join(parts)
 
 

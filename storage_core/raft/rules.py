@@ -69,6 +69,23 @@ def committed_index(voters: Collection[VoterId], ends: Mapping[VoterId, EntryId]
     return max(commit, sorted(own, reverse=True)[majority(len(voters)) - 1])
 
 
+def proven_entry(voters: Collection[VoterId], ends: Mapping[VoterId, tuple[EntryId, int]]) -> EntryId | None:
+    """Return the last entry that what is seen of the voters' logs proves to be committed, None if nothing does.
+
+    `ends`: the last entry of each log that can be read, all of it durable, and the term in which the log was written
+    last. An entry that a majority took from the leader of its own term is committed, whenever each of them took it. A
+    copy that a later candidate brought along proves nothing (figure 8). What the only voter has is committed.
+    """
+    if len(voters) == 1:
+        return next((ends[voter][0] for voter in voters if voter in ends), None)
+    proven: list[EntryId] = []
+    for term in {term for _, term in ends.values()}:
+        own = [ends[voter][0] for voter in voters if voter in ends and ends[voter][1] == term == ends[voter][0].term]
+        if len(own) >= majority(len(voters)):
+            proven.append(sorted(own, key=rank, reverse=True)[majority(len(voters)) - 1])
+    return max(proven, key=rank, default=None)
+
+
 # --- changes of members
 
 

@@ -5,16 +5,16 @@ The state machine and the codecs get all of it as arguments; tests put simulatio
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage_core import deadlines
 from storage_core.deadlines import VolumeCall
 from storage_core.files import OS_FILES, Files
+from storage_core.objects.reached import files_of
 from storage_core.store import lock_domain as machine
 from storage_core.store import second_process
 
@@ -98,4 +98,9 @@ class Environment:
         return self.random_bytes(16)
 
 
-REAL = Environment(files=deadlines.FILES)
+REAL = Environment(files=files_of({}))
+
+
+def reaching(options: Mapping[str, Any] | None) -> Environment:
+    """Return the real one, whose object stores are reached with these options (`Store.open`)."""
+    return replace(REAL, files=files_of(options)) if options else REAL

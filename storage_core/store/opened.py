@@ -7,7 +7,7 @@ have a `Store`, which adds streams as objects, and what operators ask for.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage_core.errors import (
@@ -50,7 +50,7 @@ class OpenStore:
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
         self._window, self._limits = MsgIdWindow(), Limits(env)
-        self._commits = CommitGroups(self.session)
+        self._commits = CommitGroups(partial(self.session, may_assume=True))
         self.read_only = read_only
 
     # --- who and where
@@ -221,10 +221,9 @@ class OpenStore:
     # --- sessions
 
     @contextmanager
-    def session(self, frees: bool = False) -> Iterator[Session]:
-        """Hold the store, and do the bounded maintenance after what was done with it. `frees`: as `Metadata.session`
-        has it."""
-        with self.metadata.session(self.lock_timeout_s, frees=frees) as session:
+    def session(self, frees: bool = False, may_assume: bool = False) -> Iterator[Session]:
+        """Hold the store, and do the bounded maintenance after what was done with it. As `Metadata.session`."""
+        with self.metadata.session(self.lock_timeout_s, frees=frees, may_assume=may_assume) as session:
             yield session
             self.maintenance.after(session)
 

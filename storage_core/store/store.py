@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from storage_core.errors import (
 )
 from storage_core.metadata.commands import AddStream, DeleteStream, EditStore, EditStream
 from storage_core.metadata.config import StoreSettings, StreamConfig
-from storage_core.paths import Paths, check_apart, resolve_paths
+from storage_core.paths import Paths, check_apart, is_in_object_store, resolve_paths
 from storage_core.store import describe
 from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.environment import REAL, Environment
+from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.stream import Stream
 from storage_core.store.volume import placement
@@ -43,14 +44,24 @@ class Store(OpenStore):
     """A store of numbered streams on its volumes. Make one with `create` or `open`; a context manager."""
 
     @classmethod
-    def create(cls, volumes: Paths, *, env: Environment = REAL, **settings: Any) -> "Store":
+    def create(
+        cls,
+        volumes: Paths,
+        *,
+        env: Environment = REAL,
+        storage_options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> "Store":
         """Make a store on empty or missing directories, one, three or five, and open it; what they lie in is made, too.
 
-        Settings: deleted_block_retention, snapshot_every, permissions, max_streams, max_consumers, max_msgs, max_bytes,
-        stream_defaults. Raises ValueError (number of volumes, one twice or within
-        another, unknown setting), AlreadyExistsError (a directory that is not empty).
+        Volumes may be prefixes in object stores, `s3://bucket/prefix`; `storage_options` are those of the client, named
+        as in delta-rs. Settings: deleted_block_retention, snapshot_every, permissions, max_streams, max_consumers,
+        max_msgs, max_bytes, stream_defaults. Raises ValueError (number of volumes, one twice or within another, unknown
+        setting), AlreadyExistsError (a directory that is not empty).
         """
-        made = creation.create_volumes(check_apart(resolve_paths(volumes)), StoreSettings.from_mapping(settings), env)
+        paths = check_apart(resolve_paths(volumes))
+        env = _reaching(paths, env, storage_options)
+        made = creation.create_volumes(paths, StoreSettings.from_mapping(settings), env)
         return cls(Metadata(env, made), env, False, LOCK_TIMEOUT_S)
 
     @classmethod
@@ -61,13 +72,16 @@ class Store(OpenStore):
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         take_over: bool = False,
         env: Environment = REAL,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> "Store":
         """Open the store that the volumes belong to; any of them leads to the rest.
 
         `take_over`: from now on the store is written from this host; for a host that is down for good, or a copy.
         Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
-        metadata = Metadata.at(env, resolve_paths(path_or_paths), read_only)
+        paths = resolve_paths(path_or_paths)
+        env = _reaching(paths, env, storage_options)
+        metadata = Metadata.at(env, paths, read_only)
         store = cls(metadata, env, read_only, lock_timeout_s)
         if take_over:
             with metadata.session(lock_timeout_s, take_over=True):
@@ -86,6 +100,7 @@ class Store(OpenStore):
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         take_over: bool = False,
         env: Environment = REAL,
+        storage_options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> "Store":
         """Open the store on these volumes; make it if every one of them is missing or empty.
@@ -93,6 +108,7 @@ class Store(OpenStore):
         `settings` are those of `create`, for a store that is made. Raises what `open` and `create` do.
         """
         paths = resolve_paths(volumes)
+        env = _reaching(paths, env, storage_options)
         StoreSettings.from_mapping(settings)  # wrong ones are refused also where they are not needed
         deadline_s = time.monotonic() + lock_timeout_s
         while True:
@@ -414,3 +430,13 @@ class Store(OpenStore):
         from storage_core.store.backups.restored_streams import restore_streams
 
         return restore_streams(self, directory, names_of(streams), as_names, progress)
+
+
+def _reaching(paths: Sequence[Path], env: Environment, storage_options: Mapping[str, Any] | None) -> Environment:
+    """Return the environment that reaches these volumes. Raises ValueError for options that are for none of them."""
+    if not storage_options:
+        return env
+    if not all(map(is_in_object_store, paths)):
+        listed = ", ".join(map(str, paths))
+        raise ValueError(f"storage_options are for object stores, such as s3://bucket/shop; not for {listed}")
+    return reaching(storage_options)

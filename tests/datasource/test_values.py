@@ -122,8 +122,9 @@ def test_relative_paths_are_resolved_where_they_are_read() -> None:
 
 def test_file_urls_are_paths_and_other_schemes_are_refused() -> None:
     assert parse_paths("path", "file:/a b") == parse_paths("path", "file:///a b") == ("/a b",)
-    with pytest.raises(ValueError, match="s3://bucket/x.*not a local path"):
-        parse_paths("path", "s3://bucket/x")
+    with pytest.raises(ValueError, match="hdfs://host/x.*not a local path"):
+        parse_paths("path", "hdfs://host/x")
+    assert parse_paths("path", "s3a://bucket/x") == ("s3://bucket/x",)
 
 
 @pytest.mark.parametrize("text", ["", "/a,,/b", "[]", '["/a",""]', "/a\0b"])

@@ -50,7 +50,7 @@ from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.volume import identity, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
-from storage_core.store.volume.volumes import Volume, recorded_paths
+from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ def restore_store(
     UnsupportedVersionError, AlreadyExistsError (a volume that is not empty), DiskFullError and its like; then
     everything is as it was before.
     """
-    paths = [Path(os.path.realpath(path)) for path in resolve_paths(volumes)]
+    paths = resolve_paths(volumes)
+    check_local(paths, "a backup is restored")
+    paths = [Path(os.path.realpath(path)) for path in paths]
     found = open_backup(directory, env)
     creation.check_count(paths)
     for path in paths:

@@ -29,7 +29,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.volume import locks
-from storage_core.store.volume.volumes import Volume
+from storage_core.store.volume.volumes import Volume, check_local
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "owners"  # of a volume
@@ -63,6 +63,7 @@ class Ownership:
     """The consumers that a query owns. For one thread at a time; a forked child owns nothing."""
 
     def __init__(self, store: OpenStore, take_over: bool) -> None:
+        check_local((volume.path for volume in store.volumes()), "streaming queries read as a consumer")
         self._store, self._take_over = store, take_over
         self.renew()
         locks.renew_in_children(self)

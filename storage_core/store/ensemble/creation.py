@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from storage_core.errors import AlreadyExistsError, RequirementError
+from storage_core.errors import AlreadyExistsError, RequirementError, SupersededError
 from storage_core.files import write_durably
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
+from storage_core.paths import is_in_object_store, real_place
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store import lock_domain
@@ -22,7 +22,7 @@ from storage_core.store.ensemble import unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity as volume_file
-from storage_core.store.volume import locks, log, probe
+from storage_core.store.volume import locks, log, object_probe, probe
 from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, recorded_paths
 
@@ -38,7 +38,9 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     no store has, or if a parent is a file.
     """
     check_count(paths)
-    paths = [Path(os.path.realpath(path)) for path in paths]  # a volume may be a link; below it none is followed
+    paths = [real_place(path) for path in paths]  # a volume may be a link; below it none is followed
+    if is_in_object_store(paths[0]):
+        return _create_remote(paths, settings, env)
     finished = _finished_before(paths, settings, env)
     if finished is not None:
         return finished
@@ -62,6 +64,40 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     with translated(", ".join(map(str, paths))):
         for path in paths:
             unfinished.remove_mark(path, env)
+    return found
+
+
+def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
+    """Make prefixes in object stores the volumes of a new store: each of them is empty.
+
+    Of several that try it at once one wins: who creates the first record on the first volume, by name.
+    """
+    made = env.now_ns()
+    store_id = env.new_id()
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
+    found = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
+    places = recorded_paths(found)
+    voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
+    first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
+    with translated(", ".join(map(str, paths))):
+        for path in paths:
+            there = sorted(env.files.list_directory(path))
+            if volume_file.FILE_NAME in there:
+                raise AlreadyExistsError(f"{path} holds a jstream store already")
+            if there:
+                raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+            object_probe.check(path, env)
+        begun: list[Volume] = []
+        try:
+            for one in sorted(found, key=lambda one: str(one.path)):
+                one.log.begin([first.vote, first.entry], None)
+                begun.append(one)
+            for one in reversed(begun):  # whoever sees an identity finds all the rest
+                write_identity(one, env)
+        except SupersededError as error:
+            for one in begun:
+                empty(one.path, env)
+            raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
     return found
 
 

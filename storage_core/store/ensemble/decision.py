@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from storage_core.errors import CorruptionError, NoQuorumError, StorageError
 from storage_core.metadata.commands import Voter
 from storage_core.raft.entry import START, CommitRecord, EntryId
-from storage_core.raft.rules import is_quorum, losses_survived, majority, rank
+from storage_core.raft.rules import is_quorum, losses_survived, majority, proven_entry, rank
 from storage_core.store.ensemble import branches
 from storage_core.store.ensemble.branches import Branches, Stand
 from storage_core.store.ensemble.logs import Lead, Node, Pool
-from storage_core.store.volume.log_contents import LogContents
+from storage_core.store.volume.log_contents import LogContents, Position
 from storage_core.store.volume.state import VolumeState
 
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
@@ -58,6 +58,7 @@ class Finding:
     keep: int = 0  # otherwise: its entries up to here stay, later ones are written anew
     drop_record: bool = False  # its commit record vouches for what is repaired: that goes first
     index: int = 0  # where its own log ends
+    end: Position = Position(0, 0)  # the same as a place in its files
 
 
 NOT_A_VOLUME = Finding(VolumeState.MISSING, "no volume of this store")
@@ -141,7 +142,7 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     if sides.foreign:
         pool = Pool(contents.values())
     unreadable = sum(volume_id not in contents for volume_id in voting_ids)
-    rules = _Rules(contents, pool, unreadable <= losses_survived(len(voting_ids)))
+    rules = _Rules(contents, pool, unreadable <= losses_survived(len(voting_ids)), voting_ids)
     judged = [rules.judge(read[volume_id]) for volume_id in contents]
     for one in judged:
         may = one.found.locked and one.found.volume_id not in findings
@@ -247,10 +248,16 @@ def _excluded(one: Found, voter: Voter) -> Finding | None:
 class _Rules:
     """What all logs together say about each volume."""
 
-    def __init__(self, contents: Mapping[bytes, LogContents], pool: Pool, may_cut: bool) -> None:
+    def __init__(
+        self, contents: Mapping[bytes, LogContents], pool: Pool, may_cut: bool, voting: Collection[bytes]
+    ) -> None:
         self._contents, self._pool, self._may_cut = contents, pool, may_cut
         records = [one.commit for one in contents.values() if one.commit is not None]
         self.commit = max(records, key=lambda one: (one.index, one.generation), default=None)
+        ends = {volume_id: one.end for volume_id, one in contents.items() if one.end is not None}
+        proven = proven_entry(voting, ends)
+        if proven is not None and (self.commit is None or proven.index > self.commit.index):
+            self.commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
 
     def judge(self, found: Found) -> _Judged:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
@@ -318,7 +325,7 @@ def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
     keep = _kept(one, lead)
     if one.bad:
         keep = min(keep, one.bad - 1)
-    return Finding(state, reason, one.vote, one.written, in_step, keep, drop, index)
+    return Finding(state, reason, one.vote, one.written, in_step, keep, drop, index, one.contents.position)
 
 
 def _kept(one: _Judged, lead: Lead) -> int:

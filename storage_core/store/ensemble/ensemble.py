@@ -21,23 +21,24 @@ from storage_core.errors import (
     ReadOnlyError,
     StorageError,
     StoreBusyError,
+    SupersededError,
     UnsupportedVersionError,
     VolumeFailedError,
 )
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
 from storage_core.raft.entry import CommitRecord, Entry
-from storage_core.raft.rules import is_quorum, majority
+from storage_core.raft.rules import is_quorum, majority, proven_entry
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble.decision import Contended, Finding, Found, examine, foreign_of, newest, split_text
-from storage_core.store.ensemble.known import Memory
+from storage_core.store.ensemble.known import Memory, on_each, unless_raised
 from storage_core.store.ensemble.logs import Lead, Pool
 from storage_core.store.ensemble.session import LookAgain, Session
 from storage_core.store.ensemble.settling import Relock
 from storage_core.store.ensemble.view import View, applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
-from storage_core.store.volume.log_contents import LogContents
+from storage_core.store.volume.log_contents import End, LogContents, Mark
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -45,11 +46,17 @@ logger = logging.getLogger(__name__)
 READ_ATTEMPTS = 5  # of a reader that meets files being replaced
 COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
 COMMIT_PAUSE_S = 0.005  # between two of them
+UNPROVEN_PAUSE_S = 0.05  # of a reader between two leaders
 CONTENDED_PAUSE_S = 0.02
+SUPERSEDED_PAUSE_MAX_S = 2.0  # who lost to another leader waits for longer each time
 
 
 class _Doubt(Exception):
     """Entries stand above the commit record, and nobody moves it on."""
+
+
+class _Unproven(Exception):
+    """Entries stand above what is proven to be committed, and may be: whoever leads is about to say so."""
 
 
 class Metadata:
@@ -94,7 +101,10 @@ class Metadata:
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
         files = self.env.files
-        self._volumes = tuple(volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes)
+        looks = on_each(
+            self.env, self._volumes, lambda one: volumes.look(files, one.path, one.volume_id, self.store_id)
+        )
+        self._volumes = tuple(unless_raised(looks))
         if any(one.state is VolumeState.FOREIGN for one in self._volumes) and self._voters:
             self._look_elsewhere()
         return self._volumes
@@ -148,12 +158,17 @@ class Metadata:
     def view(self, lock_timeout_s: float) -> View:
         """Return the newest committed state that commit records vouch for. Takes no lock unless in doubt."""
         error: StorageError | OSError | None = None
+        proven: CommitRecord | None = None  # while more may be committed
         with self._reading:
             for _ in range(READ_ATTEMPTS):
                 try:
                     view = self._follow_commit_record()
                 except _Doubt:
                     break
+                except _Unproven as doubt:
+                    (proven,) = doubt.args
+                    self.env.sleep(UNPROVEN_PAUSE_S)
+                    continue
                 except (UnsupportedVersionError, NotAStoreError):
                     raise
                 except (StorageError, OSError) as caught:  # also a file that was there when the names were listed
@@ -171,6 +186,9 @@ class Metadata:
             except (ReadOnlyError, StoreBusyError, DiskFullError, NoQuorumError):
                 if self._undecided is None:
                     raise
+        if self._undecided is None and proven is not None:
+            with self._reading:
+                self._undecided, _ = self._read_up_to(proven, first=False, clean=True)
         if self._undecided is None:
             if error is not None:
                 raise_if_of_process(error, self.label)
@@ -227,7 +245,7 @@ class Metadata:
         at, commit, _, _ = self._best_commit_record()
         found = [self.memory.found(at, for_state=True)]
         if not found[0].contents or found[0].contents.bad is not None or not self._all_record(commit):
-            found = [self.memory.found(one) for one in self._volumes]
+            found = self.memory.found_on(self._volumes)
         lead = newest(found)
         voters = self.memory.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
@@ -239,7 +257,7 @@ class Metadata:
         """Return whether no volume that can be read has another commit record."""
         for one in self._volumes:
             try:
-                if one.log.read_commit_record()[0] != commit:
+                if one.log.read_mark().commit != commit:
                     return False
             except (StorageError, OSError):
                 continue
@@ -253,17 +271,23 @@ class Metadata:
         errors: list[StorageError | OSError] = []
         clean_count = 0
         records: list[CommitRecord | None] = []
+        ends: dict[bytes, End] = {}
         learners = {one.volume_id for one in self._voters if one.learner}
-        for one in self._volumes:
-            try:
-                commit, clean = one.log.read_commit_record()
-            except (StorageError, OSError) as error:
-                raise_if_limit(error, one.path)
-                errors.append(error)
+        if any(one.is_remote and one.identity is None for one in self._volumes):
+            self.volumes()  # it may have given no answer for a moment
+        for one, mark in zip(self._volumes, on_each(self.env, self._volumes, _mark), strict=True):
+            if isinstance(mark, (StorageError, OSError)):
+                raise_if_limit(mark, one.path)
+                errors.append(mark)
                 continue
+            if isinstance(mark, BaseException):
+                raise mark
+            commit, clean, end = mark
             if commit is not None and self.memory.known.foreign.get(one.volume_id) == commit and len(self._volumes) > 1:
                 errors.append(CorruptionError(f"{one.path} is of another copy of the store"))
                 continue
+            if end is not None and one.volume_id not in learners:
+                ends[one.volume_id] = end
             clean_count += clean and one.volume_id not in learners
             records.append(commit if one.volume_id not in learners else None)
             if commit is not None and (best[1] is None or commit.index > best[1].index):
@@ -271,7 +295,28 @@ class Metadata:
         if len(errors) == len(self._volumes):
             raise errors[0]
         needed = majority(len(self._volumes) - len(learners))
+        if ends and self._voters:
+            return (*self._counted(best, ends), clean_count >= needed, True)
         return (*best, clean_count >= needed, records.count(best[1]) >= needed)
+
+    def _counted(
+        self, best: tuple[Volume, CommitRecord | None], ends: Mapping[bytes, End]
+    ) -> tuple[Volume, CommitRecord | None]:
+        """Return up to where the log is committed by what all say, and a volume that has it.
+
+        Raises _Unproven if an entry above may be committed: so many have it, or cannot be asked.
+        """
+        voters = [one.volume_id for one in self._voters if not one.learner]
+        proven = proven_entry(voters, ends)
+        volume, commit = best
+        if proven is not None and (commit is None or proven.index > commit.index):
+            commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
+            volume = next(one for one in self._volumes if one.volume_id in ends and ends[one.volume_id].tip == proven)
+        above = sum(end.tip.index > (commit.index if commit is not None else 0) for end in ends.values())
+        if len(voters) > 1 and above and above + len(voters) - len(ends) >= majority(len(voters)):
+            self._undecided = self.memory.known.view
+            raise _Unproven(commit)
+        return volume, commit
 
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
@@ -307,7 +352,7 @@ class Metadata:
         read before what another one has, and a volume of another copy of the store is known only by what both say.
         `seen`: what was read a moment ago, if it was. Raises CorruptionError if nothing leads there.
         """
-        found = self._seen_beside(seen) if seen is not None else [self.memory.found(one) for one in self.volumes()]
+        found = self._seen_beside(seen) if seen is not None else self.memory.found_on(self.volumes())
         if seen is None and len(found) > 1:
             found, commit = self._ours(found, commit)
         contents = {one.volume_id: one.contents for one in found if one.contents is not None}
@@ -433,7 +478,10 @@ class Metadata:
             if tip <= committed:
                 return True
             self.env.sleep(COMMIT_PAUSE_S)
-            _, commit, _, _ = self._best_commit_record()
+            try:
+                _, commit, _, _ = self._best_commit_record()
+            except _Unproven:
+                continue
             committed = commit.index if commit is not None else committed
         return tip <= committed
 
@@ -482,12 +530,18 @@ class Metadata:
 
     @contextmanager
     def session(
-        self, lock_timeout_s: float, take_over: bool = False, patience_s: float = 0.0, frees: bool = False
+        self,
+        lock_timeout_s: float,
+        take_over: bool = False,
+        patience_s: float = 0.0,
+        frees: bool = False,
+        may_assume: bool = False,
     ) -> Iterator[Session]:
         """Hold the store: everything read, everything that counts made durable.
 
         `patience_s`: how long to wait for volumes that others have locked when a majority is enough to go on.
         `frees`: the session is taken to make room, so what it has to write first may use the reserves of full volumes.
+        `may_assume`: all that is done in it is done in a group (`Session`).
         Raises StoreBusyError, CorruptionError, NoQuorumError, VolumeFailedError, ReadOnlyError, DiskFullError.
         """
         if self._read_only:
@@ -496,7 +550,7 @@ class Metadata:
             with self._reading, translated(self.label):
                 self._learn_voters()
         deadline = time.monotonic() + lock_timeout_s
-        is_fresh = False
+        is_fresh, pause_s = False, CONTENDED_PAUSE_S
         with translated(self.label):
             while True:
                 # As they were: the session looks at the logs, which say whose they are, and finds out if they changed.
@@ -512,7 +566,7 @@ class Metadata:
                             raise
                         is_fresh = True
                         continue
-                    session = Session(self.memory, at_hand, held, is_fresh)
+                    session = Session(self.memory, at_hand, held, is_fresh, may_assume)
                     stack.callback(session.close)
                     try:
                         session.begin(take_over, frees)
@@ -523,7 +577,9 @@ class Metadata:
                         self._complete(relock.args[0])
                         is_fresh = True
                         continue
-                    except Contended:
+                    except (Contended, SupersededError) as contention:
+                        if isinstance(contention, SupersededError):
+                            pause_s = min(2 * pause_s, SUPERSEDED_PAUSE_MAX_S)
                         if time.monotonic() >= deadline:
                             raise StoreBusyError(
                                 f"{self.label}: other processes have held some of the volumes for {lock_timeout_s:g} s",
@@ -535,7 +591,7 @@ class Metadata:
                         yield session
                         session.end()
                         return
-                self.env.sleep(CONTENDED_PAUSE_S)
+                self.env.sleep(pause_s * (0.5 + self.env.random_bytes(1)[0] / 256))
 
     def _locks_of(
         self, at_hand: Sequence[Volume], deadline: float, patience_s: float
@@ -546,6 +602,10 @@ class Metadata:
         needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
         left_s = max(0.0, deadline - time.monotonic())
         return locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s))
+
+
+def _mark(volume: Volume) -> Mark:
+    return volume.log.read_mark()
 
 
 def _goes_on_from(view: View, known: View) -> bool:

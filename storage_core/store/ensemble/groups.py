@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
-from storage_core.errors import OutcomeUnknownError
+from storage_core.errors import OutcomeUnknownError, SupersededError
 from storage_core.store.ensemble.session import Session
 from storage_core.store.volume import locks
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+SUPERSEDED_ATTEMPTS = 10  # of who loses the lead to others, in object stores, while it writes
 
 
 class _Job(Generic[T]):
@@ -70,12 +71,20 @@ class CommitGroups:
             jobs, self._waiting = self._waiting, []
         is_written, is_committed = False, False
         try:
-            with self._session() as session:
-                with session.group():
-                    for job in jobs:
-                        _try(job, session)
-                    is_written = True  # or not: from here on the disks know
-                is_committed = True
+            for attempt in range(SUPERSEDED_ATTEMPTS):
+                try:
+                    with self._session() as session:
+                        with session.group():
+                            for job in jobs:
+                                job.error = None
+                                _try(job, session)
+                            is_written = True  # or not: from here on the disks know
+                        is_committed = True
+                    break
+                except SupersededError:  # nothing was stored, and the next session begins with what others wrote
+                    if is_committed or attempt == SUPERSEDED_ATTEMPTS - 1:
+                        raise
+                    is_written = False
         except Exception as error:
             if is_committed:
                 logger.exception("the store could not be left in order after a commit, which counts")

@@ -5,23 +5,26 @@ replaced by a lower one. A forked child leads nothing; what was committed stays 
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from storage_core.errors import StorageError, UnsupportedVersionError, VolumeFailedError
+from storage_core.errors import StorageError, UnsupportedVersionError, VolumeAwayError, VolumeFailedError
 from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, Streams
-from storage_core.os_errors import is_of_process, of_process, raise_if_limit
+from storage_core.os_errors import UnreachableError, is_of_process, of_process, raise_if_limit
 from storage_core.raft.entry import CommitRecord, EntryId, Vote
 from storage_core.store.ensemble.decision import Finding, Found
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, first_state, replay
-from storage_core.store.environment import Environment
+from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,10 @@ class Memory:
 
     # --- volumes and logs
 
+    def found_on(self, volumes: Sequence[Volume], held: Held | None = None) -> list[Found]:
+        """Return volumes with all that their logs say, as `found` does."""
+        return unless_raised(on_each(self.env, volumes, lambda volume: self.found(volume, held)))
+
     def found(self, volume: Volume, held: Held | None = None, for_state: bool = False) -> Found:
         """Return a volume with all that its log says, as a session that holds these locks finds it.
 
@@ -142,6 +149,9 @@ class Memory:
             raise
         except (StorageError, OSError) as caught:
             raise_if_limit(caught, volume.path)
+            if isinstance(caught, UnreachableError):
+                away = VolumeAwayError(f"{volume.path} gives no answer: {caught}")
+                return replace(found, state=VolumeState.MISSING, reason=str(away), error=away)
             if is_of_process(caught):  # rights, or a mount that was changed: this volume cannot be asked, no more
                 ours = of_process(caught, volume.path)
                 return replace(found, state=VolumeState.MISSING, reason=str(ours), error=ours)
@@ -173,3 +183,19 @@ class Memory:
             known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
             self._told = (state.events, known)
         return known
+
+
+def on_each(env: Environment, volumes: Sequence[Volume], call: Callable[[Volume], T]) -> list[T | BaseException]:
+    """Return what the call returns or raises for each volume: side by side where it takes a round trip."""
+    calls = [partial(call, volume) for volume in volumes]
+    if any(volume.is_remote for volume in volumes):
+        return env.parallel(calls)
+    return one_after_another(calls)
+
+
+def unless_raised(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return the outcomes; raises the first that is an error."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return list(outcomes)  # type: ignore[arg-type]

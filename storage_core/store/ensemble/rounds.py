@@ -11,17 +11,18 @@ from storage_core.errors import (
     NoQuorumError,
     OutcomeUnknownError,
     StorageError,
+    SupersededError,
     VolumeFailedError,
 )
-from storage_core.os_errors import CLOSED, FULL, GONE, is_of_process, of_process
+from storage_core.os_errors import CLOSED, FULL, GONE, UnreachableError, is_of_process, of_process
 from storage_core.raft.rules import majority
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log import SyncError, VolumeLog
+from storage_core.store.volume.log import SyncError
 from storage_core.store.volume.log_contents import Position
-from storage_core.store.volume.volumes import Volume
+from storage_core.store.volume.volumes import MetadataLog, Volume
 
 T = TypeVar("T")
-Work = Callable[[VolumeLog], T]  # on one log
+Work = Callable[[MetadataLog], T]  # on one log
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Logs:
     def __init__(self, env: Environment, volumes: Iterable[Volume]) -> None:
         self._env = env
         self._volumes: dict[bytes, Volume] = {}
-        self._logs: dict[bytes, VolumeLog] = {}
+        self._logs: dict[bytes, MetadataLog] = {}
         self.drew_on_reserves = False  # of full volumes, so they have to be filled again
         for volume in volumes:
             self.add(volume)
@@ -55,7 +56,7 @@ class Logs:
         self._volumes[volume.volume_id] = volume
         self._logs[volume.volume_id] = volume.log.keep_open()
 
-    def __getitem__(self, volume_id: bytes) -> VolumeLog:
+    def __getitem__(self, volume_id: bytes) -> MetadataLog:
         return self._logs[volume_id]
 
     def close(self) -> None:
@@ -111,11 +112,13 @@ class Logs:
         """Return what to raise when a majority was not reached: nothing stored, or outcome unknown."""
         label = ", ".join(str(volume.path) for volume in self._volumes.values())
         reasons = "; ".join(f"{self.name(volume_id)}: {error}" for volume_id, error in written.errors.items())
-        was_synced = any(isinstance(error, SyncError) for error in written.errors.values())
+        was_synced = any(isinstance(error, SyncError | UnreachableError) for error in written.errors.values())
         if written.what == "entry" and (written.positions or was_synced):
             return OutcomeUnknownError(
                 f"{label}: writing a log entry failed ({reasons}); whether it was stored is not known"
             )
+        if any(isinstance(error, SupersededError) for error in written.errors.values()):
+            return SupersededError(f"{label}: another process has led since ({reasons}); nothing was stored")
         failures = [error for error in written.errors.values() if isinstance(error, OSError)]
         if any(error.errno in FULL for error in failures):
             used_up = "; the reserve for removals is used up: make room by other means" if room is not None else ""
@@ -125,7 +128,7 @@ class Logs:
         return _why_failed(failures, label) or self._no_quorum(written, voter_count, label, reasons)
 
     def _no_quorum(self, written: Round, voter_count: int, label: str, reasons: str) -> StorageError:
-        if voter_count == 1:
+        if voter_count == 1 and not any(isinstance(error, UnreachableError) for error in written.errors.values()):
             return VolumeFailedError(f"{label}: writing a log {written.what} failed with {reasons}; nothing was stored")
         return NoQuorumError(
             f"{label}: a log {written.what} reached {len(written.positions)} of {voter_count} volumes ({reasons}); "
@@ -146,8 +149,9 @@ def _why_failed(failures: Sequence[OSError], label: str) -> StorageError | OSErr
 
 def is_failure(error: OSError | StorageError) -> bool:
     """Return whether an error means that the volume cannot be trusted: not that it is full or closed to us, that its
-    file is not there (it went away, or has lost it, which the next session sees), nor what is of this process.
+    file is not there (it went away, or has lost it, which the next session sees), that an object store gives no answer,
+    nor what is of this process.
     """
-    if isinstance(error, SyncError):
-        return True
+    if isinstance(error, SyncError | UnreachableError):
+        return isinstance(error, SyncError)
     return isinstance(error, OSError) and error.errno not in (*FULL, *CLOSED, *GONE) and not is_of_process(error)

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from storage_core.errors import CorruptionError, RequirementError, StorageError
+from storage_core.errors import CorruptionError, RequirementError, StorageError, SupersededError
 from storage_core.file_kinds import LOG_SEGMENT
 from storage_core.metadata import machine
 from storage_core.metadata.commands import (
@@ -46,7 +46,7 @@ from storage_core.metadata.commands import (
     encode_envelope,
 )
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.os_errors import raise_if_limit
+from storage_core.os_errors import UnreachableError, raise_if_limit
 from storage_core.raft.entry import HISTORY_SIZE, CommitRecord, EntryId, make_entry
 from storage_core.raft.log_format import PAYLOAD_SIZE_MAX
 from storage_core.raft.log_format import Record as LogRecord
@@ -64,7 +64,7 @@ from storage_core.store.ensemble.settling import decide_by, rewrite, snapshot_bo
 from storage_core.store.ensemble.view import View, moved_on
 from storage_core.store.volume import probe, reserve
 from storage_core.store.volume.locks import Held
-from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError, VolumeLog
+from storage_core.store.volume.log import SEGMENT_SIZE_MAX, SyncError
 from storage_core.store.volume.log_contents import Look, Position
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, label
@@ -88,11 +88,22 @@ class LookAgain(Exception):
 class Session:
     """One holder's time with the store. Made by `Metadata.session`."""
 
-    def __init__(self, memory: Memory, volumes: Sequence[Volume], held: Held, is_fresh: bool = True) -> None:
-        """`is_fresh`: the volumes were looked at just now; else as they were when this process last did."""
+    def __init__(
+        self,
+        memory: Memory,
+        volumes: Sequence[Volume],
+        held: Held,
+        is_fresh: bool = True,
+        may_assume: bool = False,
+    ) -> None:
+        """`is_fresh`: the volumes were looked at just now; else as they were when this process last did.
+
+        `may_assume`: all that is done is done in a group, so a leader need not look whether others have led since.
+        """
         self._memory, self._env, self._held = memory, memory.env, held
         self.volumes, self.locked, self.busy = tuple(volumes), held.locked, held.busy
-        self._is_fresh = is_fresh
+        self._is_fresh, self._may_assume = is_fresh, may_assume
+        self._is_assumed = False  # that nobody has led since: what is written next will tell
         self._logs = Logs(self._env, volumes)
         self._findings: Mapping[bytes, Finding] = {}
         self._decision: Decision | None = None
@@ -243,17 +254,16 @@ class Session:
             return False
         if not is_quorum(_voters_of(known.state), usable):
             return False
-        looks: dict[bytes, Look] = {}
-        works = {volume_id: partial(VolumeLog.look, position=known.positions[volume_id]) for volume_id in usable}
-        for volume_id, look in self._logs.on_each(works).items():
-            if look is None:
-                return False
-            if isinstance(look, (StorageError, OSError)):
-                raise_if_limit(look)
-                return False
-            if isinstance(look, BaseException):
-                raise look
-            looks[volume_id] = look
+        if self._may_assume and self._leads_where_it_was(known, usable):
+            assert known.commit is not None
+            looks: dict[bytes, Look] | None = {
+                volume_id: Look(known.commit, [], known.positions[volume_id]) for volume_id in usable
+            }
+            self._is_assumed = True
+        else:
+            looks = self._looks(known, usable)
+        if looks is None:
+            return False
         view = gone_on(known, list(looks.values()))
         if view is None or {voter.volume_id for voter in view.state.voters} != voters:
             return False
@@ -269,9 +279,34 @@ class Session:
         self._memory.keep(view)
         return True
 
+    def _leads_where_it_was(self, known: View, usable: Sequence[bytes]) -> bool:
+        """Return whether this process led last, as far as it knows: if others have since, its next write is refused."""
+        return (
+            self._memory.known.leadership is not None
+            and known.commit is not None
+            and known.commit.index == known.index
+            and dict(known.positions) == self._memory.known.led_to
+            and all(volume.is_remote for volume in self.volumes if volume.volume_id in usable)
+        )
+
+    def _looks(self, known: View, volume_ids: Sequence[bytes]) -> dict[bytes, Look] | None:
+        """Return what stands behind a view on each volume; None if a full reading is called for."""
+        looks: dict[bytes, Look] = {}
+        works = {volume_id: _looking(known.positions[volume_id], known.commit) for volume_id in volume_ids}
+        for volume_id, look in self._logs.on_each(works).items():
+            if look is None:
+                return None
+            if isinstance(look, (StorageError, OSError)):
+                raise_if_limit(look)
+                return None
+            if isinstance(look, BaseException):
+                raise look
+            looks[volume_id] = look
+        return looks
+
     def _adopt(self) -> Decision:
         """Read everything anew; return what was decided. The view is that of the log to lead with."""
-        found = [self._memory.found(volume, self._held) for volume in self.volumes]
+        found = self._memory.found_on(self.volumes, self._held)
         decision = decide_by(found, self._memory)
         self._check_known(decision.lead)
         view = view_of(decision, found, self._memory)
@@ -302,7 +337,7 @@ class Session:
         def prepare(volume_id: bytes) -> Work[Position]:
             finding = decision.findings[volume_id]
             if finding.in_step:
-                return _appending(self.view.positions[volume_id], [leadership.vote])
+                return _appending(self.view, volume_id, [leadership.vote])
             return partial(rewrite, finding=finding, decision=decision, vote=leadership.vote, body=body)
 
         positions = self._on_members(prepare, "segment", self._room(frees))
@@ -367,6 +402,15 @@ class Session:
             self._flush()
             self._wrote = True
             self._retire()
+        elif self._is_assumed:
+            self._confirm()
+        self._is_assumed = False
+
+    def _confirm(self) -> None:
+        """Raise SupersededError if others have led since this process did: what was found out here may not hold."""
+        if self._looks(self.view, list(self.view.positions)) is None:
+            self._memory.forget()
+            raise SupersededError(f"{self.label}: another process has led since; nothing was stored")
 
     def admit(self, volume: Volume, position: Position, command: ChangeVolumes) -> None:
         """Propose the entry that takes in a volume, whose log was made to end where the others end.
@@ -412,9 +456,9 @@ class Session:
 
     def _campaign(self, leadership: Leadership, frees: bool = False) -> None:
         """Open a new term: the vote is durable on a majority before any entry of the term is written."""
-        at = self.view.positions
+        view = self.view
         positions = self._on_members(
-            lambda volume_id: _appending(at[volume_id], [leadership.vote]), "vote", self._room(frees)
+            lambda volume_id: _appending(view, volume_id, [leadership.vote]), "vote", self._room(frees)
         )
         self._see(positions=positions, term_seen=leadership.term)
         self._memory.lead(leadership)
@@ -461,10 +505,10 @@ class Session:
     def _flush(self) -> None:
         """Append the staged entries to every member, fsync them, and move the commit records."""
         record, before = self._now, self._written.view
-        entries, at, last = record.staged, before.positions, record.staged[-1]
+        entries, last = record.staged, record.staged[-1]
         try:
             positions = self._on_members(
-                lambda volume_id: _appending(at[volume_id], entries), "entry", self._room(record.frees)
+                lambda volume_id: _appending(before, volume_id, entries), "entry", self._room(record.frees)
             )
         except BaseException:
             self._take_back()
@@ -491,8 +535,7 @@ class Session:
 
     def _write_commit_records(self, positions: Mapping[bytes, Position], commit: CommitRecord) -> list[bool]:
         """Move the commit records of volumes whose logs up to there were fsynced; return whether each went well."""
-        write = VolumeLog.write_commit_record
-        works = {volume_id: partial(write, segment=at.segment, record=commit) for volume_id, at in positions.items()}
+        works = {volume_id: _recording(at.segment, commit) for volume_id, at in positions.items()}
         outcomes = self._logs.on_each(works)
         for volume_id, outcome in outcomes.items():
             if isinstance(outcome, OSError):
@@ -611,16 +654,19 @@ class Session:
             return False
         body = SnapshotBody(msgspec.Raw(state), vote.term, vote.candidate, dict(view.durable), view.trail)
 
-        def write(log: VolumeLog) -> Position:
-            return log.take_snapshot(tip, leadership.history, body, view.commit)
+        def write(volume_id: bytes) -> Work[Position]:
+            at = view.positions[volume_id]
+            return lambda log: log.take_snapshot(at, tip, leadership.history, body, view.commit)
 
-        positions = self._on_members(lambda _: write, "snapshot", None)
+        positions = self._on_members(write, "snapshot", None)
         streams = view.state.streams
         self._see(positions=positions, snapshot_index=view.index, snapshot_streams=streams)
         self._memory.led(self.view)
         for volume_id in positions:
             try:
                 self._logs[volume_id].compact()
+            except UnreachableError as error:  # what is left there is in nobody's way
+                logger.warning("%s: old records could not be removed: %s", self._logs.name(volume_id), error)
             except (StorageError, OSError) as error:
                 if len(self.volumes) == 1:
                     raise
@@ -629,8 +675,18 @@ class Session:
         return True
 
 
-def _appending(position: Position, records: Sequence[LogRecord]) -> Work[Position]:
-    return lambda log: log.append(position, records)
+def _appending(view: View, volume_id: bytes, records: Sequence[LogRecord]) -> Work[Position]:
+    """Return what appends records to a volume's log that ends with this view."""
+    at, tip = view.positions[volume_id], EntryId(view.index, view.term, view.chain)
+    return lambda log: log.append(at, records, tip, view.commit)
+
+
+def _looking(position: Position, commit: CommitRecord | None) -> Work[Look | None]:
+    return lambda log: log.look(position, commit)
+
+
+def _recording(segment: int, commit: CommitRecord) -> Work[None]:
+    return lambda log: log.write_commit_record(segment, commit)
 
 
 def _place_in(order: Sequence[bytes], volume_id: bytes) -> int:

@@ -12,8 +12,8 @@ from storage_core.store.ensemble.decision import Decision, Finding, Found, decid
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.view import View, trail_of
-from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.volumes import MetadataLog
 
 
 class Relock(Exception):
@@ -66,7 +66,7 @@ def snapshot_body(lead: Lead, vote: Vote, durable: Mapping[bytes, int]) -> Snaps
     return SnapshotBody(body.state, vote.term, vote.candidate, dict(durable), body.trail) if body is not None else None
 
 
-def rewrite(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
+def rewrite(log: MetadataLog, finding: Finding, decision: Decision, vote: Vote, body: SnapshotBody | None) -> Position:
     """Bring one volume up to the log that leads, but for what is known to be durable and right there."""
     lead, snapshot = decision.lead, None
     base = lead.at(finding.keep)
@@ -74,7 +74,7 @@ def rewrite(log: VolumeLog, finding: Finding, decision: Decision, vote: Vote, bo
         assert lead.snapshot is not None and body is not None, (finding, lead.base)
         base, snapshot = lead.base, (lead.snapshot.history, body)
     entries = lead.entries[base.index - lead.base.index :]
-    return log.rewrite(base, [vote, *entries], decision.commit, snapshot, finding.drop_record)
+    return log.rewrite(finding.end, base, [vote, *entries], decision.commit, snapshot, finding.drop_record)
 
 
 def _voting(voters: Sequence[Voter]) -> set[tuple[bytes, bytes, bool]]:

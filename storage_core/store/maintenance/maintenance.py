@@ -81,7 +81,7 @@ class Maintenance:
         self._merging.merge(session)
 
     def _write_journal(self, session: Session, everything: bool) -> None:
-        for one in session.writable:
+        for one in _local(session):
             try:
                 self._write_one(session, one)
             except OSError as error:
@@ -129,7 +129,7 @@ class Maintenance:
         self._journaled[volume] = streams
 
     def _begin_journals(self, session: Session) -> None:
-        for one in session.writable:
+        for one in _local(session):
             try:
                 self._begin(session, one)
             except OSError as error:
@@ -137,7 +137,7 @@ class Maintenance:
 
     def _fill_reserves(self, session: Session) -> None:
         leadership = session.leadership
-        for one in session.writable:
+        for one in _local(session):
             if leadership is not None and self._filled.get(one) == leadership and not session.drew_on_reserves:
                 continue
             self._filled.pop(one, None)
@@ -193,6 +193,11 @@ class Maintenance:
         before_ns = min(int(np.sort(made_ns)[len(made_ns) // 2]), self._env.now_ns() - TRANSACTION_KEEP_NS)
         if before_ns > session.state.transaction_floor_ns:
             session.propose(ForgetTransactions(before_ns))
+
+
+def _local(session: Session) -> list[Volume]:
+    """Return the volumes that can be full, and whose files are written on: those on disks."""
+    return [volume for volume in session.writable if not volume.is_remote]
 
 
 def _unlink_one(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> bytes | None:

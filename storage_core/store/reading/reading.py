@@ -30,6 +30,7 @@ from storage_core.block.sizing import message_sizes
 from storage_core.errors import DataLossError, StorageError, UnavailableError, UnsupportedVersionError
 from storage_core.files import File
 from storage_core.os_errors import is_away, is_of_process, of_process
+from storage_core.paths import place
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
@@ -351,7 +352,7 @@ def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: E
 def _missing(one: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundError, env: Environment) -> _Finding:
     """Return what it says of a copy that there is no such file: nothing if the volume itself is not there."""
     try:
-        volume = volumes.look(env.files, Path(copy.uri), copy.volume_id, one.store_id)
+        volume = volumes.look(env.files, place(copy.uri), copy.volume_id, one.store_id)
     except StorageError as why:
         return _wrong(copy, path, 0, str(why), why)
     if volume.identity is None:

@@ -6,13 +6,13 @@ is still shown, the reader goes on with them and yields the same rows; if any of
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from storage_core.errors import StalePlanError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
+from storage_core.paths import place
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import Environment
@@ -67,7 +67,7 @@ class Successors:
     def _ask(self, one: BlockSlice) -> str:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
         try:
-            paths = [Path(uri) for uri in dict.fromkeys(copy.uri for copy in one.copies)]
+            paths = [place(uri) for uri in dict.fromkeys(copy.uri for copy in one.copies)]
             metadata = Metadata.at(self._env, paths, read_only=True)
             self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:

@@ -49,7 +49,7 @@ from storage_core.store.recovery.surviving import Claims, Copy, Remains
 from storage_core.store.volume import identity, locks, log, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume
+from storage_core.store.volume.volumes import Volume, check_local
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +158,7 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
     RequirementError (the metadata has a quorum: `repair` does what is needed; or a volume of the store is not named).
     """
     check_count(paths)
+    check_local(paths, "a store is rebuilt from its blocks")
     paths = [Path(os.path.realpath(path)) for path in paths]
     with translated(", ".join(map(str, paths))):
         remains = [surviving.look_at(path, env) for path in paths]

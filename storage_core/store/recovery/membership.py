@@ -39,7 +39,7 @@ from storage_core.store.replicas.copies import LiveBlock, copy_block, live_block
 from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
 from storage_core.store.volume import identity, locks, placement, probe
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume, recorded_paths
+from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
 
 logger = logging.getLogger(__name__)
 VOLUME_COUNT_MAX = 5
@@ -62,6 +62,7 @@ class Membership:
         Raises ValueError (number of volumes, one of the store's own), AlreadyExistsError (a directory with something in
         it), RequirementError (another change is under way, a volume takes no part), and what a session raises.
         """
+        check_local([*paths, *(volume.path for volume in self._metadata.volumes())], "volumes are added")
         state = self._state()
         if self._is_under_way(state, ADD, paths=paths):
             self.resume()
@@ -86,6 +87,7 @@ class Membership:
         ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes would be
         left, another change is under way), and what a session raises.
         """
+        check_local((volume.path for volume in self._metadata.volumes()), "volumes are removed")
         state = self._state()
         removed = tuple(_volume_id(state, one) for one in names)
         if len(set(removed)) < len(removed):
@@ -113,6 +115,7 @@ class Membership:
 
         Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
         """
+        check_local([path, *(volume.path for volume in self._metadata.volumes())], "volumes are replaced")
         state = self._state()
         removed = (_volume_id(state, name),)
         if self._is_under_way(state, REPLACE, paths=[path], removed=removed):

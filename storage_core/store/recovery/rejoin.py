@@ -204,7 +204,7 @@ def prepare(session: Session, made: Volume, env: Environment, set_aside: bool = 
     vote = leadership.vote
     body = SnapshotBody(msgspec.Raw(encode_state(view.state)), vote.term, vote.candidate, durable, view.trail)
     commit = view.commit if view.commit is not None and view.commit.index == view.index else None
-    position = volume_log.take_snapshot(tip, leadership.history, body, commit)
+    position = volume_log.begin([vote], (tip, leadership.history, body), commit)
     contents = volume_log.read()
     if contents.tip != tip or contents.damage or contents.bad is not None or contents.position != position:
         raise CorruptionError(f"{meta} does not read as it was just written: {contents.damage or contents.bad}")

@@ -166,7 +166,7 @@ class Repair:
         (only,) = at_hand
         log = only.log
         with translated(only.path):
-            for path in [*map(log.segment_path, log.segments()), *map(log.snapshot_path, log.snapshots())]:
+            for path in log.files():
                 self._env.files.drop_cache(path)
             log.read()
         self._afresh.add(only.volume_id)

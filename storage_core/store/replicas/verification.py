@@ -19,12 +19,11 @@ from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import still_live
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
-from storage_core.store.volume.log import VolumeLog
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.placements import PlacementJournal
 from storage_core.store.volume.reports import Report
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume
+from storage_core.store.volume.volumes import MetadataLog, Volume
 
 logger = logging.getLogger(__name__)
 CHUNK_SIZE_MAX = 64 << 20  # bytes of blocks that are looked at before anything is said about them
@@ -320,13 +319,13 @@ def metadata_damage(metadata: Metadata, volume: Volume, env: Environment) -> lis
     return [Damage("", volume.name, where, 0, 0, 0, reason) for where, reason in found]
 
 
-def _metadata_damage(log: VolumeLog, journal: PlacementJournal) -> list[tuple[str, str]]:
+def _metadata_damage(log: MetadataLog, journal: PlacementJournal) -> list[tuple[str, str]]:
     """Return (file, reason) for what is wrong with the metadata's own files."""
     journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
         contents = log.read()
         found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage))
-        found.extend(_damaged_snapshots(log, {where for where, _ in found}))
+        found.extend(log.damaged_snapshots({where for where, _ in found}))
         if contents.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
             found.append(
                 (str(log.directory), f"the log is damaged at entry {contents.bad.index}: {contents.bad.where}")
@@ -354,16 +353,3 @@ def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return 0, [(str(journal.path), str(error))]
-
-
-def _damaged_snapshots(log: VolumeLog, told: set[str]) -> list[tuple[str, str]]:
-    """Return the snapshots that are not whole: also the older one, which is there in case the newest is damaged."""
-    found = []
-    for index in log.snapshots():
-        path = str(log.snapshot_path(index))
-        try:
-            if path not in told and not log.snapshot_is_whole(index):
-                found.append((path, "the snapshot is damaged"))
-        except FileNotFoundError:
-            continue  # a newer one has taken its place meanwhile
-    return found

@@ -18,6 +18,7 @@ from storage_core.block.format import HEADER_SIZE, BlockIdentity, decode_header
 from storage_core.deadlines import VolumeCall
 from storage_core.file_kinds import FileKind
 from storage_core.files import File, Files, write_durably
+from storage_core.paths import place
 from storage_core.store.volume.identity import STREAMS
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class VolumeHandle:
 
 def blocks_at(files: Files, uri: str) -> BlockStore:
     """Return the blocks of the volume at a URI; of local disks that is an absolute path."""
-    return BlockStore(files, Path(uri))
+    return BlockStore(files, place(uri))
 
 
 def _discard(files: Files, path: Path) -> None:

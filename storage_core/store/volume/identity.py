@@ -15,10 +15,17 @@ from struct import Struct
 from crc32c import crc32c
 
 from storage_core.deadlines import together
-from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError, VolumeFailedError
+from storage_core.errors import (
+    CorruptionError,
+    NotAStoreError,
+    UnsupportedVersionError,
+    VolumeAwayError,
+    VolumeFailedError,
+)
 from storage_core.file_kinds import IDENTITY
 from storage_core.files import Files
-from storage_core.os_errors import raise_if_of_process
+from storage_core.os_errors import UnreachableError, raise_if_of_process
+from storage_core.paths import is_in_object_store
 
 FILE_NAME = "jstream.volume"
 RESTORING = "jstream.restoring"  # beside no identity: a backup is being restored here, or that was interrupted
@@ -67,7 +74,7 @@ def read_identity(files: Files, directory: Path) -> VolumeIdentity:
         return together(files, directory / FILE_NAME, partial(_read_identity, files, directory))
     except OSError as error:
         raise_if_of_process(error, directory)
-        raise VolumeFailedError(f"{directory} cannot be looked at: {error}") from error
+        raise _failure(error, f"{directory} cannot be looked at: {error}") from error
 
 
 def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
@@ -76,7 +83,10 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         file = files.open(path)
     except (FileNotFoundError, NotADirectoryError):
         if not files.is_directory(directory):
-            raise NotAStoreError(f"{directory} does not exist or is not a directory") from None
+            what = "does not exist or is not a directory"
+            if is_in_object_store(directory):
+                what = "holds nothing, or its bucket is not there (jstream store create makes a store in a bucket)"
+            raise NotAStoreError(f"{directory} {what}") from None
         if _is_file(files, directory / RESTORING):
             raise NotAStoreError(
                 f"{directory} holds a restore that was not finished: restore onto the same volumes again"
@@ -97,14 +107,18 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
         raise_if_of_process(error, path)
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # a link, a directory, a FIFO
             raise NotAStoreError(f"{path} is not a file of a volume: {error.strerror}") from error
-        raise VolumeFailedError(f"{path} cannot be opened: {error}") from error
+        raise _failure(error, f"{path} cannot be opened: {error}") from error
     try:
         return decode_identity(file.read_at(0, PAGE_SIZE + 1), path)
     except OSError as error:
         raise_if_of_process(error, path)
-        raise VolumeFailedError(f"{path} cannot be read: {error}") from error
+        raise _failure(error, f"{path} cannot be read: {error}") from error
     finally:
         file.close()
+
+
+def _failure(error: OSError, text: str) -> VolumeFailedError:
+    return VolumeAwayError(text) if isinstance(error, UnreachableError) else VolumeFailedError(text)
 
 
 def _is_file(files: Files, path: Path) -> bool:

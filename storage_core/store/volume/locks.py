@@ -24,6 +24,7 @@ from storage_core.deadlines import together
 from storage_core.errors import NoQuorumError, StoreBusyError
 from storage_core.files import Files, Lock
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit
+from storage_core.paths import is_in_object_store
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "lock"
@@ -102,6 +103,9 @@ def hold(
     now_s = time.monotonic()
     deadline, patient_until = now_s + timeout_s, now_s + patience_s
     mutexes = [_mutex(volume / FILE_NAME) for volume in volumes]
+    # Those in object stores are written as they were read, or not at all: there is nothing to be locked.
+    lockable = [volume for volume in volumes if not is_in_object_store(volume)]
+    free = frozenset(volumes).difference(lockable)
     # What is to be let go of is noted before it is taken: Ctrl-C may come between any two steps.
     taken: list[Mutex] = []
     locks: dict[Path, Lock] = {}
@@ -114,8 +118,8 @@ def hold(
                     f"{volume}: another thread of this process has held the store for {timeout_s:g} s",
                     store=str(volume),
                 )
-        busy = _acquire(files, volumes, needed, (deadline, patient_until), timeout_s, locks)
-        yield Held(frozenset(locks), busy)
+        busy = _acquire(files, lockable, needed - len(free), (deadline, patient_until), timeout_s, locks)
+        yield Held(free.union(locks), busy)
     finally:
         _let_go(locks, taken)
 

@@ -9,7 +9,7 @@ is decided in ensemble/decision.py and session.py.
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from storage_core.file_kinds import LOG_SEGMENT
 from storage_core.files import File, Files, write_durably
 from storage_core.os_errors import raise_if_of_process
 from storage_core.raft import log_format, snapshot_format
-from storage_core.raft.entry import CommitRecord, EntryId, Seal, Vote
+from storage_core.raft.entry import START, CommitRecord, EntryId, Seal, Vote
 from storage_core.raft.log_format import BATCHES_OFFSET, PAGE_SIZE, BadRecord, Record, SegmentHeader
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
@@ -34,6 +34,7 @@ from storage_core.store.volume.log_contents import (
     Collected,
     LogContents,
     Look,
+    Mark,
     Position,
     Tail,
     best_commit_record,
@@ -106,6 +107,10 @@ class VolumeLog:
         any is asked.
         """
         return together(self._files, self.directory, self._read_commit_record)
+
+    def read_mark(self) -> Mark:
+        """Return the same, as what a log says of what is committed."""
+        return Mark(*self.read_commit_record())
 
     def _read_commit_record(self) -> tuple[CommitRecord | None, bool]:
         clean, numbers = True, self.segments()
@@ -207,7 +212,7 @@ class VolumeLog:
         """Return the records after `position`; None if a full reading is called for."""
         return together(self._files, self.directory, partial(self._read_tail, position))
 
-    def look(self, position: Position) -> Look | None:
+    def look(self, position: Position, commit: CommitRecord | None = None) -> Look | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
 
         For a session, under the volume's lock. The header of the segment says whose it is, so the volume that was here
@@ -329,8 +334,13 @@ class VolumeLog:
 
     # --- writing, under the volume's lock
 
-    def append(self, position: Position, records: Sequence[Record]) -> Position:
-        """Write one batch at `position` and fsync it; return the position after it."""
+    def append(
+        self, position: Position, records: Sequence[Record], after: EntryId = START, commit: CommitRecord | None = None
+    ) -> Position:
+        """Write one batch at `position` and fsync it; return the position after it.
+
+        `after`: the last entry before it; `commit`: what is known to be committed. Both stand elsewhere here.
+        """
         return together(self._files, self.directory, partial(self._append, position, records))
 
     def _append(self, position: Position, records: Sequence[Record]) -> Position:
@@ -347,6 +357,21 @@ class VolumeLog:
                 raise
             _sync(file)
         return Position(position.segment, position.offset_bytes + len(batch))
+
+    def begin(
+        self,
+        records: Sequence[Record],
+        snapshot: tuple[EntryId, bytes, SnapshotBody] | None,
+        commit: CommitRecord | None = None,
+    ) -> Position:
+        """Write the beginning of a log where there is none; return where it goes on.
+
+        `snapshot`: last entry, history and content of the one that it begins with.
+        """
+        if snapshot is None:
+            return self.start_segment(START, commit, records)
+        self.write_snapshot(*snapshot)
+        return self.start_segment(snapshot[0], commit, records)
 
     def start_segment(self, base: EntryId, commit: CommitRecord | None, records: Sequence[Record]) -> Position:
         """Write a new segment with these records and make it durable, name and all; return the position after them.
@@ -422,16 +447,20 @@ class VolumeLog:
         # One that is there was left by a holder that was killed while writing it: the name says nothing.
         write_durably(self._files, path, snapshot_format.encode(header), payload, replaces=True)
 
-    def take_snapshot(self, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None) -> Position:
+    def take_snapshot(
+        self, position: Position, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
+    ) -> Position:
         """Put a snapshot of the state after entry `tip` beside the log, and go on in a new segment with its vote.
 
-        Return where the log goes on. What the snapshot takes the place of goes with `compact`.
+        `position`: where the log ends. Return where it goes on. What the snapshot takes the place of goes with
+        `compact`.
         """
         self.write_snapshot(tip, history, body)
         return self.start_segment(tip, commit, [body.vote])
 
     def rewrite(
         self,
+        position: Position,
         base: EntryId,
         records: Sequence[Record],
         commit: CommitRecord | None,
@@ -440,6 +469,7 @@ class VolumeLog:
     ) -> Position:
         """Go on after `base` in a new segment that holds all that is not known to be durable and right here.
 
+        `position`: where the log ended when it was read.
         `snapshot`: history and content of the one that takes the place of everything up to `base`, where that is not
         here. `drops_record`: the commit record vouches for what is about to be repaired, so it goes first. Return where
         the log goes on.
@@ -482,6 +512,22 @@ class VolumeLog:
                 return log_format.decode_segment_header(file.read_at(0, PAGE_SIZE)).base_index
             except StorageError:
                 return None
+
+    def files(self) -> list[Path]:
+        """Return the files that the log is read from."""
+        return [*map(self.segment_path, self.segments()), *map(self.snapshot_path, self.snapshots())]
+
+    def damaged_snapshots(self, passed_over: Collection[str]) -> list[tuple[str, str]]:
+        """Return (file, reason) for snapshots that are not whole: also the older one, which may be needed."""
+        found = []
+        for index in self.snapshots():
+            path = str(self.snapshot_path(index))
+            try:
+                if path not in passed_over and not self.snapshot_is_whole(index):
+                    found.append((path, "the snapshot is damaged"))
+            except FileNotFoundError:
+                continue  # a newer one has taken its place meanwhile
+        return found
 
     def snapshot_is_whole(self, index: int) -> bool:
         """Return whether every byte of the snapshot is as it was written."""

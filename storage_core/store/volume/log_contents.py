@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from storage_core.errors import (
     CorruptRecordError,
@@ -16,8 +17,9 @@ from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 class Position:
     """Where the next batch goes."""
 
-    segment: int  # 0: there is none yet
+    segment: int  # 0: there is none yet; in an object store the number of the last record
     offset_bytes: int
+    witness: str = ""  # in an object store: the snapshot that has to be there still (object_log.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,21 @@ class Look:
     position: Position  # after the last of them
 
 
+class End(NamedTuple):
+    """Where a log ends that everybody sees as it is: in an object store."""
+
+    tip: EntryId
+    term: int  # in which its last record was written: the entries before it are of who led then, or brought along
+
+
+class Mark(NamedTuple):
+    """What a log says of what is committed."""
+
+    commit: CommitRecord | None
+    is_whole: bool  # every place was readable where that may stand
+    end: End | None = None  # None: what is visible may not be durable, and counts for nothing
+
+
 @dataclass(slots=True)
 class LogContents:
     """Everything that one volume's files say, without judgement."""
@@ -63,6 +80,7 @@ class LogContents:
     marks_are_lost: bool = False  # both are damaged: a power loss hurts one of them at most
     everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
+    end: End | None = None  # in an object store: where it ends, and in which term
 
     @property
     def tip(self) -> EntryId:

@@ -21,6 +21,7 @@ from storage_core.errors import CorruptionError
 from storage_core.file_kinds import REPORT
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_of_process
+from storage_core.paths import place
 from storage_core.store.volume.identity import FILE_NAME as IDENTITY_NAME
 
 logger = logging.getLogger(__name__)
@@ -162,16 +163,16 @@ class Reports:
 
 def reports_at(files: Files, uri: str) -> Reports:
     """Return the reports on the volume at a URI; of local disks that is an absolute path."""
-    return Reports(files, Path(uri))
+    return Reports(files, place(uri))
 
 
-def leave(places: Iterable[Reports], report: Report) -> Path | None:
+def leave(others: Iterable[Reports], report: Report) -> Path | None:
     """Leave the report on the first of these volumes that takes it; return where, None if none does. Never raises."""
-    for place in places:
+    for there in others:
         try:
-            path = place.put(report)
+            path = there.put(report)
         except OSError as error:
-            logger.info("%s: a damage report could not be left: %s", place.volume, error)
+            logger.info("%s: a damage report could not be left: %s", there.volume, error)
             continue
         if path is not None:
             return path

@@ -6,24 +6,34 @@ over recorded ones, so a store that was copied elsewhere is that copy and is nev
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.errors import (
+    CorruptionError,
+    NotAStoreError,
+    RequirementError,
+    StorageError,
+    UnsupportedVersionError,
+    VolumeAwayError,
+)
 from storage_core.files import Files
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import is_of_process, raise_if_limit
+from storage_core.paths import is_in_object_store, place, real_place
 from storage_core.raft.rules import majority
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import FILE_NAME, VolumeIdentity, read_identity
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.log import VolumeLog
+from storage_core.store.volume.object_log import ObjectLog
 from storage_core.store.volume.placements import PlacementJournal
 from storage_core.store.volume.reports import Reports
 from storage_core.store.volume.reserve import Reserve
 from storage_core.store.volume.state import VolumeState
 
+MetadataLog = VolumeLog | ObjectLog
 _DEEP = "/" + "/".join(["x"] * 256)  # somewhere from which no recorded path climbs out
 
 
@@ -55,10 +65,15 @@ class Volume:
         return BlockStore(self.files, self.path)
 
     @property
-    def log(self) -> VolumeLog:
+    def log(self) -> "MetadataLog":
         """Its voter: the metadata log, votes, commit records and snapshots."""
         identity = self.identity or VolumeIdentity(self.store_id, self.volume_id, bytes(16), 0)
-        return VolumeLog(self.files, self.path, identity)
+        return (ObjectLog if self.is_remote else VolumeLog)(self.files, self.path, identity)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether it lies in an object store: it is written as it was read, from any host, without locks."""
+        return is_in_object_store(self.path)
 
     @property
     def reports(self) -> Reports:
@@ -76,6 +91,13 @@ class Volume:
     def read_index(self) -> VolumeIndex:
         """Read what is known of the blocks here; each call reads it anew."""
         return VolumeIndex(self.files, self.path)
+
+
+def check_local(paths: Iterable[Path], what: str) -> None:
+    """Raise RequirementError if one of the paths is in an object store: `what` is for local disks so far."""
+    for path in paths:
+        if is_in_object_store(path):
+            raise RequirementError(f"{path} is in an object store, and {what} on local disks alone so far")
 
 
 def label(volumes: Sequence[Volume]) -> str:
@@ -99,7 +121,8 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     except (StorageError, OSError) as error:
         raise_if_limit(error, path)
         # For want of rights it is as good as away, not damaged.
-        state = VolumeState.MISSING if is_of_process(error) else VolumeState.DAMAGED
+        is_away = is_of_process(error) or isinstance(error, VolumeAwayError)
+        state = VolumeState.MISSING if is_away else VolumeState.DAMAGED
         return Volume(volume_id, path, None, state, str(error), store_id=store_id, files=files)
     if identity.store_id != store_id:
         reason = f"{path} belongs to store {identity.store_id.hex()}, not {store_id.hex()}"
@@ -222,6 +245,8 @@ def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
     """Return what the metadata keeps of each volume's place: its path from the directory that the first one lies in."""
     if len(volumes) == 1:
         return {volumes[0].volume_id: "."}
+    if volumes[0].is_remote:
+        return {one.volume_id: str(one.path) for one in volumes}
     base = os.path.dirname(os.path.abspath(volumes[0].path))
     return {one.volume_id: os.path.relpath(os.path.abspath(one.path), base) for one in volumes}
 
@@ -230,6 +255,8 @@ def _neighbours(one: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Pa
     """Return where every volume is if all of them stand to `one` as they were recorded."""
     if one.volume_id not in recorded:
         return []
+    if one.is_remote:
+        return [(volume_id, place(path) if path != "." else one.path) for volume_id, path in recorded.items()]
     origin = os.path.normpath(f"{_DEEP}/{recorded[one.volume_id]}")
     found = []
     for volume_id, path in recorded.items():
@@ -239,7 +266,7 @@ def _neighbours(one: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Pa
 
 
 def _same_place(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    return real_place(one) == real_place(other)
 
 
 def _has_identity(files: Files, path: Path) -> bool:
@@ -252,6 +279,9 @@ def _has_identity(files: Files, path: Path) -> bool:
 
 def _is_directory(files: Files, path: Path) -> bool:
     try:
+        if is_in_object_store(path):  # what lies in no directory: a prefix is there when its bucket is
+            files.list_directory(path)
+            return True
         return files.is_directory(path)
     except OSError:
         return False

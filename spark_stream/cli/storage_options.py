@@ -1,0 +1,37 @@
+"""`--storage-option KEY=VALUE`: settings of the object store that volumes are in, anywhere among a command's words."""
+
+from collections.abc import Sequence
+
+import typer
+
+OPTION = "--storage-option"
+_given: dict[str, str] = {}  # to the command that this process runs
+
+
+def storage_options() -> dict[str, str]:
+    """Return what the words of the command say; without any the environment counts. Never shown: it holds secrets."""
+    return dict(_given)
+
+
+def keep_storage_options(texts: Sequence[str]) -> None:
+    """Keep settings for the verb. Raises BadParameter, which does not quote them."""
+    _given.clear()
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise typer.BadParameter("it takes KEY=VALUE, as aws_region=eu-central-1", param_hint=OPTION)
+        _given[key.strip().lower()] = value
+
+
+def in_front(words: Sequence[str]) -> list[str]:
+    """Return the words with this option, wherever it stands, before the verb: there it is parsed."""
+    front: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(words):
+        if words[at] == "--":
+            return [*front, *rest, *words[at:]]
+        size = 2 if words[at] == OPTION else 1
+        (front if words[at].partition("=")[0] == OPTION else rest).extend(words[at : at + size])
+        at += size
+    return [*front, *rest]

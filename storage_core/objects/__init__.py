@@ -1,0 +1,1 @@
+"""Object stores: what a volume that is a prefix in one is read and written by."""

@@ -1,0 +1,64 @@
+"""What volumes ask of an object store: eight calls, each with a deadline, that fail as calls on files do.
+
+    create       store under a name that nothing has; FileExistsError: something may be there, the caller reads it
+    put          store under a name, whatever is there; what is large goes in parts
+    get          the beginning of an object, and how large it is
+    get_ranges   some ranges of it
+    size         how large it is
+    names        the names that begin with a prefix, in order, with their sizes
+    children     the names directly below one, of objects and of folders
+    delete       remove one; one that is not there is fine
+
+Missing objects are FileNotFoundError. Rights and credentials are PermissionError: an error of this process, whatever
+lies there. All else, from a refused connection to a 503, is UnreachableError (os_errors.py): no damage and no loss.
+Calls that change nothing when they are repeated are retried until their deadline, with growing, jittered pauses. A
+creation is never repeated here: its answer may have been lost, and then the object that is there is the caller's own,
+as only the caller can tell.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+CALL_TIMEOUT_S = 10.0  # seconds for one call, its repetitions included: less than a volume has (deadlines.py)
+PART_SIZE = 16 << 20  # bytes of one part of a large object
+
+
+class ObjectStore(Protocol):
+    """One bucket of an object store. Safe to use from several threads, not from a forked child of its process."""
+
+    @property
+    def uri(self) -> str:
+        """Its address, without credentials: for messages and for the metadata."""
+        ...
+
+    def create(self, name: str, data: bytes) -> None:
+        """Store an object if its name is free; it is durable on return. Raises FileExistsError if it may not be."""
+        ...
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Store an object whatever is there; it is durable on return."""
+        ...
+
+    def get(self, name: str, size: int) -> tuple[bytes, int]:
+        """Return the first `size` bytes of an object, or all, and how many it has. Raises FileNotFoundError."""
+        ...
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each range [start, end). Raises FileNotFoundError, OSError if one is served short."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an object. Raises FileNotFoundError."""
+        ...
+
+    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
+        """Yield the name and size of each object whose name begins with `prefix`, in order; at most `count_max`."""
+        ...
+
+    def children(self, prefix: str) -> list[str]:
+        """Return the names of the objects and folders directly below `prefix`, which ends with a slash or is empty."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that is not there is fine."""
+        ...

@@ -1,0 +1,183 @@
+"""Objects as files: what the store does with files on disks, done with the objects below a prefix.
+
+A file is written from front to back and is there, whole and durable, when `sync` returns, if its name was free; before
+that it is nowhere. So `create` finds out late that a name is taken: FileExistsError comes from `sync`. It is never
+changed afterwards. Directories are nothing but parts of names: they need not be made, and are there while something
+lies in them. Locks there are none, since nothing here needs one.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from storage_core.files import Lock
+from storage_core.objects.client import ObjectStore
+from storage_core.paths import ObjectPath, place
+
+FIRST_READ_SIZE = 256 << 10  # bytes that come with opening an object: small ones are there at once
+
+
+# Names of these kinds are random, and used once: nothing can be there but this very object, put once more on the way.
+UNIQUE_SUFFIXES = (".blk", ".repair")
+
+
+class NewObject:
+    """An object that is being written; nobody sees it before `sync`."""
+
+    opened_size = 0
+
+    def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
+        self._store, self.path, self._name = store, path, name
+        self._put = store.put if path.suffix in UNIQUE_SUFFIXES else store.create
+        self._parts: list[bytes] = []
+        self._size, self._is_stored = 0, False
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        return b"".join(self._parts)[offset_bytes : offset_bytes + size]
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        data = self.read_at(offset_bytes, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        if offset_bytes != self._size or self._is_stored:
+            _refuse("an object is written from front to back, once", self.path)
+        self._parts.append(bytes(data))
+        self._size += len(data)
+
+    def truncate(self, size: int) -> None:
+        if size != self._size:
+            _refuse("an object is not cut", self.path)
+
+    def sync(self) -> None:
+        if not self._is_stored:
+            self._parts = [b"".join(self._parts)]
+            self._put(self._name, self._parts[0])
+            self._is_stored = True
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None:
+        self._parts = []
+
+
+class OpenObject:
+    """An object that is read."""
+
+    def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
+        self._store, self.path, self._name = store, path, name
+        self._head, self.opened_size = store.get(name, FIRST_READ_SIZE)
+
+    def read_at(self, offset_bytes: int, size: int) -> bytes:
+        end = min(offset_bytes + size, self.opened_size)
+        if offset_bytes >= end:
+            return b""
+        if end <= len(self._head):
+            return self._head[offset_bytes:end]
+        return bytes(self._store.get_ranges(self._name, [(offset_bytes, end)])[0])
+
+    def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
+        data = self.read_at(offset_bytes, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
+        _refuse("an object is not changed", self.path)
+
+    def truncate(self, size: int) -> None:
+        _refuse("an object is not changed", self.path)
+
+    def sync(self) -> None:
+        """What can be read is durable."""
+
+    def size(self) -> int:
+        return self.opened_size
+
+    def close(self) -> None:
+        self._head = b""
+
+
+class ObjectFiles:
+    """The objects of any number of buckets. `connect` makes the client of one; it is made where it is used first."""
+
+    def __init__(self, connect: Callable[[str], ObjectStore]) -> None:
+        self._connect = connect
+        self._stores: dict[str, ObjectStore] = {}
+        os.register_at_fork(after_in_child=self._stores.clear)
+
+    def _at(self, path: Path) -> tuple[ObjectStore, str]:
+        there = place(path)
+        assert isinstance(there, ObjectPath), path
+        store = self._stores.get(there.bucket)
+        if store is None:
+            store = self._stores[there.bucket] = self._connect(there.bucket)
+        return store, there.key
+
+    def create(self, path: Path) -> NewObject:
+        store, name = self._at(path)
+        return NewObject(store, path, name)
+
+    def open(self, path: Path, writable: bool = False) -> OpenObject:
+        store, name = self._at(path)
+        return OpenObject(store, path, name)
+
+    def unlink(self, path: Path) -> None:
+        store, name = self._at(path)
+        store.delete(name)
+
+    def replace(self, old: Path, new: Path) -> None:
+        """A repaired copy takes the name of a bad one: the same content, put once more."""
+        store, name = self._at(old)
+        data, size = store.get(name, FIRST_READ_SIZE)
+        if size > len(data):
+            data += bytes(store.get_ranges(name, [(len(data), size)])[0])
+        store.put(self._at(new)[1], data)
+        store.delete(name)
+
+    def make_directory(self, path: Path) -> None:
+        """Nothing has to be done."""
+
+    def share_directory(self, path: Path, with_group: bool) -> None:
+        """Who may use a bucket is said where it is kept."""
+
+    def remove_directory(self, path: Path) -> None:
+        """It goes with what lies in it."""
+
+    def list_directory(self, path: Path) -> list[str]:
+        store, name = self._at(path)
+        prefix = f"{name}/" if name else ""
+        return store.children(prefix)
+
+    def sync_directory(self, path: Path) -> None:
+        """A name is durable with its object."""
+
+    def file_size(self, path: Path) -> int:
+        store, name = self._at(path)
+        return store.size(name)
+
+    def file_sizes(self, path: Path) -> dict[str, int]:
+        store, name = self._at(path)
+        prefix = f"{name}/" if name else ""
+        sizes = {there[len(prefix) :]: size for there, size in store.names(prefix)}
+        return {there: size for there, size in sizes.items() if "/" not in there}
+
+    def is_directory(self, path: Path) -> bool:
+        store, name = self._at(path)
+        try:
+            return next(store.names(f"{name}/" if name else "", 1), None) is not None
+        except FileNotFoundError:  # not even the bucket is there
+            return False
+
+    def drop_cache(self, path: Path) -> None:
+        """Nothing is cached."""
+
+    def lock(self, path: Path) -> Lock:
+        _refuse("there are no locks in an object store", path)
+
+
+def _refuse(why: str, path: Path) -> NoReturn:
+    raise OSError(errno.ENOTSUP, why, str(path))

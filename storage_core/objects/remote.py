@@ -1,0 +1,265 @@
+"""Buckets that are reached over a network, by obstore: S3 and what speaks its language, GCS, Azure.
+
+Source: docs of obstore 0.12 and of the Rust crate object_store 0.14, on which it stands. Three properties shape
+this module. A client must not be used in a forked child of a process that has used one: it would hang, so it raises. A
+client that retries a conditional put reports its own success as a conflict, so this one never retries. And messages of
+errors quote addresses, in which a signature or a token may stand: they are cut off.
+"""
+
+import errno
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from storage_core.errors import RequirementError, StorageError
+from storage_core.objects.client import CALL_TIMEOUT_S, PART_SIZE
+from storage_core.os_errors import UnreachableError
+from storage_core.paths import OBJECT_SCHEMES
+from storage_core.suggestions import did_you_mean
+
+T = TypeVar("T")
+REQUEST_TIMEOUT_S = 8.0  # of one request
+CONNECT_TIMEOUT_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+_CLIENT_OPTIONS = (
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent",
+)  # fmt: skip
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_user_process: int | None = None  # the process that has used a client; its children may not
+
+
+class RemoteObjectStore:
+    """A bucket of an object store. Made where it is used, never pickled: it holds the credentials."""
+
+    def __init__(self, uri: str, options: Mapping[str, str], timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """`options`: as the `storage_options` of delta-rs and polars. Raises ValueError naming a bad one."""
+        self.uri, self._timeout_s = uri.rstrip("/"), timeout_s
+        self._store = _connect(self.uri, options)
+        self._deletes_singly = False  # the server does not know how to delete many at once
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.uri}: a client of an object store is not pickled; its address and options are")
+
+    def create(self, name: str, data: bytes) -> None:
+        import obstore
+
+        self._call(name, lambda: obstore.put(self._store, name, data, mode="create", use_multipart=False), repeat=False)
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        import obstore
+
+        in_parts = len(data) > PART_SIZE
+        self._call(name, lambda: obstore.put(self._store, name, data, use_multipart=in_parts, chunk_size=PART_SIZE))
+
+    def get(self, name: str, size: int) -> tuple[bytes, int]:
+        import obstore
+
+        def read() -> tuple[bytes, int]:
+            answer = obstore.get(self._store, name, options={"range": (0, size)})
+            data = bytes(answer.bytes())
+            if len(data) != min(size, answer.meta["size"]):
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"{len(data)} bytes came", self._where(name))
+            return data, int(answer.meta["size"])
+
+        return self._call(name, read)
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        import obstore
+
+        if not ranges:
+            return []
+        starts, ends = zip(*ranges, strict=True)
+
+        def read() -> list[memoryview]:
+            parts = [memoryview(part) for part in obstore.get_ranges(self._store, name, starts=starts, ends=ends)]
+            for (start, end), part in zip(ranges, parts, strict=True):
+                if len(part) != end - start:
+                    raise ConnectionAbortedError(
+                        errno.ECONNABORTED, f"{len(part)} bytes came of [{start}, {end})", self._where(name)
+                    )
+            return parts
+
+        return self._call(name, read)
+
+    def size(self, name: str) -> int:
+        import obstore
+
+        return int(self._call(name, lambda: obstore.head(self._store, name)["size"]))
+
+    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
+        import obstore
+
+        # Some stores list without order: sorted here. A prefix of object_store is one of whole path segments.
+        folder = prefix.rpartition("/")[0]
+
+        def read() -> list[tuple[str, int]]:
+            listed: list[tuple[str, int]] = []
+            for page in obstore.list(self._store, folder or None):
+                there = [(str(item["path"]), int(item["size"])) for item in page]
+                listed += [(name, size) for name, size in there if name.startswith(prefix)]
+                if count_max is not None and len(listed) >= count_max:
+                    break
+            return listed
+
+        yield from sorted(self._call(prefix, read))[:count_max]
+
+    def children(self, prefix: str) -> list[str]:
+        import obstore
+
+        def read() -> list[str]:
+            listed = obstore.list_with_delimiter(self._store, prefix.rstrip("/") or None)
+            there = [str(item["path"]) for item in listed["objects"]]
+            return there + [str(folder).rstrip("/") for folder in listed["common_prefixes"]]
+
+        return sorted(name[len(prefix) :] for name in self._call(prefix, read) if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        def remove() -> None:
+            if self._deletes_singly:
+                self._delete_singly(name)
+                return
+            try:
+                obstore.delete(self._store, name)
+            except FileNotFoundError:
+                return
+            except Exception as error:
+                # Of S3 it asks for the deletion of many by one POST, also of one; small servers do not know that call.
+                if not self.uri.startswith("s3") or "NotImplemented" not in str(error):
+                    raise
+                self._deletes_singly = True
+                self._delete_singly(name)
+
+        self._call(name, remove)
+
+    def _delete_singly(self, name: str) -> None:
+        import obstore
+
+        address = obstore.sign(self._store, "DELETE", name, timedelta(seconds=CALL_TIMEOUT_S))
+        try:
+            urlopen(Request(address, method="DELETE"), timeout=REQUEST_TIMEOUT_S).close()
+        except HTTPError as error:
+            if error.code == HTTPStatus.NOT_FOUND:
+                return
+            if error.code == HTTPStatus.FORBIDDEN:
+                raise PermissionError(errno.EACCES, f"HTTP {error.code}", self._where(name)) from None
+            raise UnreachableError(errno.EHOSTUNREACH, f"HTTP {error.code}", self._where(name)) from None
+        except OSError as error:
+            raise UnreachableError(errno.EHOSTUNREACH, _plain(error), self._where(name)) from None
+
+    # --- deadlines and errors
+
+    def _where(self, name: str) -> str:
+        return f"{self.uri}/{name}"
+
+    def _call(self, name: str, call: Callable[[], T], repeat: bool = True) -> T:
+        """Return what the call returns; it is repeated until the deadline, if it may be."""
+        self._begin()
+        ends, pause_s = time.monotonic() + self._timeout_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                mine = self._error(error, name)
+                left_s = ends - time.monotonic()
+                if not repeat or left_s <= 0 or not isinstance(mine, OSError) or mine.errno in _FINAL:
+                    raise mine from None  # what it was made of may quote a signed address
+            time.sleep(min(left_s, pause_s * random.uniform(0.5, 1.5)))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _begin(self) -> None:
+        global _user_process
+        process = os.getpid()
+        if _user_process is None:
+            _user_process = process
+        elif _user_process != process:
+            raise StorageError(
+                f"{self.uri}: this process was forked from one that has used an object store, whose client would hang "
+                "here; start processes by spawn or forkserver"
+            )
+
+    def _error(self, error: Exception, name: str) -> Exception:
+        """Return an error of the client as one of the operating system."""
+        from obstore import exceptions
+
+        where, text = self._where(name), _plain(error)
+        if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            return FileExistsError(errno.EEXIST, "there may be such an object", where)
+        if "NoSuchBucket" in str(error):
+            return FileNotFoundError(errno.ENOENT, "there is no such bucket", self.uri)
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, "no such object", where)
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return PermissionError(errno.EACCES, text, where)
+        if isinstance(error, exceptions.NotSupportedError):
+            return OSError(errno.ENOTSUP, text, where)
+        if isinstance(error, exceptions.BaseError) or type(error) is OSError:
+            return UnreachableError(errno.EHOSTUNREACH, text, where)
+        return error
+
+
+_FINAL = (errno.EEXIST, errno.ENOENT, errno.EACCES, errno.ENOTSUP)
+
+
+def _plain(error: Exception) -> str:
+    """Return what an error says in one line, without what follows a `?` in an address."""
+    text = " ".join(str(error).split("Debug source:")[0].split())
+    return re.sub(r"\?[^\s\"')]*", "", text)[:300]
+
+
+def _connect(uri: str, options: Mapping[str, str]) -> Any:
+    try:
+        from obstore.exceptions import UnknownConfigurationKeyError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise RequirementError(
+            f"{uri}: object stores need the package obstore: pip install 'pyspark-jstream[objectstore]'"
+        ) from error
+    scheme = uri.partition("://")[0]
+    if scheme not in OBJECT_SCHEMES:
+        raise ValueError(f"{uri}: {scheme!r} is no object store; valid are {', '.join(OBJECT_SCHEMES)}")
+    client = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
+    client |= {key: value for key, value in options.items() if key in _CLIENT_OPTIONS}
+    config = {key: value for key, value in options.items() if key not in _CLIENT_OPTIONS}
+    endpoints = [config.get("aws_endpoint_url"), config.get("endpoint_url"), *map(os.environ.get, _ENDPOINTS)]
+    if next((str(text) for text in endpoints if text), "").startswith("http://"):
+        client.setdefault("allow_http", "true")
+    no_retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
+    try:
+        return from_url(uri, config=config, client_options=client, retry_config=no_retries)  # type: ignore[call-overload]
+    except UnknownConfigurationKeyError:
+        unknown = next((key for key in config if _is_unknown(uri, key)), "")
+        raise ValueError(f"{uri}: unknown storage option {unknown!r}{did_you_mean(unknown, _KNOWN)}") from None
+    except Exception as error:
+        raise ValueError(f"{uri}: {_plain(error)}") from None
+
+
+_KNOWN = (
+    "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "aws_region", "aws_endpoint_url",
+    "aws_virtual_hosted_style_request", "aws_unsigned_payload", "aws_skip_signature", "google_service_account",
+    "google_service_account_key", "google_application_credentials", "azure_storage_account_name",
+    "azure_storage_account_key", "azure_storage_sas_key", "azure_storage_client_id", "azure_storage_client_secret",
+    "azure_storage_tenant_id", "azure_storage_use_emulator", "azure_endpoint", *_CLIENT_OPTIONS,
+)  # fmt: skip
+
+
+def _is_unknown(uri: str, key: str) -> bool:
+    from obstore.exceptions import UnknownConfigurationKeyError
+    from obstore.store import from_url
+
+    try:
+        from_url(uri, config={key: ""})  # type: ignore[call-overload]
+    except UnknownConfigurationKeyError:
+        return True
+    except Exception:
+        return False
+    return False

@@ -1,0 +1,515 @@
+"""Metadata log of one volume in an object store: numbered records, each created once by who has read all before it.
+
+    meta/<instance, 32 hex>-<number, 16 hex>.rec        docs/formats/object-log.md: a vote, or entries, appended at once
+    meta/<instance>-<number>-<id, 32 hex>.snap          docs/formats/snapshot.md: the state after record <number>
+    meta/<instance>-<number>-<id>.base                  the same, named by that record: it takes the place of what was
+
+Who appends has read up to record n and creates n + 1, which succeeds once. So a volume is a voter that is asked and
+answers in one step, whoever else writes at the same time: no locks. What it says is durable as soon as it can be read.
+
+**The witness.** Records are removed when two snapshots are newer. A writer that slept meanwhile could create the number
+again that was removed, and believe it. So what was created, or not found, counts only if the snapshot that the writer
+goes by, its witness, is there *afterwards*: the names of snapshots are never used again, and they are removed before
+the records that they make superfluous (`compact`).
+"""
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from storage_core.errors import (
+    CorruptionError,
+    StorageError,
+    SupersededError,
+    TruncatedRecordError,
+    UnsupportedVersionError,
+    VolumeAwayError,
+)
+from storage_core.file_kinds import LOG_SEGMENT, SNAPSHOT
+from storage_core.files import Files
+from storage_core.os_errors import UnreachableError
+from storage_core.raft import object_log_format, snapshot_format
+from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote
+from storage_core.raft.log_format import PAGE_SIZE, Record
+from storage_core.raft.object_log_format import NO_ID, LogRecord
+from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
+from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.log_contents import Bad, End, LogContents, Look, Mark, Position, Tail
+
+logger = logging.getLogger(__name__)
+DIRECTORY = "meta"
+READ_ATTEMPTS = 8  # of who meets records being removed
+NOTHING = b"JSTRMNIL"  # content of the first witness: the log begins with record 1
+_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(?:-([0-9a-f]{32}))?\.(rec|snap|base)")
+
+
+class ObjectLog:
+    """The metadata objects of one volume. Beside VolumeLog: the same calls, and a session goes by either."""
+
+    def __init__(self, files: Files, volume: Path, identity: VolumeIdentity) -> None:
+        self._files, self._identity = files, identity
+        self.directory = volume / DIRECTORY
+
+    def keep_open(self) -> "ObjectLog":
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    # --- names
+
+    def _names(self) -> "_Names":
+        if self._identity.instance_id == NO_ID:
+            raise VolumeAwayError(f"{self.directory}: the identity of the volume, which names its log, cannot be read")
+        return _Names(self._files.list_directory(self.directory), self._identity.instance_id.hex())
+
+    def _snapshot_name(self, number: int, snapshot_id: bytes, kind: str) -> str:
+        return f"{self._identity.instance_id.hex()}-{number:016x}-{snapshot_id.hex()}.{kind}"
+
+    def _record_path(self, number: int) -> Path:
+        return self.directory / f"{self._identity.instance_id.hex()}-{number:016x}.rec"
+
+    # --- reading
+
+    def read(self, for_state: bool = False) -> LogContents:
+        """Return everything that counts: the newest whole snapshot, and the records after it.
+
+        Raises CorruptionError if there is no log, UnsupportedVersionError, UnreachableError (an OSError).
+        """
+        for attempt in range(READ_ATTEMPTS):
+            contents = self._read(is_last=attempt == READ_ATTEMPTS - 1)
+            if contents is not None:
+                return contents
+        raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
+
+    def _read(self, is_last: bool) -> LogContents | None:
+        """Return the same, None if what is being read was removed meanwhile."""
+        names = self._names()
+        if not names.snapshots:
+            raise CorruptionError(f"{self.directory} holds no snapshot: the metadata log is missing")
+        contents = LogContents()
+        witness = None
+        try:
+            for name in names.snapshots:
+                if self._begin(name, contents):
+                    witness = name
+                    break
+            if witness is None:
+                raise CorruptionError(f"{self.directory}: no snapshot is whole: {'; '.join(contents.damage)}")
+            first = _number(witness) + 1
+            numbers = [number for number in names.records if number >= first]
+            if numbers != list(range(first, first + len(numbers))) and not is_last:
+                return None  # or they were listed while they came
+            fold = _Fold(contents)
+            there = set(numbers)
+            for number in range(first, numbers[-1] + 1) if numbers else ():
+                if number in there:
+                    self._take(number, fold)
+                else:
+                    fold.hurt(f"{self._record_path(number)} is missing")
+        except FileNotFoundError:
+            return None
+        fold.end(Position(numbers[-1] if numbers else first - 1, fold.size, witness))
+        return contents if self._is_there(witness) else None
+
+    def _take(self, number: int, fold: "_Fold") -> None:
+        """Add a record to what was read; one that is damaged or missing breaks the chain."""
+        try:
+            record, size = self._record(number)
+            start = self._base(record) if record.snapshot_id != NO_ID else None
+        except UnsupportedVersionError:
+            raise
+        except (CorruptionError, TruncatedRecordError) as error:
+            fold.hurt(f"{self._record_path(number)}: {error}")
+        else:
+            fold.take(record, size, start)
+
+    def _record(self, number: int) -> tuple[LogRecord, int]:
+        path = self._record_path(number)
+        with closing(self._files.open(path)) as file:
+            data = LOG_SEGMENT.read(file)
+        record = object_log_format.decode(data, path)
+        ours = (record.store_id, record.volume_id, record.number)
+        if ours != (self._identity.store_id, self._identity.volume_id, number):
+            raise CorruptionError(f"{path} belongs to another store or volume, or was renamed from {record.number}")
+        return record, len(data)
+
+    def _begin(self, name: str, contents: LogContents) -> bool:
+        """Read a snapshot into the contents; return whether it is whole."""
+        try:
+            snapshot = self._snapshot(self.directory / name)
+        except UnsupportedVersionError:
+            raise
+        except CorruptionError as error:
+            contents.damage.append(f"{self.directory / name}: {error}")
+            return False
+        if snapshot is not None:
+            contents.snapshot, contents.snapshot_body = snapshot
+            contents.votes.append(contents.snapshot_body.vote)
+            contents.commit = _commit_of(contents.snapshot)
+        return True
+
+    def _base(self, record: LogRecord) -> tuple[SnapshotHeader, SnapshotBody]:
+        path = self.directory / self._snapshot_name(record.number, record.snapshot_id, "base")
+        try:
+            snapshot = self._snapshot(path)
+        except FileNotFoundError as error:
+            raise CorruptionError(f"{path} is missing") from error
+        if snapshot is None or snapshot[0].entry != record.base:
+            raise CorruptionError(f"{path} is not what record {record.number} goes by")
+        return snapshot
+
+    def _snapshot(self, path: Path) -> tuple[SnapshotHeader, SnapshotBody] | None:
+        """Return a snapshot; None for the one that says that there was nothing before record 1."""
+        with closing(self._files.open(path)) as file:
+            data = SNAPSHOT.read(file)
+        if data == NOTHING:
+            return None
+        header = snapshot_format.decode(data[:PAGE_SIZE])
+        if (header.store_id, header.volume_id) != (self._identity.store_id, self._identity.volume_id):
+            raise CorruptionError("belongs to another store or volume")
+        payload = data[PAGE_SIZE:]
+        if snapshot_format.payload_digest(payload) != header.payload_digest:
+            raise CorruptionError(f"{len(payload)} bytes of payload do not match their digest")
+        return header, snapshot_format.decode_body(payload)
+
+    def read_snapshot(self) -> LogContents | None:
+        """Return what the newest whole snapshot says, whatever the records are like; None if there is none."""
+        contents = LogContents()
+        for name in self._names().snapshots:
+            if self._begin(name, contents):
+                break
+        return contents if contents.snapshot is not None else None
+
+    def read_entries(self, after: int) -> LogContents:
+        """Return all entries above index `after`, and some below."""
+        return self.read()
+
+    def read_commit_record(self) -> tuple[CommitRecord | None, bool]:
+        """Return what the newest record knows to be committed, and whether it can be read."""
+        return self.read_mark()[:2]
+
+    def read_mark(self) -> Mark:
+        """Return what the newest record says: what was committed before it, and where the log ends."""
+        for _ in range(READ_ATTEMPTS):
+            names = self._names()
+            if not names.records:
+                raise CorruptionError(f"{self.directory} holds no record: the metadata log is missing")
+            try:
+                record, _ = self._record(names.records[-1])
+            except FileNotFoundError:
+                continue
+            except TruncatedRecordError as error:
+                raise CorruptionError(str(error)) from error
+            return Mark(record.commit, True, End(record.tip, record.vote.term))
+        raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
+
+    def read_tail(self, position: Position) -> Tail | None:
+        """Return the records after `position`; None if a full reading is called for."""
+        try:
+            behind = self._behind(position)
+        except FileNotFoundError:
+            return None
+        return Tail(*behind[:2], True) if behind is not None else None
+
+    def look(self, position: Position, commit: CommitRecord | None = None) -> Look | None:
+        """Return what has changed since the log ended at `position`; None if a full reading is called for.
+
+        `commit`: what is known to be committed, where nobody has written since.
+        """
+        tail = self.read_tail(position)
+        if tail is None or commit is None or tail.records:
+            return None
+        return Look(commit, tail.records, tail.position)
+
+    def _behind(self, position: Position) -> tuple[list[Record], Position] | None:
+        names = self._names()
+        if position.witness not in names.snapshots or position.segment not in names.records:
+            return None  # it was cut, or is as it was before
+        numbers = [number for number in names.records if number > position.segment]
+        if numbers != list(range(position.segment + 1, position.segment + 1 + len(numbers))):
+            return None
+        entries: list[Entry] = []
+        votes: list[Vote] = []
+        size = position.offset_bytes
+        try:
+            for number in numbers:
+                record, record_size = self._record(number)
+                if record.snapshot_id != NO_ID:
+                    return None
+                entries = [entry for entry in entries if entry.index <= record.base.index] + list(record.entries)
+                votes.append(record.vote)
+                size += record_size
+        except (CorruptionError, TruncatedRecordError):
+            return None
+        if not self._is_there(position.witness):
+            return None
+        return [*votes, *entries], Position(numbers[-1] if numbers else position.segment, size, position.witness)
+
+    def _is_there(self, witness: str) -> bool:
+        try:
+            self._files.file_size(self.directory / witness)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # --- writing
+
+    def begin(
+        self,
+        records: Sequence[Record],
+        snapshot: tuple[EntryId, bytes, SnapshotBody] | None,
+        commit: CommitRecord | None = None,
+    ) -> Position:
+        """Write the beginning of a log where there is none: its first witness and record 1. Return where it goes on.
+
+        `snapshot`: last entry, history and content of the one that it begins with.
+        """
+        content = NOTHING if snapshot is None else self._encoded(*snapshot)
+        position = Position(0, 0, self._put_snapshot(0, content, "snap"))
+        base = snapshot[0] if snapshot is not None else START
+        return self._put(position, base, records, commit)
+
+    def append(
+        self, position: Position, records: Sequence[Record], after: EntryId = START, commit: CommitRecord | None = None
+    ) -> Position:
+        """Create the record that comes after `position`; return the position after it.
+
+        `after`: the last entry of the log; `commit`: what is known to be committed. Raises SupersededError if somebody
+        else has created that record, UnreachableError if nobody knows what became of it.
+        """
+        return self._put(position, after, records, commit)
+
+    def rewrite(
+        self,
+        position: Position,
+        base: EntryId,
+        records: Sequence[Record],
+        commit: CommitRecord | None,
+        snapshot: tuple[bytes, SnapshotBody] | None = None,
+        drops_record: bool = False,
+    ) -> Position:
+        """Go on after `base` with these records, whatever stands behind it, as `append` does.
+
+        `snapshot`: history and content of the one that takes the place of everything up to `base`.
+        """
+        if snapshot is None:
+            return self._put(position, base, records, commit)
+        name = self._put_snapshot(position.segment + 1, self._encoded(base, *snapshot), "base")
+        return self._put(position, base, records, commit, _id_of(name))
+
+    def write_commit_record(self, segment: int, record: CommitRecord) -> None:
+        """The next record carries it; until then readers count."""
+
+    def take_snapshot(
+        self, position: Position, tip: EntryId, history: bytes, body: SnapshotBody, commit: CommitRecord | None
+    ) -> Position:
+        """Put a snapshot of the state after entry `tip`, with which the log ends at `position`, beside it.
+
+        It is the new witness if the one before is still there. Return where the log goes on.
+        """
+        witness = self._put_snapshot(position.segment, self._encoded(tip, history, body), "snap")
+        self._check(position.witness)
+        return Position(position.segment, 0, witness)
+
+    def files(self) -> list[Path]:
+        """Return what is cached of the log on this machine: nothing."""
+        return []
+
+    def damaged_snapshots(self, passed_over: Collection[str]) -> list[tuple[str, str]]:
+        """Return (object, reason) for snapshots that are not whole."""
+        contents = LogContents()
+        for name in self._names().snapshots:
+            try:
+                self._begin(name, contents)
+            except FileNotFoundError:
+                continue
+        told = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
+        return [(where, reason) for where, reason in told if where not in passed_over]
+
+    def compact(self) -> None:
+        """Remove snapshots but those of the two newest numbers, and then the records before the older of these.
+
+        A snapshot that comes late, from a writer that slept, may appear below while others are removed: they are gone
+        for certain once a listing shows none.
+        """
+        names = self._names()
+        numbers = sorted({_number(name) for name in names.snapshots})
+        if len(numbers) < 2:
+            return
+        keep_from = numbers[-2]
+        while below := [name for name in names.snapshots if _number(name) < keep_from]:
+            for name in below:
+                self._files.unlink(self.directory / name)
+            names = self._names()
+        for number in names.records:
+            if number <= keep_from:
+                self._files.unlink(self._record_path(number))
+        for name in names.bases:
+            if _number(name) <= keep_from:
+                self._files.unlink(self.directory / name)
+
+    def _put(
+        self,
+        position: Position,
+        base: EntryId,
+        records: Sequence[Record],
+        commit: CommitRecord | None,
+        snapshot_id: bytes = NO_ID,
+    ) -> Position:
+        number = position.segment + 1
+        entries = tuple(record for record in records if isinstance(record, Entry))
+        votes = [record for record in records if isinstance(record, Vote)]
+        vote = votes[-1] if votes else Vote(entries[-1].term, NO_ID)
+        identity = self._identity
+        record = LogRecord(
+            identity.store_id, identity.volume_id, identity.instance_id, number, new_id(), vote, base, snapshot_id,
+            commit, entries,
+        )  # fmt: skip
+        data = record.encode()
+        try:
+            self._create(self._record_path(number), data)
+        except FileExistsError as error:
+            self._check_own(record, error)
+        self._check(position.witness)
+        return Position(number, position.offset_bytes + len(data), position.witness)
+
+    def _create(self, path: Path, data: bytes) -> None:
+        with closing(self._files.create(path)) as file:
+            file.write_at(0, data)
+            file.sync()
+
+    def _check_own(self, record: LogRecord, error: OSError) -> None:
+        """Return if the record that is there is this one, which was put more than once on the way."""
+        try:
+            there, _ = self._record(record.number)
+        except FileNotFoundError:
+            # Refused without a reason that can be seen: two were being created at once, or it is removed already.
+            path = str(self._record_path(record.number))
+            raise UnreachableError(errno.EHOSTUNREACH, "it was refused, and is not there", path) from error
+        except UnsupportedVersionError:
+            raise
+        except StorageError:
+            there = None
+        if there is None or there.put_id != record.put_id:
+            raise SupersededError(f"{self._record_path(record.number)} was written by another process") from error
+
+    def _check(self, witness: str) -> None:
+        """Raise UnreachableError if what was just done was done to a log that had gone on long before."""
+        if not self._is_there(witness):
+            path = str(self.directory / witness)
+            raise UnreachableError(errno.EHOSTUNREACH, "the log has gone on, and its beginning was removed", path)
+
+    def _put_snapshot(self, number: int, content: bytes, kind: str) -> str:
+        name = self._snapshot_name(number, new_id(), kind)
+        try:
+            self._create(self.directory / name, content)  # once: a name that went must not come back
+        except FileExistsError:  # carried out twice on the way: nobody else knows the name
+            return name
+        return name
+
+    def _encoded(self, tip: EntryId, history: bytes, body: SnapshotBody) -> bytes:
+        payload = snapshot_format.encode_body(body)
+        identity = self._identity
+        header = SnapshotHeader(
+            identity.store_id, identity.volume_id, identity.instance_id, *tip, history, len(payload),
+            snapshot_format.payload_digest(payload),
+        )  # fmt: skip
+        return snapshot_format.encode(header) + payload
+
+
+class _Fold:
+    """Puts records, one after another, together to what the log says."""
+
+    def __init__(self, contents: LogContents) -> None:
+        self._contents = contents
+        self._orphans: dict[int, Entry] = {}  # after a gap
+        self._hurt = ""  # where the chain broke
+        self.size = 0
+
+    def take(self, record: LogRecord, size: int, start: tuple[SnapshotHeader, SnapshotBody] | None) -> None:
+        contents = self._contents
+        self.size += size
+        contents.votes.append(record.vote)
+        if record.commit is not None and (contents.commit is None or record.commit.index > contents.commit.index):
+            contents.commit = record.commit
+        if start is not None:
+            contents.snapshot, contents.snapshot_body = start
+            contents.entries, self._hurt = [], ""
+            self._orphans.clear()
+        base, entries = record.base, record.entries
+        begun = contents.snapshot.entry if contents.snapshot is not None else START
+        if base.index < begun.index <= record.tip.index:
+            # Written by somebody who did not know of the snapshot yet: what it covers leads to it.
+            place = begun.index - base.index
+            base, entries = entries[place - 1].id, entries[place:]
+        if self._at(base.index) != base:
+            self.hurt(f"record {record.number} goes on after entry {base.index}, which is not here")
+            self._orphans.update((entry.index, entry) for entry in entries)
+            return
+        del contents.entries[base.index - begun.index :]
+        contents.entries.extend(entries)
+        self._hurt = ""  # who wrote it had read, or made good, what was lost before
+        self._orphans.clear()
+
+    def _at(self, index: int) -> EntryId | None:
+        contents = self._contents
+        begun = contents.snapshot.entry if contents.snapshot is not None else START
+        place = index - begun.index
+        if place == 0:
+            return begun
+        return contents.entries[place - 1].id if 0 < place <= len(contents.entries) else None
+
+    def hurt(self, where: str) -> None:
+        self._contents.damage.append(where)
+        self._hurt = self._hurt or where
+
+    def end(self, position: Position) -> None:
+        contents = self._contents
+        contents.everything = {entry.index: entry for entry in contents.entries} | self._orphans
+        contents.position = position
+        if self._hurt:  # never a torn tail: an object is there as a whole, or not at all
+            contents.bad = Bad(contents.tip.index + 1, self._hurt, followed=True)
+        else:
+            contents.end = End(contents.tip, contents.votes[-1].term if contents.votes else 0)
+
+
+class _Names:
+    """What lies in the directory of a log of this instance of the volume: others began their own."""
+
+    def __init__(self, names: Sequence[str], instance: str) -> None:
+        self.records: list[int] = []  # ascending
+        self.snapshots: list[str] = []  # the newest first
+        self.bases: list[str] = []
+        for name in names:
+            parsed = _NAME.fullmatch(name)
+            if parsed is None or parsed[1] != instance:
+                continue
+            if parsed[4] == "rec" and parsed[3] is None:
+                self.records.append(int(parsed[2], 16))
+            elif parsed[3] is not None:
+                (self.snapshots if parsed[4] == "snap" else self.bases).append(name)
+        self.records.sort()
+        self.snapshots.sort(reverse=True)
+
+
+def new_id() -> bytes:
+    """Return 16 random bytes: of one put, or of the name of a snapshot."""
+    return os.urandom(16)
+
+
+def _number(name: str) -> int:
+    return int(name[33:49], 16)
+
+
+def _id_of(name: str) -> bytes:
+    return bytes.fromhex(name[50:82])
+
+
+def _commit_of(snapshot: SnapshotHeader) -> CommitRecord:
+    """Return what a snapshot says is committed: it is taken of nothing else."""
+    return CommitRecord(snapshot.index, snapshot.term, snapshot.index, snapshot.chain)

@@ -1,0 +1,81 @@
+"""A look at whether an object store does what a store builds on, before one is made there.
+
+One thing is asked of it beyond reading what was written: of several that create an object at once, one succeeds, and
+its content stays. Some servers accept the condition and ignore it, or let several win. So many are let race for one
+name, and the object is looked at by every kind of call.
+"""
+
+import errno
+import threading
+from contextlib import closing
+from pathlib import Path
+
+from storage_core.errors import UnsuitableFileSystemError
+from storage_core.files import Files
+from storage_core.os_errors import UnreachableError
+from storage_core.store.environment import Environment
+
+RACER_COUNT = 16
+ROUND_COUNT = 2
+CONTENT_SIZE = 4096  # bytes of each racer's object
+
+
+def check(path: Path, env: Environment) -> None:
+    """Raise UnsuitableFileSystemError naming what a store below this prefix could not rely on. Leaves nothing there."""
+    for _ in range(ROUND_COUNT):
+        _try_race(path, env.files, path / f"probe-{env.new_id().hex()}", env)
+
+
+def _try_race(prefix: Path, files: Files, path: Path, env: Environment) -> None:
+    barrier = threading.Barrier(RACER_COUNT)
+    won: list[int] = []
+    errors: list[OSError] = []
+
+    def race(number: int) -> None:
+        try:
+            with closing(files.create(path)) as file:
+                file.write_at(0, bytes([number]) * CONTENT_SIZE)
+                barrier.wait(30.0)
+                file.sync()
+            won.append(number)
+        except FileExistsError:
+            return
+        except OSError as error:
+            errors.append(error)
+
+    racers = [threading.Thread(target=race, args=(number,)) for number in range(RACER_COUNT)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    try:
+        unexpected = next((error for error in errors if not isinstance(error, UnreachableError)), None)
+        if unexpected is not None:
+            raise unexpected
+        if len(won) != 1:
+            if errors:  # who won may have got no answer
+                raise errors[0]
+            raise _refusal(prefix, f"of {RACER_COUNT} that created one object at once {len(won)} succeeded")
+        with closing(files.open(path)) as file:
+            if file.read_at(0, CONTENT_SIZE) != bytes([won[0]]) * CONTENT_SIZE:
+                raise _refusal(prefix, "an object that was created is another one's")
+            if file.read_at(10, 20) != bytes([won[0]]) * 20:
+                raise _refusal(prefix, "a range of an object is another one")
+        if path.name not in files.list_directory(prefix) or files.file_size(path) != CONTENT_SIZE:
+            raise _refusal(prefix, "an object that was created is not listed")
+    finally:
+        files.unlink(path)
+    if path.name in files.list_directory(prefix):
+        raise _refusal(prefix, "an object that was deleted is listed")
+    try:
+        files.file_size(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+    raise _refusal(prefix, "an object that was deleted is there")
+
+
+def _refusal(prefix: Path, outcome: str) -> UnsuitableFileSystemError:
+    return UnsuitableFileSystemError(str(prefix), "object store", "creating an object that is not there", outcome)

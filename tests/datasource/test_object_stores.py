@@ -1,0 +1,115 @@
+"""The data source on volumes in object stores, as Spark calls it and in a real session, with a server on loopback."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness.objects.server import SECRET
+
+from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
+from storage_core import Store
+from storage_core.errors import RequirementError
+
+from .conftest import Driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = {"name": "ORDERS", "subjects": ["orders.>"]}
+
+
+def spelled(options: dict[str, str]) -> dict[str, str]:
+    """Return settings of an object store as Spark's options."""
+    return {f"storage.{key}": value for key, value in options.items()}
+
+
+@pytest.fixture
+def store(buckets: list[str], s3_options: dict[str, str]) -> Store:
+    made = Store.create(buckets, storage_options=s3_options)
+    made.add_stream(ORDERS)
+    return made
+
+
+@pytest.mark.parametrize("settings", [ReadSettings.parse, StreamReadSettings.parse, WriteSettings.parse_streaming])
+def test_settings_of_an_object_store_are_kept_and_never_shown(settings: Any) -> None:
+    given = {"path": "s3a://bucket/shop", "stream": "ORDERS", "storage.AWS_Secret_Access_Key": SECRET}
+    parsed = settings(given)
+    assert parsed.paths == ("s3://bucket/shop",)
+    assert parsed.storage == {"aws_secret_access_key": SECRET}
+    assert SECRET not in repr(parsed)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"path": "/data/shop", "storage.aws_region": "x"}, "option 'storage.aws_region' is for volumes in object"),
+        ({"path": "az://shop", "storage.azure_storage_account_key": SECRET}, "AZURE_STORAGE_ACCOUNT_KEY in the env"),
+        ({"path": "az://shop", "storage.azure_storage_sas_key": SECRET}, "Spark would show it"),
+        ({"path": "gs://shop", "storage.google_service_account_key": SECRET}, "Spark would show it"),
+        ({"path": "s3://bucket/shop", "storage.": "x"}, "names no setting"),
+        ({"path": "s3://bucket/shop", "layout": "nats"}, "layout=nats reads local folders"),
+        ({"path": "hdfs://host/shop"}, "is not a local path"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_without_their_values(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        ReadSettings.parse({"stream": "ORDERS", **options})
+    assert SECRET not in str(caught.value)
+
+
+def test_rows_go_to_an_object_store_and_back(
+    store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
+) -> None:
+    driver = Driver(buckets[1])
+    options: dict[str, Any] = spelled(s3_options)
+    driver.write(orders(300), orders(200, first=300), stream="ORDERS", writerId="loader", batchId="1", **options)
+    driver.write(orders(300), orders(200, first=300), stream="ORDERS", writerId="loader", batchId="1", **options)
+    table = driver.read(stream="ORDERS", **options)
+    assert table["data"].to_pylist() == [f"order {number}".encode() for number in range(500)]
+    _, partitions = driver.plan(stream="ORDERS", **options)
+    assert SECRET not in repr(partitions)
+
+
+def test_streaming_read_as_a_consumer_is_refused(store: Store, buckets: list[str], s3_options: dict[str, str]) -> None:
+    from datasource.stream_source import StreamSource
+
+    given = {"path": buckets[0], "stream": "ORDERS", "consumer": "billing", **spelled(s3_options)}
+    with pytest.raises(RequirementError, match="on local disks alone so far"):
+        StreamSource(StreamReadSettings.parse(given))
+
+
+@pytest.mark.spark
+def test_spark_reads_and_writes_a_bucket_in_batches_and_streaming(
+    spark: "SparkSession", store: Store, buckets: list[str], s3_options: dict[str, str], tmp_path: Path
+) -> None:
+    def texts(frame: Any) -> list[str]:
+        return [row.data.decode() for row in frame.orderBy("sequence").collect()]
+
+    options = {**spelled(s3_options), "stream": "ORDERS"}
+    rows = spark.range(100).selectExpr("concat('orders.', id % 3) AS subject", "CAST(id AS STRING) AS text")
+    rows = rows.selectExpr("subject", "encode(text, 'utf-8') AS data")
+    rows.write.format("jstream").options(**options).mode("append").save(buckets[0])
+    frame = spark.read.format("jstream").options(**options).load(buckets[0])
+    assert sorted(texts(frame), key=int) == [str(number) for number in range(100)]
+
+    store.add_stream({"name": "COPY", "subjects": ["copies.>"]})
+    checkpoint = tmp_path / "checkpoint"
+    read = spark.readStream.format("jstream").options(**options, startingOffsets="earliest").load(buckets[0])
+    copied = read.selectExpr("concat('copies.', sequence) AS subject", "data").writeStream.format("jstream")
+    copied = copied.options(**{**options, "stream": "COPY"}).option("checkpointLocation", str(checkpoint))
+    shown = [frame._jdf.queryExecution().toString(), frame._jdf.queryExecution().explainString(_extended(spark))]
+    for expected in (100, 200):
+        query = copied.trigger(availableNow=True).start(buckets[2])
+        query.awaitTermination(120)
+        assert query.exception() is None
+        shown += [json.dumps(str(query.recentProgress)), query._jsq.toString()]
+        assert store.stream("COPY").read().read_all().num_rows == expected
+        rows.write.format("jstream").options(**options).mode("append").save(buckets[0])
+    kept = b"".join(path.read_bytes() for path in checkpoint.rglob("*") if path.is_file())
+    assert b"ORDERS" in kept and SECRET.encode() not in kept
+    assert SECRET not in "".join(shown)
+
+
+def _extended(spark: "SparkSession") -> Any:
+    return spark._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("extended")

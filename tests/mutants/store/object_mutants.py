@@ -1,0 +1,250 @@
+"""Known mistakes of stores on object stores: each takes away one rule of docs/formats/object-log.md, section 4 or 5.
+
+Where an implementation known to the public had the mistake, the line says so.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from harness.mutants import Replacement, maker_of
+from harness.objects.store import Client
+
+from storage_core.errors import NoQuorumError, SupersededError
+from storage_core.metadata.commands import NoOp, encode_envelope
+from storage_core.os_errors import UnreachableError
+from storage_core.raft import rules
+from storage_core.raft.entry import EntryId, make_entry
+from storage_core.store.ensemble import decision, ensemble, rounds, session
+from storage_core.store.ensemble.logs import Lead
+from storage_core.store.ensemble.session import Session
+from storage_core.store.ensemble.settling import snapshot_body
+from storage_core.store.volume import object_log
+from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.object_log import ObjectLog
+
+
+def believes_in_records_without_their_witness() -> list[Replacement]:
+    """SlateDB #352: a writer that slept creates a number again that was removed, and acks."""
+    return [(ObjectLog, "_check", lambda self, witness: None)]
+
+
+def looks_at_the_witness_before_it_creates() -> list[Replacement]:
+    put = ObjectLog._put
+
+    def mutant(self: ObjectLog, position: Position, *args: Any) -> Position:
+        self._check(position.witness)
+        check, self._check = self._check, lambda witness: None  # type: ignore[method-assign]
+        try:
+            return put(self, position, *args)
+        finally:
+            self._check = check  # type: ignore[method-assign]
+
+    return [(ObjectLog, "_put", mutant)]
+
+
+def adopts_a_snapshot_that_came_late() -> list[Replacement]:
+    """The new witness is believed without a look at the one before."""
+    take = ObjectLog.take_snapshot
+
+    def mutant(self: ObjectLog, *args: Any) -> Position:
+        self._check = lambda witness: None  # type: ignore[method-assign]
+        try:
+            return take(self, *args)
+        finally:
+            del self._check
+
+    return [(ObjectLog, "take_snapshot", mutant)]
+
+
+def removes_records_before_snapshots() -> list[Replacement]:
+    def compact(self: ObjectLog) -> None:
+        names = self._names()
+        numbers = sorted({object_log._number(name) for name in names.snapshots})
+        if len(numbers) < 2:
+            return
+        for number in names.records:
+            if number <= numbers[-2]:
+                self._files.unlink(self._record_path(number))
+        for name in names.snapshots:
+            if object_log._number(name) < numbers[-2]:
+                self._files.unlink(self.directory / name)
+
+    return [(ObjectLog, "compact", compact)]
+
+
+def removes_records_that_the_newest_snapshot_covers() -> list[Replacement]:
+    """Also those of the tail: nothing tells where the log ends."""
+
+    def compact(self: ObjectLog) -> None:
+        names = self._names()
+        newest = object_log._number(names.snapshots[0])
+        for name in names.snapshots[1:]:
+            self._files.unlink(self.directory / name)
+        for number in names.records:
+            if number <= newest:
+                self._files.unlink(self._record_path(number))
+
+    return [(ObjectLog, "compact", compact)]
+
+
+def overwrites_records() -> list[Replacement]:
+    """Delta on S3 without a lock (delta#1410): puts have no condition."""
+    return [(Client, "create", Client.put)]
+
+
+def takes_a_refusal_for_its_own_success() -> list[Replacement]:
+    def check_own(self: ObjectLog, record: Any, error: OSError) -> None:
+        there, _ = self._record(record.number)
+        if there.vote.term != record.vote.term:
+            raise SupersededError("another process leads")
+
+    return [(ObjectLog, "_check_own", check_own)]
+
+
+def takes_its_own_success_for_a_refusal() -> list[Replacement]:
+    """SlateDB #766: a put that was tried twice comes back as refused."""
+
+    def check_own(self: ObjectLog, record: Any, error: OSError) -> None:
+        raise SupersededError("another process leads")
+
+    return [(ObjectLog, "_check_own", check_own)]
+
+
+def takes_no_answer_for_nothing_stored() -> list[Replacement]:
+    def failure(self: Any, written: Any, voter_count: int, room: Any) -> Any:
+        return NoQuorumError("nothing was stored", available=len(written.positions), needed=voter_count)
+
+    return [(rounds.Logs, "failure", failure)]
+
+
+def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
+    """And goes on where that ends now: what was put may land later, or never."""
+    write = rounds.Logs.write
+
+    def mutant(self: Any, what: str, works: Any, room: Any) -> Any:
+        written = write(self, what, works, room)
+        for volume_id, error in list(written.errors.items()):
+            if isinstance(error, UnreachableError):
+                written.errors.pop(volume_id)
+                names = self._logs[volume_id]._names()
+                written.positions[volume_id] = Position(names.records[-1], 0, names.snapshots[0])
+        return written
+
+    return [(rounds.Logs, "write", mutant)]
+
+
+def votes_and_writes_in_one_put() -> list[Replacement]:
+    """The first entry of a term stands in the record that votes for it."""
+
+    def settle(self: Session, decided: Any, frees: bool) -> None:
+        leadership = self._new_leadership(decided.term_seen)
+        body = snapshot_body(decided.lead, leadership.vote, self.view.durable)
+        change = self._apply(NoOp(), leadership)
+        tip = decided.lead.tip
+        entry = make_entry(
+            tip.chain, tip.index + 1, leadership.term, leadership.history, encode_envelope(change.envelope)
+        )
+
+        def prepare(volume_id: bytes) -> Any:
+            finding = decided.findings[volume_id]
+            base, snapshot = decided.lead.at(finding.keep), None
+            if base is None:
+                base, snapshot = decided.lead.base, (decided.lead.snapshot.history, body)
+            entries = decided.lead.entries[base.index - decided.lead.base.index :]
+            return lambda log: log.rewrite(
+                finding.end, base, [leadership.vote, *entries, entry], decided.commit, snapshot
+            )
+
+        positions = self._on_members(prepare, "entry", None)
+        self._see(
+            positions=positions, term_seen=leadership.term, commit=decided.commit,
+            durable={**self.view.durable, **dict.fromkeys(positions, entry.index)},
+        )  # fmt: skip
+        self._now = session.replace(self._now, view=session.moved_on(self.view, change.state, entry))
+        self._memory.lead(leadership)
+        self._memory.led(self.view)
+
+    return [(Session, "_settle", settle)]
+
+
+def writes_without_a_vote() -> list[Replacement]:
+    """A new leader takes the next term for itself without asking for votes first."""
+
+    def settle(self: Session, decided: Any, frees: bool) -> None:
+        leadership = self._new_leadership(decided.term_seen - 1)
+
+        def prepare(volume_id: bytes) -> Any:
+            finding = decided.findings[volume_id]
+            return partial(lambda log, end: end, end=finding.end)
+
+        if any(finding.index != decided.lead.tip.index for finding in decided.findings.values() if finding.written):
+            original(self, decided, frees)
+            return
+        positions = self._on_members(prepare, "segment", None)
+        self._see(positions=positions, term_seen=leadership.term)
+        self._memory.lead(leadership)
+        self._write(self._apply(NoOp(), leadership), frees)
+
+    original = Session._settle
+    return [(Session, "_settle", settle)]
+
+
+def leads_with_the_first_log() -> list[Replacement]:
+    def best(tips: Any, pool: Any, held: Any) -> Lead:
+        return pool.lead_to(next(iter(tips)))
+
+    return [(decision, "_best", best)]
+
+
+def is_content_with_one_volume() -> list[Replacement]:
+    return [(rules, "majority", lambda count: 1)]
+
+
+def reads_what_a_later_candidate_brought_along() -> list[Replacement]:
+    """An entry counts that stands on a majority, whoever put it there (figure 8)."""
+
+    def proven_entry(voters: Collection[bytes], ends: Mapping[bytes, tuple[EntryId, int]]) -> EntryId | None:
+        tips: Sequence[EntryId] = sorted((ends[one][0] for one in voters if one in ends), key=rules.rank, reverse=True)
+        needed = rules.majority(len(voters))
+        return tips[needed - 1] if len(tips) >= needed else None
+
+    return [(ensemble, "proven_entry", proven_entry)]
+
+
+def readers_do_not_wait_between_two_leaders() -> list[Replacement]:
+    """What cannot be proven is taken for not committed."""
+
+    def counted(self: Any, best: Any, ends: Any) -> Any:
+        sleep = ensemble._Unproven
+        try:
+            return original(self, best, ends)
+        except sleep:
+            return best
+
+    original = ensemble.Metadata._counted
+    return [(ensemble.Metadata, "_counted", counted)]
+
+
+MUTANTS = {
+    mutant.__name__: mutant
+    for mutant in (
+        believes_in_records_without_their_witness,
+        looks_at_the_witness_before_it_creates,
+        adopts_a_snapshot_that_came_late,
+        removes_records_before_snapshots,
+        removes_records_that_the_newest_snapshot_covers,
+        overwrites_records,
+        takes_a_refusal_for_its_own_success,
+        takes_its_own_success_for_a_refusal,
+        takes_no_answer_for_nothing_stored,
+        counts_a_volume_that_gave_no_answer,
+        votes_and_writes_in_one_put,
+        writes_without_a_vote,
+        leads_with_the_first_log,
+        is_content_with_one_volume,
+        reads_what_a_later_candidate_brought_along,
+        readers_do_not_wait_between_two_leaders,
+    )
+}
+made = maker_of(MUTANTS)

@@ -1,0 +1,59 @@
+"""Commands on volumes in object stores: their settings, and what is refused there so far."""
+
+from pathlib import Path
+
+import pytest
+from harness.objects.server import SECRET
+from typer.testing import CliRunner
+
+from spark_stream.cli.app import app
+from storage_core import Store
+
+
+def words_of(options: dict[str, str]) -> list[str]:
+    return [word for key, value in options.items() for word in ("--storage-option", f"{key}={value}")]
+
+
+def test_settings_stand_anywhere_and_are_never_printed(buckets: list[str], s3_options: dict[str, str]) -> None:
+    words = words_of(s3_options)
+    made = CliRunner().invoke(app, ["store", "create", *buckets, *words])
+    assert made.exit_code == 0, made.output
+    added = CliRunner().invoke(
+        app, [*words, "stream", "add", "ORDERS", "--subjects", "orders.>", "--store", buckets[0]]
+    )
+    assert added.exit_code == 0, added.output
+    sent = CliRunner().invoke(app, ["pub", *words, "--store", buckets[1], "--", "orders.new", "--storage-option"])
+    assert (sent.exit_code, sent.output) == (0, "ORDERS 1\n")
+    with Store.open(buckets[2], storage_options=s3_options) as store:
+        assert store.stream("ORDERS").get(1).data == b"--storage-option"
+    shown = CliRunner().invoke(app, ["cluster", "info", "--store", buckets[0], *words]).output
+    assert SECRET not in made.output + added.output + shown and buckets[0] in shown
+    other = CliRunner().invoke(app, ["stream", "ls", "--store", buckets[0]], env={"AWS_ENDPOINT_URL": None})
+    assert other.exit_code == 1, "settings of one command are not those of the next"
+
+
+def test_settings_without_a_value_and_for_folders_are_wrong_words(tmp_path: Path) -> None:
+    Store.create(tmp_path / "shop").close()
+    for words in (["--storage-option", SECRET], ["--storage-option", f"aws_secret_access_key={SECRET}"]):
+        refused = CliRunner().invoke(app, ["stream", "ls", "--store", str(tmp_path / "shop"), *words])
+        assert refused.exit_code == 2 and SECRET not in refused.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("restore", "BACKUP", "BUCKET/other", "--force"),
+        ("cluster", "volume", "add", "BUCKET/b", "BUCKET/c", "--store", "BUCKET"),
+        ("repair", "--adopt", "--store", "BUCKET"),
+    ],
+)
+def test_what_works_on_local_disks_alone_is_refused_by_name(
+    buckets: list[str], s3_options: dict[str, str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with Store.create(buckets[0], storage_options=s3_options) as store:
+        store.backup(tmp_path / "backup")
+        given = [word.replace("BUCKET", buckets[0]).replace("BACKUP", str(tmp_path / "backup")) for word in words]
+        refused = CliRunner().invoke(app, [*given, *words_of(s3_options)])
+        assert refused.exit_code == 1, refused.output
+        assert "JSTREAM_REQUIREMENT" in refused.output and "on local disks alone so far" in refused.output
+        assert store.streams() == []

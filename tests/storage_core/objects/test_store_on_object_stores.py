@@ -1,0 +1,126 @@
+"""Stores on object stores, by the public surface, on a server."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
+from storage_core.store.store import Store
+
+MESSAGES = pa.table({"subject": ["orders.new"] * 1000, "data": [f"order {n}" for n in range(1000)]})
+
+
+def made(volumes: list[str], options: dict[str, str]) -> Store:
+    store = Store.create(volumes, storage_options=options)
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    return store
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_what_was_appended_is_read_by_another_process(
+    buckets: list[str], s3_options: dict[str, str], volume_count: int
+) -> None:
+    store = made(buckets[:volume_count], s3_options)
+    assert store.stream("ORDERS").append(MESSAGES) == range(1, 1001)
+    other = Store.open(buckets[0], storage_options=s3_options)
+    table = other.stream("ORDERS").read(columns=["sequence", "data"]).read_all()
+    assert table["data"].to_pylist() == [f"order {n}".encode() for n in range(1000)]
+    assert other.stream("ORDERS").append(MESSAGES) == range(1001, 2001)
+    assert store.stream("ORDERS").read().read_all().num_rows == 2000
+
+
+def test_two_writers_take_turns(buckets: list[str], s3_options: dict[str, str]) -> None:
+    first = made(buckets, s3_options)
+    second = Store.open(buckets, storage_options=s3_options)
+    taken: list[int] = []
+    for _ in range(5):
+        for store in (first, second):
+            taken += store.stream("ORDERS").append([{"subject": "orders.new", "data": b"one"}])
+    assert taken == list(range(1, 11))
+
+
+def test_consumer_goes_on_where_it_was(buckets: list[str], s3_options: dict[str, str]) -> None:
+    store = made(buckets[:1], s3_options)
+    store.stream("ORDERS").append(MESSAGES)
+    consumer = store.stream("ORDERS").add_consumer({"name": "billing"})
+    table = consumer.fetch(600, timeout_s=0)
+    consumer.ack(table["sequence"])
+    other = Store.open(buckets[0], storage_options=s3_options).stream("ORDERS").consumer("billing")
+    assert other.fetch(600, timeout_s=0)["sequence"].to_pylist() == list(range(601, 1001))
+
+
+def test_one_bucket_of_three_is_lost(buckets: list[str], s3_options: dict[str, str], s3_root: Path) -> None:
+    store = made(buckets, s3_options)
+    store.stream("ORDERS").append(MESSAGES)
+    shutil.rmtree(s3_root / buckets[0].split("/")[2])
+    other = Store.open(buckets, storage_options=s3_options)
+    assert other.stream("ORDERS").read().read_all().num_rows == 1000
+    assert other.stream("ORDERS").append(MESSAGES) == range(1001, 2001)
+
+
+def test_lost_bucket_that_is_given_back_empty_is_filled_again(
+    buckets: list[str], s3_options: dict[str, str], s3_root: Path
+) -> None:
+    store = made(buckets, s3_options)
+    store.stream("ORDERS").append(MESSAGES)
+    lost, other = (s3_root / bucket.split("/")[2] for bucket in buckets[:2])
+    shutil.rmtree(lost)
+    store = Store.open(buckets, storage_options=s3_options)
+    store.stream("ORDERS").append(MESSAGES)
+    lost.mkdir()
+    store.repair()
+    shutil.rmtree(other)
+    store = Store.open(buckets, storage_options=s3_options)
+    assert store.stream("ORDERS").read().read_all().num_rows == 2000
+    assert store.stream("ORDERS").append(MESSAGES) == range(2001, 3001)
+
+
+def test_snapshots_and_old_records_do_not_pile_up(
+    buckets: list[str], s3_options: dict[str, str], s3_root: Path
+) -> None:
+    store = Store.create(buckets[0], storage_options=s3_options, snapshot_every=4)
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    for _ in range(20):
+        store.stream("ORDERS").append([{"subject": "orders.new", "data": b"one"}])
+    meta = s3_root / buckets[0].split("/")[2] / "shop" / "meta"
+    assert len(list(meta.glob("*.snap"))) <= 3
+    assert len(list(meta.glob("*.rec"))) <= 12
+    assert Store.open(buckets[0], storage_options=s3_options).stream("ORDERS").read().read_all().num_rows == 20
+
+
+def test_wrong_addresses_are_named(buckets: list[str], s3_options: dict[str, str], s3_root: Path) -> None:
+    with pytest.raises(NotAStoreError):
+        Store.open(buckets[0], storage_options=s3_options)
+    store = made(buckets[:1], s3_options)
+    with pytest.raises(AlreadyExistsError):
+        Store.create(buckets[0], storage_options=s3_options)
+    with pytest.raises(ValueError, match="aws_regoin"):
+        Store.open(buckets[0], storage_options={**s3_options, "aws_regoin": "x"})
+    with pytest.raises(ValueError, match="one kind"):
+        Store.create([*buckets[:2], "/tmp/somewhere"], storage_options=s3_options)
+    with pytest.raises(StorageError) as caught:
+        Store.open("s3://no-such-bucket/shop", storage_options=s3_options)
+    assert "a secret" not in str(caught.value) + repr(store) + repr(caught.value)
+
+
+def test_missing_extra_is_named(buckets: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
+    with pytest.raises(RequirementError, match=r"pip install 'pyspark-jstream\[objectstore\]'"):
+        Store.open(buckets[0], storage_options={"aws_region": "nowhere-yet"})
+
+
+def test_settings_come_from_the_environment(
+    buckets: list[str], s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in s3_options.items():
+        monkeypatch.setenv(key.upper(), value)
+    made(buckets[:1], {}).stream("ORDERS").append(MESSAGES)
+    assert Store.open(buckets[0]).stream("ORDERS").read().read_all().num_rows == 1000
+
+
+def test_settings_are_for_object_stores_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="storage_options are for object stores"):
+        Store.create(tmp_path / "shop", storage_options={"aws_region": "x"})
