@@ -10,6 +10,7 @@ from spark_stream.cli.failures import WrongUsage, explain
 from spark_stream.cli.options import JsonOption, StoreOption
 from spark_stream.cli.quantities import parse_duration_option, parse_since_ns
 from spark_stream.cli.render import counted, print_json, print_lines
+from spark_stream.cli.storage_options import storage_options
 
 if TYPE_CHECKING:
     from spark_stream.check import Limit
@@ -55,7 +56,7 @@ def check(
     )
     summary = ""
     try:
-        with Store.open(store, read_only=True) as opened:
+        with Store.open(store, read_only=True, storage_options=storage_options()) as opened:
             problems = problems_of(opened, limits)
             volumes, streams = opened.cluster_info()["voters"], opened.streams()
             summary = f"{counted(volumes, 'volume')}, {counted(len(streams), 'stream')}"

@@ -8,6 +8,7 @@ import typer
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import StoreOption
 from spark_stream.cli.render import say
+from spark_stream.cli.storage_options import storage_options
 
 PORT = 8222
 
@@ -50,7 +51,7 @@ def ui(
     except OSError as error:
         raise CommandFailed(f"{error.strerror}; --port takes another one, 0 a free one") from error
     with listener:
-        site = Site([one.strip() for one in store.split(",")])
+        site = Site([one.strip() for one in store.split(",")], storage_options=storage_options())
         address, taken = listener.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address
         say(f"the store's pages are at http://{place}:{taken}/ until Ctrl-C")

@@ -55,12 +55,14 @@ class Scan:
 class Site:
     """What all pages share. Used by many threads."""
 
-    def __init__(self, paths: Sequence[str], fresh_s: float = FRESH_S) -> None:
+    def __init__(
+        self, paths: Sequence[str], fresh_s: float = FRESH_S, storage_options: Mapping[str, str] | None = None
+    ) -> None:
         """Open the store. Raises what `Store.open` does."""
-        self.paths, self._fresh_s = tuple(paths), fresh_s
+        self.paths, self._fresh_s, self._storage_options = tuple(paths), fresh_s, storage_options
         self.command_store = quote(",".join(self.paths))  # as command lines have it
         self._opening = threading.Lock()
-        self._store: Store | None = Store.open(list(paths), read_only=True)
+        self._store: Store | None = self._open()
         self._scanning = threading.Lock()
         self._scan: Scan | None = None
         self._scan_s = 0.0  # processor time that the last scan took
@@ -87,8 +89,11 @@ class Site:
         """Return the store, opened anew if it could not be read before. Raises what `Store.open` does."""
         with self._opening:
             if self._store is None:
-                self._store = Store.open(list(self.paths), read_only=True)
+                self._store = self._open()
             return self._store
+
+    def _open(self) -> Store:
+        return Store.open(list(self.paths), read_only=True, storage_options=self._storage_options)
 
     def forget(self) -> None:
         """Open the store anew the next time: another one may lie there."""
