@@ -1,0 +1,120 @@
+"""Pages in a real browser: nothing is blocked, nothing is loaded from elsewhere, all of it fits, can be read and used.
+
+axe-core, which looks for what keeps people from using a page, comes with axe-playwright-python.
+"""
+
+import importlib.resources
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.served_ui import PAGES, Browser, blocks_of
+
+from storage_core import Store
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python", reason="the package axe-playwright-python is not installed")
+AXE = str(importlib.resources.files(axe) / "axe.min.js")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+WAIT_MS = 60_000  # the longest that anything is waited for
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS)
+        yield browser
+        browser.close()
+
+
+class Window:
+    """One page in the browser; keeps what it complained of, and whom it asked."""
+
+    def __init__(
+        self, chromium: Any, server: Browser, width: int = 1280, scheme: str = "light", **options: Any
+    ) -> None:
+        self._server = server
+        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        context.set_default_timeout(WAIT_MS)
+        self.page = context.new_page()
+        self.page.add_init_script(path=AXE)
+        self._complaints: list[str] = []
+        self._asked: set[str] = set()
+        self.page.on("console", lambda message: self._complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self._complaints.append(dialog.message))
+        self.page.on("request", lambda request: self._asked.add(request.url))
+
+    def look(self, path: str) -> None:
+        """Load a page, which has to fit, and to be usable by everybody."""
+        self.page.goto(self._server.address + path, wait_until="load")
+        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        # Scripts of a debugger come past the page's policy.
+        violations = self.page.evaluate("async () => (await axe.run()).violations")
+        assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in violations] == [], path
+
+    def close(self) -> None:
+        """Nothing was blocked or failed, nothing was asked of another host."""
+        assert [text for text in self._complaints if "status of 404" not in text] == []
+        assert {url.split("/")[2] for url in self._asked} == {f"127.0.0.1:{self._server.port}"}
+        self.page.context.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
+def test_every_page_is_whole_and_usable(
+    store: Store, volumes: list[Path], serve, chromium, width: int, scheme: str
+) -> None:
+    block = blocks_of(volumes[0])[0].stem
+    window = Window(chromium, serve(volumes), width, scheme)
+    for path in [*PAGES, "/streams/ORDERS/messages/61", f"/streams/ORDERS/blocks/{block}", "/nothing"]:
+        window.look(path)
+    window.close()
+
+
+def test_a_broken_store_that_is_written_is_shown_live_with_what_is_wrong(
+    store: Store, volumes: list[Path], serve, chromium
+) -> None:
+    shutil.rmtree(volumes[1])
+    damaged = blocks_of(volumes[2])[2]
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    window = Window(chromium, serve(volumes))
+    for path in ("/", "/volumes", "/streams/ORDERS/copies"):
+        window.look(path)
+    assert window.page.locator(".tile.missing").count() == 7
+    assert window.page.locator(".tile.damaged").count() == 1
+    window.page.locator(".tile.damaged").click()
+    window.page.get_by_role("link", name="Read and check").last.click()
+    window.page.locator("#hex").wait_for()
+    window.look("/streams/ORDERS/messages")
+    stream = store.stream("ORDERS")
+    for number in range(3):
+        stream.publish("orders.eu", b"<img src=x onerror=alert(1)> number %d" % number)
+        window.page.get_by_text(f"number {number}").wait_for()
+    window.close()
+
+
+def test_keys_lead_about_and_pages_need_no_script(store: Store, volumes: list[Path], serve, chromium) -> None:
+    server = serve(volumes)
+    window = Window(chromium, server)
+    window.look("/")
+    window.page.keyboard.press("g")
+    window.page.keyboard.press("s")
+    window.page.wait_for_url("**/streams")
+    window.page.keyboard.press("/")
+    window.page.keyboard.type("order")
+    window.page.keyboard.press("Enter")
+    window.page.wait_for_url("**/streams?search=order")
+    window.close()
+    plain = chromium.new_context(java_script_enabled=False).new_page()
+    plain.goto(f"{server.address}/streams/ORDERS/messages")
+    plain.get_by_role("link", name="Older").first.click()
+    plain.get_by_role("link", name="5", exact=True).click()
+    assert "Message 5" in plain.content()
+    plain.context.close()
