@@ -142,7 +142,7 @@ def main(volume_count: int) -> int:
         lambda blocks: (max(1, blocks // BLOCKS_PER_COMMIT), min(blocks, BLOCKS_PER_COMMIT)),
         WANTED_BLOCKS,
     )
-    both = next(one for one in ratios if str(one["name"]).startswith("open and plan"))
+    both = next(ratio for ratio in ratios if str(ratio["name"]).startswith("open and plan"))
     many = {"ratio": both["seconds"], "by_cpu": both["cpu_seconds"], "at_most": WANTED_S}
     ratios.append({"name": f"open and plan {BLOCKS[1]:,} blocks, in seconds", **many})
     ratios += compare("commits", volume_count, COMMITS, lambda commits: (commits, 1), WANTED_COMMITS)

@@ -32,7 +32,7 @@ def make_store(volumes: list[Path], message_count: int) -> None:
     with Store.create(volumes) as store:
         store.add_stream({"name": "ORDERS", "subjects": ["orders.>"], "block_max_bytes": BLOCK_SIZE})
         stream = store.stream("ORDERS")
-        batches = [one.select(["subject", "data"]) for one in messages(message_count)]
+        batches = [message.select(["subject", "data"]) for message in messages(message_count)]
         for start in range(0, len(batches), 100):
             stream.append(batches[start : start + 100])
 

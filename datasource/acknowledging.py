@@ -85,13 +85,13 @@ class Acknowledger(StreamingQueryListener):
 
     def _acknowledge(self, consumer: str, offsets: Offsets) -> None:
         by_store: dict[bytes, Offsets] = {}
-        for name, one in offsets.items():
-            by_store.setdefault(one.store_id, {})[name] = one
+        for name, offset in offsets.items():
+            by_store.setdefault(offset.store_id, {})[name] = offset
         for store_id, ends in by_store.items():
             key = (store_id, consumer)
             try:
                 with self._busy:
-                    self._reader(key).acknowledge({name: one.at.position for name, one in ends.items()})
+                    self._reader(key).acknowledge({name: end.at.position for name, end in ends.items()})
                 self._troubles.pop(key, None)
             except Exception as error:
                 self._readers.pop(key, None)
@@ -122,11 +122,11 @@ def _by_consumer(end_offset: str | None) -> Iterator[tuple[str, Offsets]]:
     try:
         entries = json.loads(end_offset or "null")
         if not isinstance(entries, dict) or not all(
-            isinstance(one, dict) and "store" in one for one in entries.values()
+            isinstance(entry, dict) and "store" in entry for entry in entries.values()
         ):
             return
         offsets = stream_offsets.decode(entries)
     except ValueError:
         return
-    for consumer in sorted({one.consumer for one in offsets.values() if one.consumer is not None}):
-        yield consumer, {name: one for name, one in offsets.items() if one.consumer == consumer}
+    for consumer in sorted({offset.consumer for offset in offsets.values() if offset.consumer is not None}):
+        yield consumer, {name: offset for name, offset in offsets.items() if offset.consumer == consumer}

@@ -79,7 +79,7 @@ class ForeignReader(DataSourceReader):
         parts = [ForeignPart(part) for part in self._plan(store)]
         packed = pack(parts, self.settings.min_partitions, self.settings.partition_rows_max)
         settle()
-        return [SlicePartition(tuple(one.part for one in parts)) for parts in packed]
+        return [SlicePartition(tuple(part.part for part in parts)) for parts in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition), partition

@@ -48,7 +48,7 @@ class ForeignConsumerTableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         store = plan_store(self.settings)
         names = select_streams(store.streams(), self.settings.streams)
-        found = [one for name in names for one in store.consumers(name, _log)]
+        found = [consumer for name in names for consumer in store.consumers(name, _log)]
         return [RowsPartition(consumers_table(found).to_pylist())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -70,8 +70,8 @@ class ForeignDamageReader(DataSourceReader):
             found, slices = store.inspect(name)
             notes += found
             parts += map(ForeignPart, slices)
-        packed = [SlicePartition(tuple(one.part for one in some)) for some in pack(parts, None, None)]
-        return [RowsPartition([one.row() for one in notes]), *packed]
+        packed = [SlicePartition(tuple(part.part for part in some)) for some in pack(parts, None, None)]
+        return [RowsPartition([note.row() for note in notes]), *packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, RowsPartition):
@@ -87,7 +87,7 @@ class ForeignDamageReader(DataSourceReader):
                 with seen_from_here(self.settings):
                     open_store(self.settings)
                 is_seen = True
-            yield pa.RecordBatch.from_pylist([one.row() for one in found], schema=self.schema)
+            yield pa.RecordBatch.from_pylist([damage.row() for damage in found], schema=self.schema)
 
 
 def _log(damage: ForeignDamage) -> None:

@@ -41,7 +41,7 @@ def find(store_id: bytes) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     paths = noted.get("paths") if isinstance(noted, dict) else None
-    if not isinstance(paths, list) or not all(isinstance(one, str) and os.path.isabs(one) for one in paths):
+    if not isinstance(paths, list) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
         return ()
     return tuple(paths)
 

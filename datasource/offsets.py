@@ -192,7 +192,7 @@ def choice_of(starting: Bounds, stream: str, default: str) -> str:
 def _check_streams(known: Iterable[str], *bounds: Bounds) -> None:
     """Raise ValueError for a stream that the bounds name and that is not read."""
     listed = sorted(known)
-    for option, stream in (named for one in bounds for named in one.named()):
+    for option, stream in (named for bound in bounds for named in bound.named()):
         if stream not in listed:
             hint = instead(stream, listed, "read are")
             raise ValueError(f"option {option!r}: stream {stream!r} is not among those that are read{hint}")

@@ -474,7 +474,7 @@ def _storage_key(option: str) -> str:
 def is_of_streaming_only(options: Mapping[str, str]) -> bool:
     """Return whether one of the options means something in streaming reads, and nothing in batch reads."""
     found = [_BY_NAME.get(key.lower()) for key in options]
-    return any(one is not None and STREAM_READ in one.uses and READ not in one.uses for one in found)
+    return any(option is not None and STREAM_READ in option.uses and READ not in option.uses for option in found)
 
 
 def _check_use(option: Option, use: Use) -> None:

@@ -47,10 +47,10 @@ def pack(slices: Iterable[S], partitions_min: int | None = None, rows_max: int |
     There are `partitions_min` partitions or more, unless there are fewer rows, and none has more than `rows_max` rows.
     """
     listed = [one for one in slices if one.row_count]
-    limit = _row_limit(sum(one.row_count for one in listed), partitions_min, rows_max)
-    cut = [one for one in _split(listed, limit) if one.row_count]
-    row_counts = np.array([one.row_count for one in cut], np.int64)
-    byte_sizes = np.array([one.byte_size for one in cut], np.int64)
+    limit = _row_limit(sum(slice_.row_count for slice_ in listed), partitions_min, rows_max)
+    cut = [slice_ for slice_ in _split(listed, limit) if slice_.row_count]
+    row_counts = np.array([slice_.row_count for slice_ in cut], np.int64)
+    byte_sizes = np.array([slice_.byte_size for slice_ in cut], np.int64)
     edges = _edges(row_counts, byte_sizes, limit)
     return [cut[start:end] for start, end in zip(edges, edges[1:], strict=False)] or [[]]
 

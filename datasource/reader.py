@@ -180,7 +180,7 @@ def plan_partitions(
         parts.append(plan.slices)
     packed = pack_blocks(BlockSlices.concatenate(parts), settings.min_partitions, settings.partition_rows_max)
     differing = {name: own[name] or () for name, found in filters.items() if found}
-    return [SlicePartition(one, differing) for one in packed if len(one)], incarnations
+    return [SlicePartition(slices, differing) for slices in packed if len(slices)], incarnations
 
 
 @show_codes
@@ -277,7 +277,7 @@ def stream_ranges(store: Store, names: Iterable[str], settings: ReadSettings) ->
         extents[name] = Extent(stream.first_sequence, stream.last_sequence + 1)
     starting, ending = settings.bounds()
     consumer_at: dict[str, int] = {}
-    left = {name: one for name, one in extents.items() if left_to_consumer(starting, name)}
+    left = {name: extent for name, extent in extents.items() if left_to_consumer(starting, name)}
     if settings.consumer is not None:
         consumer_at = _places_of_consumer(store, left, settings)
     ranges = resolve_ranges(extents, starting, ending, store.first_at_time, settings.fail_on_data_loss, consumer_at)
@@ -298,7 +298,7 @@ def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: R
     """
     reader = QueryReader(store, settings.consumer, own=False)
     found = {}
-    for name, at in reader.begin({name: Start(one.first) for name, one in extents.items()}).items():
+    for name, at in reader.begin({name: Start(extent.first) for name, extent in extents.items()}).items():
         facts = facts_of(store.stream_state(name))
         made = decide(at.position, facts, at.told, FAIL if settings.fail_on_data_loss else CONTINUE)
         if made.action is Action.FAIL:

@@ -72,17 +72,17 @@ def encode(offsets: Mapping[str, StreamOffset]) -> Json:
     return {name: _encoded(offsets[name]) for name in sorted(offsets)}
 
 
-def _encoded(one: StreamOffset) -> dict[str, Any]:
-    position = one.at.position
+def _encoded(offset: StreamOffset) -> dict[str, Any]:
+    position = offset.at.position
     made = {
-        "begin": one.begin,
-        "consumer": one.consumer,
-        "filters": list(one.filters) or None,
+        "begin": offset.begin,
+        "consumer": offset.consumer,
+        "filters": list(offset.filters) or None,
         "history": [[history.hex(), first] for history, first in position.history],
         "incarnation": position.incarnation.hex(),
-        "lost": [[first, end] for first, end in one.at.told.ranges()],
+        "lost": [[first, end] for first, end in offset.at.told.ranges()],
         "sequence": position.next_sequence,
-        "store": one.store_id.hex(),
+        "store": offset.store_id.hex(),
         "version": VERSION,
     }
     return {key: value for key, value in made.items() if value is not None}

@@ -86,7 +86,7 @@ class StreamSource:
         """From now on nothing is read beyond what is there now."""
         state = self._store.state()
         streams = [self._store.stream_state(name, state) for name in self._picked(state)]
-        self._targets = {one.name: _Target(one.incarnation, one.next_sequence) for one in streams}
+        self._targets = {stream.name: _Target(stream.incarnation, stream.next_sequence) for stream in streams}
 
     def initial(self) -> Json:
         """Return where a query without a checkpoint begins; the same again however often it is asked.
@@ -111,7 +111,7 @@ class StreamSource:
         return self._initial
 
     def _picked(self, state: StoreState, must_exist: bool = False) -> list[str]:
-        names = pick_streams((one.name for one in state.streams.values()), self._settings.streams, must_exist)
+        names = pick_streams((stream.name for stream in state.streams.values()), self._settings.streams, must_exist)
         if not names and self._says_none:
             self._says_none = False
             log.warning(
@@ -157,16 +157,18 @@ class StreamSource:
         return self._quiet[0] is self._seen
 
     def _look(self, start: Json, limit: ReadLimit) -> Json:
-        known = {name: _carried(one) for name, one in self._decode(start).items()}
+        known = {name: _carried(offset) for name, offset in self._decode(start).items()}
         known_stores.remember(self._store.id, self._store.paths)
         state, begin = self._settled(known)
-        is_said = self._acknowledge({name: one.at.position for name, one in begin.items()})
+        is_said = self._acknowledge({name: offset.at.position for name, offset in begin.items()})
         joining = self._joining(state, known)
         if joining:
             state, begin = self._settled({**begin, **joining})
         self._seen = state
         ends, has_to_wait = self._ends(state, begin, limit)
-        batch = {name: self._ended(state, name, one, ends.get(name, one.sequence)) for name, one in begin.items()}
+        batch = {
+            name: self._ended(state, name, offset, ends.get(name, offset.sequence)) for name, offset in begin.items()
+        }
         if batch != known:
             self._quiet = None
             return stream_offsets.encode(batch)
@@ -189,16 +191,16 @@ class StreamSource:
     def _ends(self, state: StoreState, begin: Offsets, limit: ReadLimit) -> tuple[dict[str, int], bool]:
         """Return where the batch ends in streams that have something new; and whether something new has to wait."""
         pending, has_to_wait = {}, False
-        for name, one in begin.items():
+        for name, offset in begin.items():
             stream = self._store.stream_state(name, state)
             end = self._end_of(stream)
-            if end > one.sequence and self._reader.is_paused(name):
+            if end > offset.sequence and self._reader.is_paused(name):
                 has_to_wait = True
                 continue
-            until = self._readable(name, one.sequence, end)
+            until = self._readable(name, offset.sequence, end)
             has_to_wait |= until < end
-            if until > one.sequence:
-                pending[name] = Pending(stream, one.sequence, until)
+            if until > offset.sequence:
+                pending[name] = Pending(stream, offset.sequence, until)
         limits = self._settings.limits.under(limit)
         if pending and self._targets is None:
             count = sum(one.message_count for one in pending.values())
@@ -245,12 +247,12 @@ class StreamSource:
 
         Raises DataLossError if there is news and failOnDataLoss.
         """
-        at = {name: one.at for name, one in offsets.items()}
+        at = {name: offset.at for name, offset in offsets.items()}
         for _ in range(ATTEMPTS):
             found = self._reader.settle(at, self._policy, self._remedy(at))
             state = self._store.state()
-            if all(_stands(state, name, one) for name, one in found.items()):
-                return state, {name: self._moved(offsets[name], one) for name, one in found.items()}
+            if all(_stands(state, name, position) for name, position in found.items()):
+                return state, {name: self._moved(offsets[name], position) for name, position in found.items()}
         raise StaleIncarnationError(f"streams {', '.join(sorted(at))} of {self._store.label} do not stand still")
 
     def _moved(self, before: StreamOffset, at: QueryPosition) -> StreamOffset:
@@ -292,11 +294,11 @@ class StreamSource:
                 self._meet_another_store(name, one)
         return {name: replace(one, consumer=self._settings.consumer) for name, one in found.items()}
 
-    def _meet_another_store(self, name: str, one: StreamOffset) -> None:
+    def _meet_another_store(self, name: str, offset: StreamOffset) -> None:
         """Refuse a checkpoint of another store; with failOnDataLoss=false its stream counts as made again."""
         text = (
-            f"the checkpoint is of another store: its offset of stream {name!r} is of store {one.store_id.hex()}, and "
-            f"{self._store.label} is store {self._store.id.hex()}"
+            f"the checkpoint is of another store: its offset of stream {name!r} is of store {offset.store_id.hex()}, "
+            f"and {self._store.label} is store {self._store.id.hex()}"
         )
         if self._policy == FAIL:
             raise ValueError(
@@ -319,7 +321,7 @@ class StreamSource:
             self._settled(until)
         for _ in range(ATTEMPTS):
             state, settled = self._settled(begin)
-            ranges = {name: _range(state, name, one.sequence, until[name]) for name, one in settled.items()}
+            ranges = {name: _range(state, name, offset.sequence, until[name]) for name, offset in settled.items()}
             ranges = {name: one for name, one in ranges.items() if one[0] < one[1]}
             incarnations = {name: self._store.stream_state(name, state).incarnation for name in ranges}
             filters = {name: until[name].filters for name in ranges}
@@ -332,7 +334,7 @@ class StreamSource:
 
     def acknowledge(self, end: Json) -> None:
         """Hear that everything before `end` is finished."""
-        self._acknowledge({name: one.at.position for name, one in self._decode(end).items()})
+        self._acknowledge({name: offset.at.position for name, offset in self._decode(end).items()})
 
     def _acknowledge(self, ends: Mapping[str, Position]) -> bool:
         """Tell the consumers what is finished; return whether they heard.
@@ -354,17 +356,17 @@ class StreamSource:
         state = self._seen or self._store.state()
         if self._reported is None or self._reported[0] is not state:
             streams = [self._store.stream_state(name, state) for name in self._picked(state)]
-            ends = {one.name: self._offset(beginning(one, one.next_sequence)) for one in streams}
+            ends = {stream.name: self._offset(beginning(stream, stream.next_sequence)) for stream in streams}
             self._reported = state, stream_offsets.encode(ends)
         return self._reported[1]
 
 
-def _carried(one: StreamOffset) -> StreamOffset:
+def _carried(offset: StreamOffset) -> StreamOffset:
     """Return the end of a batch as the start of the next one, which does not begin where that batch did.
 
     Where nothing was read the two are the same place, and it is kept: a replay asks where a query begins anew.
     """
-    return one if one.begin in (None, one.sequence) else replace(one, begin=None)
+    return offset if offset.begin in (None, offset.sequence) else replace(offset, begin=None)
 
 
 def _has_consumer(state: StoreState, name: str, consumer: str) -> bool:
@@ -384,20 +386,20 @@ def _begins(start: Offsets, end: Offsets) -> Offsets:
     Raises ValueError if the two do not follow one another.
     """
     found = {}
-    for name, one in end.items():
-        first = one.first_of_batch()
+    for name, offset in end.items():
+        first = offset.first_of_batch()
         if first is None and name in start:
             before = start[name].at.position
-            first = QueryPosition(before, one.at.told)
-        is_of_one = first is not None and first.position.incarnation == one.at.position.incarnation
-        if first is None or not is_of_one or first.position.next_sequence > one.sequence:
+            first = QueryPosition(before, offset.at.told)
+        is_of_one = first is not None and first.position.incarnation == offset.at.position.incarnation
+        if first is None or not is_of_one or first.position.next_sequence > offset.sequence:
             raise ValueError(
                 f"the checkpoint's offsets of stream {name!r} do not follow one another: a batch cannot begin at "
                 f"{stream_offsets.encode({name: start[name]}) if name in start else 'nothing'} and end at "
-                f"{stream_offsets.encode({name: one})}. They were edited: put the folder 'offsets' of the checkpoint "
-                "back from a copy, or begin with a new checkpoint"
+                f"{stream_offsets.encode({name: offset})}. They were edited: put the folder 'offsets' of the "
+                "checkpoint back from a copy, or begin with a new checkpoint"
             )
-        found[name] = StreamOffset(one.store_id, first)
+        found[name] = StreamOffset(offset.store_id, first)
     return found
 
 

@@ -87,7 +87,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises FencedError: a newer run of the query has gone on, or other messages are stored under the batch's number;
         RequirementError: the writer is another query's, or the tasks are not of one batch; what Store.commit raises.
         """
-        tasks = [one for one in messages if isinstance(one, StagedTask)]
+        tasks = [message for message in messages if isinstance(message, StagedTask)]
         if not tasks:
             log.info("batch %d had no tasks: there is nothing to store", batchId)
             return
@@ -113,7 +113,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         It follows a failed commit as well, with the same messages: the store is asked whether that took effect. Tasks
         that failed have removed their own; what killed ones left is swept by the store's maintenance.
         """
-        tasks = [one for one in messages if isinstance(one, StagedTask)]
+        tasks = [message for message in messages if isinstance(message, StagedTask)]
         for one in {task.transaction.id: task for task in tasks}:
             give_up(self.settings, _merged([task for task in tasks if task.transaction.id == one]))
 
@@ -158,7 +158,7 @@ def _has_begun(store: Store, identity: WriterBatch) -> bool:
     state = store.state()
     kept = (state.writers, *(stream.writers for stream in state.streams.values()))
     writers = (one.get(identity.writer) for one in kept)
-    return any(one is not None and identity.run in (one.run, *one.superseded) for one in writers)
+    return any(writer is not None and identity.run in (writer.run, *writer.superseded) for writer in writers)
 
 
 def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState]:

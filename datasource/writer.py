@@ -141,9 +141,13 @@ def replaced_streams(settings: WriteSettings, overwrite: bool) -> tuple[str, ...
 
 
 def log_appended(result: CommitResult) -> None:
-    for stream, one in result.appended.items():
-        again = f", {one.duplicate_count} of them not shown: their msg_id came before" if one.duplicate_count else ""
-        log.info("stream %s: appended sequences [%d, %d)%s", stream, one.first, one.end, again)
+    for stream, appended in result.appended.items():
+        again = (
+            f", {appended.duplicate_count} of them not shown: their msg_id came before"
+            if appended.duplicate_count
+            else ""
+        )
+        log.info("stream %s: appended sequences [%d, %d)%s", stream, appended.first, appended.end, again)
 
 
 def give_up(settings: WriteSettings, transaction: Transaction) -> None:

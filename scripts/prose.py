@@ -72,7 +72,7 @@ def _helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield the help of a command, of its options, and of all commands below it."""
     yield (
         f"{name} --help",
-        "\n\n".join([command.help or "", *(getattr(one, "help", "") or "" for one in command.params)]),
+        "\n\n".join([command.help or "", *(getattr(param, "help", "") or "" for param in command.params)]),
     )
     for inner in command.list_commands(None) if hasattr(command, "commands") else ():
         yield from _helps(command.get_command(None, inner), f"{name} {inner}")

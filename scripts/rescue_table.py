@@ -191,18 +191,18 @@ def _lines(case: str) -> Iterator[str]:
         yield f"| {name} | {HAPPENED[case]} | {written} | {count} | {len(copy.rows)} | {told} |"
 
 
-def _told(one: ForeignDamage) -> str:
-    if one.first is None:
-        return _reason(one)
-    if one.end is None:
-        return f"from sequence {one.first} on: {_reason(one)}"
-    if one.end == one.first + 1:
-        return f"sequence {one.first}: {_reason(one)}"
-    return f"sequences {one.first} to {one.end - 1}: {_reason(one)}"
+def _told(damage: ForeignDamage) -> str:
+    if damage.first is None:
+        return _reason(damage)
+    if damage.end is None:
+        return f"from sequence {damage.first} on: {_reason(damage)}"
+    if damage.end == damage.first + 1:
+        return f"sequence {damage.first}: {_reason(damage)}"
+    return f"sequences {damage.first} to {damage.end - 1}: {_reason(damage)}"
 
 
-def _reason(one: ForeignDamage) -> str:
-    return one.reason.split("; in the compressed file")[0]
+def _reason(damage: ForeignDamage) -> str:
+    return damage.reason.split("; in the compressed file")[0]
 
 
 def _read_copy(path: str, stream: str) -> Copy:

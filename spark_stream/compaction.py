@@ -27,7 +27,7 @@ def compact(
     def through(tasks: Sequence[MergeTask]) -> Iterator[Attempt]:
         context = spark.sparkContext
         at_once = TASKS_PER_CORE * max(1, context.defaultParallelism)
-        largest_first = sorted(tasks, key=lambda one: -one.size)
+        largest_first = sorted(tasks, key=lambda task: -task.size)
         for start in range(0, len(largest_first), at_once):
             part = largest_first[start : start + at_once]
             yield from context.parallelize(part, len(part)).map(attempt).collect()

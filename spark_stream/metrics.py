@@ -107,7 +107,9 @@ class StoreCollector(Collector):
         stores: Iterable[str | Path | Sequence[str | Path]],
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._stores = [[str(one)] if isinstance(one, (str, Path)) else [str(path) for path in one] for one in stores]
+        self._stores = [
+            [str(store)] if isinstance(store, (str, Path)) else [str(path) for path in store] for store in stores
+        ]
         if not self._stores or not all(self._stores):
             raise ValueError("stores: metrics are of one store at least, each with a path")
         self._storage_options = storage_options
@@ -225,8 +227,8 @@ def _seconds(time_text: str) -> float:
 
 def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:
     made = CollectorRegistry(auto_describe=False)
-    for one in collectors:
-        made.register(one)
+    for collector in collectors:
+        made.register(collector)
     return made
 
 

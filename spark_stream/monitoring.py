@@ -90,7 +90,7 @@ def _entries(offset: str | None) -> dict[str, dict[str, Any]]:
     except ValueError:
         return {}
     ours = isinstance(entries, dict) and all(
-        isinstance(one, dict) and {"sequence", "incarnation", "store"} <= one.keys() for one in entries.values()
+        isinstance(entry, dict) and {"sequence", "incarnation", "store"} <= entry.keys() for entry in entries.values()
     )
     return entries if ours else {}
 
@@ -118,12 +118,12 @@ class LagListener(StreamingQueryListener):
             return
         with self._busy:
             self._newest[str(event.progress.runId)] = found
-        for one in found.streams:
+        for stream in found.streams:
             log.info(
                 "query %s, batch %d: stream %s%s is at sequence %d, %s behind",
-                found.name or found.query, found.batch, one.stream,
-                f", consumer {one.consumer}," if one.consumer else "", one.sequence,
-                "an unknown number" if one.lag is None else one.lag,
+                found.name or found.query, found.batch, stream.stream,
+                f", consumer {stream.consumer}," if stream.consumer else "", stream.sequence,
+                "an unknown number" if stream.lag is None else stream.lag,
             )  # fmt: skip
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
@@ -162,8 +162,8 @@ def serve_metrics(
     class QueryCollector(Collector):
         def collect(self) -> "Iterable[Metric]":
             families = Families(QUERY_METRICS)
-            for one in listener.newest():
-                for name, value, labels in _samples(one):
+            for progress in listener.newest():
+                for name, value, labels in _samples(progress):
                     families.add(name, value, *labels)
             return families
 
@@ -182,7 +182,7 @@ def _samples(progress: QueryProgress) -> Iterator[tuple[str, float, tuple[str, .
     yield "jstream_query_batch", progress.batch, query
     yield "jstream_query_input_rows_per_second", progress.input_rows_per_second, query
     yield "jstream_query_processed_rows_per_second", progress.processed_rows_per_second, query
-    for one in progress.streams:
-        yield "jstream_query_sequence", one.sequence, (*query, one.stream, one.consumer)
-        if one.lag is not None:
-            yield "jstream_query_lag_messages", one.lag, (*query, one.stream, one.consumer)
+    for stream in progress.streams:
+        yield "jstream_query_sequence", stream.sequence, (*query, stream.stream, stream.consumer)
+        if stream.lag is not None:
+            yield "jstream_query_lag_messages", stream.lag, (*query, stream.stream, stream.consumer)

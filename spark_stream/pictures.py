@@ -124,7 +124,7 @@ def replica_map_html(drift: Drift | Sequence[Drift]) -> str:
 
 def replica_map_page(drifts: Sequence[Drift], title: str = "Drift") -> str:
     """Return a whole HTML page with the pictures of streams and what their copies disagree on."""
-    streams = [{"picture": replica_map_svg(one), "notes": _notes(one)} for one in drifts]
+    streams = [{"picture": replica_map_svg(drift), "notes": _notes(drift)} for drift in drifts]
     return render("drift.html", title=title, streams=streams)
 
 

@@ -53,9 +53,9 @@ class ChunkedSet:
 
     @classmethod
     def _of_chunks(cls, chunks: Sequence[_Chunk]) -> "ChunkedSet":
-        firsts = np.array([one.runs.starts[0] for one in chunks], np.int64)
-        ends = np.array([one.runs.ends[-1] for one in chunks], np.int64)
-        return cls(chunks, firsts, ends, np.array([len(one.runs) for one in chunks], np.int64))
+        firsts = np.array([chunk.runs.starts[0] for chunk in chunks], np.int64)
+        ends = np.array([chunk.runs.ends[-1] for chunk in chunks], np.int64)
+        return cls(chunks, firsts, ends, np.array([len(chunk.runs) for chunk in chunks], np.int64))
 
     # --- questions
 
@@ -74,7 +74,7 @@ class ChunkedSet:
         if not isinstance(other, ChunkedSet):
             return NotImplemented
         return len(self._chunks) == len(other._chunks) and all(
-            one is two or one.runs == two.runs for one, two in zip(self._chunks, other._chunks, strict=True)
+            chunk is two or chunk.runs == two.runs for chunk, two in zip(self._chunks, other._chunks, strict=True)
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -107,9 +107,9 @@ class ChunkedSet:
         """Return how many sequences of the set lie in `[first, end)`."""
         lo, hi = self._places(first, end)
         if hi - lo <= 2:
-            return sum(one.runs.count_in(first, end) for one in self._chunks[lo:hi])
+            return sum(chunk.runs.count_in(first, end) for chunk in self._chunks[lo:hi])
         edges = (self._chunks[lo], self._chunks[hi - 1])
-        return int(self._counts[lo + 1 : hi - 1].sum()) + sum(one.runs.count_in(first, end) for one in edges)
+        return int(self._counts[lo + 1 : hi - 1].sum()) + sum(edge.runs.count_in(first, end) for edge in edges)
 
     def within(self, sequences: SequenceSet) -> SequenceSet:
         """Return those of the sequences that are in the set."""
@@ -189,17 +189,17 @@ class ChunkedSet:
 
     def encode(self) -> tuple[bytes, ...]:
         """Return the chunks in order, each as SequenceSet encodes it."""
-        return tuple(one.encode() for one in self._chunks)
+        return tuple(chunk.encode() for chunk in self._chunks)
 
     @classmethod
     def decode(cls, encoded: Sequence[bytes]) -> "ChunkedSet":
         """Return the set; raises CorruptionError if these are not its chunks."""
         chunks = [_Chunk(SequenceSet.decode(one), one) for one in encoded]
-        if not all(one.runs for one in chunks):
+        if not all(chunk.runs for chunk in chunks):
             raise CorruptionError("a chunk of a sequence set has no runs")
         made = cls._of_chunks(chunks)
         windows = _windows(made._firsts)
-        lasts = _windows(np.array([one.runs.starts[-1] for one in chunks], np.int64))
+        lasts = _windows(np.array([chunk.runs.starts[-1] for chunk in chunks], np.int64))
         if (
             (windows != lasts).any()
             or (windows[1:] <= windows[:-1]).any()
@@ -230,7 +230,7 @@ def _joined(chunks: Sequence[_Chunk]) -> SequenceSet:
     if len(chunks) < 2:
         return chunks[0].runs if chunks else SequenceSet.empty()
     return SequenceSet(
-        np.concatenate([one.runs.starts for one in chunks]), np.concatenate([one.runs.ends for one in chunks])
+        np.concatenate([chunk.runs.starts for chunk in chunks]), np.concatenate([chunk.runs.ends for chunk in chunks])
     )
 
 

@@ -249,7 +249,7 @@ class Drift:
             "last_seq": end - 1,
             "lost_ranges": [list(one) for one in self.lost.ranges()],
             "copies": [copy.to_json() for copy in self.copies],
-            "conflicts": [one.to_json() for one in self.conflicts],
+            "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "notes": list(self.notes),
         }
 
@@ -271,7 +271,7 @@ def labels_of(paths: Sequence[str]) -> list[str]:
 
 def drifts_json(drifts: Sequence[Drift]) -> Mapping[str, Any]:
     """Return the shape of `jstream drift --json`."""
-    return {"ok": all(one.agrees for one in drifts), "streams": [one.to_json() for one in drifts]}
+    return {"ok": all(drift.agrees for drift in drifts), "streams": [drift.to_json() for drift in drifts]}
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -96,19 +96,19 @@ def _listed(paths: object) -> list[str]:
     if isinstance(paths, str):
         return [part.strip() for part in paths.split(",")]
     listed = [paths] if isinstance(paths, os.PathLike) or not isinstance(paths, Iterable) else list(paths)
-    texts = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed]
-    for one in texts:
-        if not isinstance(one, str):
+    texts = [os.fspath(like) if isinstance(like, os.PathLike) else like for like in listed]
+    for text in texts:
+        if not isinstance(text, str):
             raise ValueError(f"path: {paths!r} is neither a path nor a list of paths")
     return [one for one in texts if isinstance(one, str)]
 
 
 def check_apart(paths: Sequence[Path]) -> Sequence[Path]:
     """Return the paths; raises ValueError if one lies within another, and would be lost with it."""
-    for one in paths:
+    for path in paths:
         for other in paths:
-            if real_place(other) in real_place(one).parents:
+            if real_place(other) in real_place(path).parents:
                 raise ValueError(
-                    f"volumes: {one} lies within {other}; each is a directory, and best a disk, of its own"
+                    f"volumes: {path} lies within {other}; each is a directory, and best a disk, of its own"
                 )
     return paths

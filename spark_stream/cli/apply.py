@@ -80,7 +80,7 @@ def apply(
 
 def _as_json(plan: "Plan", executed: bool) -> dict[str, object]:
     return {
-        "actions": [one.to_json() for one in plan.actions],
+        "actions": [action.to_json() for action in plan.actions],
         "unnamed": plan.unnamed,
         "executed": executed,
     }

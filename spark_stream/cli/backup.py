@@ -124,7 +124,7 @@ def _restore_streams(
     from storage_core.store.backups.backup import open_backup, selected
     from storage_core.store.environment import REAL
 
-    messages = sum(one.message_count for one in selected(open_backup(directory, REAL), list(names)))
+    messages = sum(stream.message_count for stream in selected(open_backup(directory, REAL), list(names)))
     told = ", ".join(old if old == new else f"{old} as {new}" for old, new in names.items())
     ask_consent(f"Restore {told} ({counted(messages, 'message')}) into {volumes}?", force)
     with open_store(volumes, take_over=take_over) as opened, progress_bar("blocks") as progress:

@@ -132,13 +132,13 @@ def resolve_volume(store: "Store", text: str) -> str:
     """Return the name of the volume that a path, a name or its first letters mean."""
     volumes = store.volumes()
     at = os.path.realpath(os.path.expanduser(text))
-    found = [one.name for one in volumes if one.name == text.lower() or os.path.realpath(one.path) == at]
+    found = [volume.name for volume in volumes if volume.name == text.lower() or os.path.realpath(volume.path) == at]
     if not found:
         found = [name for name, label in volume_labels(store).items() if label == text]
     if not found and len(text) >= _NAME_SIZE_MIN:
-        found = [one.name for one in volumes if one.name.startswith(text.lower())]
+        found = [volume.name for volume in volumes if volume.name.startswith(text.lower())]
     if len(found) != 1:
-        there = ", ".join(f"{one.name} ({one.path})" for one in volumes)
+        there = ", ".join(f"{volume.name} ({volume.path})" for volume in volumes)
         what = f"{text} may be any of {', '.join(found)}" if found else f"no volume {text} in this store"
         raise CommandFailed(f"{what}; there are {there}")
     return found[0]

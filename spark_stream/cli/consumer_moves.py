@@ -96,7 +96,7 @@ def _printed(stream: "Stream", table: "pa.Table") -> "pa.RecordBatch":
                 zip(batch.column("sequence").to_pylist(), batch.column("timestamp_ns").to_pylist(), strict=True)
             )
     rounded = table.column("timestamp").cast(pa.int64()).to_pylist()
-    exact = [times.get(one, micros * 1000) for one, micros in zip(sequences, rounded, strict=True)]
+    exact = [times.get(sequence, micros * 1000) for sequence, micros in zip(sequences, rounded, strict=True)]
     with_times = table.append_column("timestamp_ns", pa.array(exact, pa.int64())).select(list(PRINTED_COLUMNS))
     return with_times.combine_chunks().to_batches()[0]
 

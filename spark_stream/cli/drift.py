@@ -150,7 +150,7 @@ def show(found: Sequence["Drift"], picture: Path | None, json: bool, remedy: str
         print_json(drifts_json(found))
     else:
         _print(found)
-    if not all(one.agrees for one in found):
+    if not all(drift.agrees for drift in found):
         if remedy and not json:
             say(remedy)
         raise typer.Exit(EXIT_FAILED)
@@ -162,17 +162,17 @@ def _print(found: Sequence["Drift"]) -> None:
     for label, problem in dict.fromkeys((copy.label, copy.problem) for one in found for copy in one.copies):
         if problem:  # of a volume: the same for all streams
             say(f"{label}: {problem}")
-    for one in found:
-        for note in one.notes:
-            say(f"stream {one.stream}: {note}")
-        for conflict in one.conflicts[:TOLD_COUNT_MAX]:
-            say(f"stream {one.stream}: {conflict.describe()}")
-        if len(one.conflicts) > TOLD_COUNT_MAX:
-            say(f"stream {one.stream}: {len(one.conflicts) - TOLD_COUNT_MAX} more conflicts, which --json lists")
-        for first, end in one.lost.ranges_head(TOLD_COUNT_MAX):
+    for drift in found:
+        for note in drift.notes:
+            say(f"stream {drift.stream}: {note}")
+        for conflict in drift.conflicts[:TOLD_COUNT_MAX]:
+            say(f"stream {drift.stream}: {conflict.describe()}")
+        if len(drift.conflicts) > TOLD_COUNT_MAX:
+            say(f"stream {drift.stream}: {len(drift.conflicts) - TOLD_COUNT_MAX} more conflicts, which --json lists")
+        for first, end in drift.lost.ranges_head(TOLD_COUNT_MAX):
             which = f"sequence {first}" if end == first + 1 else f"sequences {first} to {end - 1}"
-            say(f"stream {one.stream}: no copy has {which} whole")
-        say(f"stream {one.stream}: {one.verdict()}; together {counted(one.message_count, 'message')}")
+            say(f"stream {drift.stream}: no copy has {which} whole")
+        say(f"stream {drift.stream}: {drift.verdict()}; together {counted(drift.message_count, 'message')}")
     if not found:
         say("no streams")
 

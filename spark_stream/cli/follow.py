@@ -231,5 +231,8 @@ def streams_with(store: "Store", subject: str) -> "list[Stream]":
 def _what_is_taken(streams: "list[Stream]") -> str:
     if not streams:
         return "there is no stream yet: jstream stream add makes one"
-    told = [f"{one.name} takes {', '.join(one.config.subjects[:TAKEN_COUNT_MAX])}" for one in streams[:TAKEN_COUNT_MAX]]
+    told = [
+        f"{stream.name} takes {', '.join(stream.config.subjects[:TAKEN_COUNT_MAX])}"
+        for stream in streams[:TAKEN_COUNT_MAX]
+    ]
     return "; ".join(told) + ("; ..." if len(streams) > TAKEN_COUNT_MAX else "")

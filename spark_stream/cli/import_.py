@@ -285,8 +285,8 @@ def _in_our_words(reason: str) -> str:
 
 def _verdict(found: dict[str, Any]) -> str:
     streams = [one for one in found["streams"] if not one["already"]]
-    total = {key: sum(one[key] for one in streams) for key in ("messages", "holes", "lost")}
-    consumers = sum(len(one["consumers"]) for one in streams)
+    total = {key: sum(stream[key] for stream in streams) for key in ("messages", "holes", "lost")}
+    consumers = sum(len(stream["consumers"]) for stream in streams)
     left = sum(one["left"] for one in found["damage"])
     parts = [
         f"imported {counted(total['messages'], 'message')} of {counted(len(streams), 'stream')}",

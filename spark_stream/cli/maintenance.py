@@ -191,9 +191,9 @@ def _tell_volumes(store: "Store", told: dict[str, str]) -> dict[str, str]:
     volumes = [one for one in store.cluster_info()["volumes"] if one["reason"]]
     found = {one["name"]: f"{one['state']}: {one['reason']}" for one in volumes}
     labels = volume_labels(store)
-    for one in volumes:
-        if told.get(one["name"]) != found[one["name"]]:
-            say(f"volume {labels.get(one['name'], one['name'])} is {found[one['name']]}; {REMEDY}")
+    for volume in volumes:
+        if told.get(volume["name"]) != found[volume["name"]]:
+            say(f"volume {labels.get(volume['name'], volume['name'])} is {found[volume['name']]}; {REMEDY}")
     return found
 
 

@@ -99,8 +99,8 @@ class Job:
         self.report.show_copies(
             "The nodes, sequence by sequence, and what a read of all three gives", drift, f"jstream drift nats {nodes}"
         )
-        for one in drift.conflicts:
-            self.report.say(one.describe())
+        for conflict in drift.conflicts:
+            self.report.say(conflict.describe())
         self.report.say("Spark reads the three nodes as one; what it reads from another copy it logs, line by line")
         messages = self.spark.read.format("jstream").option("layout", "nats").option("stream", STREAM)
         columns = messages.schema(
@@ -236,15 +236,15 @@ class Job:
             done = store.repair()
             self.report.check("the repair left nothing bad", done["ok"], str(done)[:300])
             names = {one["name"]: Path(one["path"]).name for one in store.cluster_info()["volumes"]}
-            events = [one for one in store.events() if one["volume"]]
-            told = Counter((names[one["volume"]], one["kind"], one["before"], one["after"]) for one in events)
+            events = [event for event in store.events() if event["volume"]]
+            told = Counter((names[event["volume"]], event["kind"], event["before"], event["after"]) for event in events)
             for (name, kind, before, after), count in told.items():
                 times = "" if count == 1 else f", {count} times"
                 self.report.say(f"event {kind}: {name}, from {before} to {after}{times}")
             drift = rescue.compare(store, STREAM)
             self.report.show_copies("The volumes after the repair", drift, OWN_COPIES)
             replicas = store.stream(STREAM).info()["cluster"]["replicas"]
-        states, digests = {one["state"] for one in replicas}, {one["digest"] for one in replicas}
+        states, digests = {replica["state"] for replica in replicas}, {replica["digest"] for replica in replicas}
         equal = states == {"current"} and len(digests) == 1 and drift.agrees
         self.report.check("all copies are current, with equal digests", equal, str(states))
 

@@ -124,9 +124,9 @@ class Report:
     def count_rows(self) -> list[tuple[str, str, str, str]]:
         """Return the counts as people read them, as COUNTS_HEAD."""
         rows = []
-        for one in self.counts:
-            wrong = "" if one.found == one.expected else "WRONG "
-            rows.append((one.stage, f"{wrong}{one.found:,}", f"{one.expected:,}", one.because))
+        for count in self.counts:
+            wrong = "" if count.found == count.expected else "WRONG "
+            rows.append((count.stage, f"{wrong}{count.found:,}", f"{count.expected:,}", count.because))
         return rows
 
     def summary(self) -> None:

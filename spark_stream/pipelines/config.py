@@ -224,7 +224,7 @@ def _texts(file: Path, place: str, table: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": one for name, one in _texts(file, f"{place}.{key}", value).items()}
+            found |= {f"{key}.{name}": text for name, text in _texts(file, f"{place}.{key}", value).items()}
         elif isinstance(value, (bool, int, float, str)):
             found[key] = str(value).lower() if isinstance(value, bool) else str(value)
         else:
@@ -265,7 +265,7 @@ def _check(pipeline: Pipeline) -> None:
 
 
 def _check_source(file: Path, source: Source) -> None:
-    if not source.streams or not all(one.strip() for one in source.streams):
+    if not source.streams or not all(stream.strip() for stream in source.streams):
         raise DefinitionError(file, "source.stream", f"{source.stream!r} names no stream")
     if source.consumer:
         _check_name(file, "source.consumer", source.consumer)
@@ -286,7 +286,7 @@ def _check_start(file: Path, source: Source) -> None:
     start = source.start
     if isinstance(start, dict):
         for name in start:
-            if not any(fnmatchcase(name, one) for one in source.streams):
+            if not any(fnmatchcase(name, stream) for stream in source.streams):
                 near = did_you_mean(name, source.streams)
                 told = f"{name!r} is not read here: source.stream is {', '.join(source.streams)}{near}"
                 raise DefinitionError(file, "source.start", told)

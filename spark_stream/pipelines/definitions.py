@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def conflicts(self) -> list[Action]:
-        return [one for one in self.actions if one.kind == CONFLICT]
+        return [action for action in self.actions if action.kind == CONFLICT]
 
 
 def load_definitions(file: Path) -> Definitions:
@@ -136,7 +136,7 @@ def _stream(file: Path, name: str, table: object) -> StreamDefinition:
     if isinstance(given.get("consumer"), Mapping):
         raise DefinitionError(file, f"{place}.consumer", "there is no such key; did you mean 'consumers'?")
     consumers = table.get("consumers", {})
-    if not isinstance(consumers, Mapping) or not all(isinstance(one, Mapping) for one in consumers.values()):
+    if not isinstance(consumers, Mapping) or not all(isinstance(consumer, Mapping) for consumer in consumers.values()):
         raise DefinitionError(file, f"{place}.consumers", f"write each consumer as a table [{place}.consumers.NAME]")
     _check_folded(file, f"{place}.consumers", list(consumers))
     config = _checked(file, place, name, given, StreamConfig)
@@ -179,7 +179,7 @@ def plan(store: Store, wanted: Definitions, delete: bool = False) -> Plan:
     for name, definition in wanted.streams.items():
         actions += _without_what_cannot_be(store, name, _plan_stream(store, name, definition, name in present))
         if name in present:
-            extra = [one for one in store.stream(name).consumers() if one not in definition.consumers]
+            extra = [consumer for consumer in store.stream(name).consumers() if consumer not in definition.consumers]
             unnamed += [f"{name}/{one}" for one in extra]
             actions += [Action(DELETE, name, one) for one in extra if delete]
     others = [name for name in present if name not in wanted.streams]
@@ -211,7 +211,7 @@ def _plan_stream(store: Store, name: str, definition: StreamDefinition, exists: 
 
 def _without_what_cannot_be(store: Store, name: str, actions: list[Action]) -> list[Action]:
     """Return the actions for one stream, those that the store would refuse as conflicts: nothing is done by halves."""
-    volume_count = sum(not one.learner for one in store.state().voters)
+    volume_count = sum(not voter.learner for voter in store.state().voters)
     streams = store.streams()
     consumers = store.stream(name).consumers() if name in streams else []
 
@@ -225,7 +225,8 @@ def _without_what_cannot_be(store: Store, name: str, actions: list[Action]) -> l
         return f"{count} replicas need as many volumes; the store has {volume_count}" if count > volume_count else ""
 
     return [
-        Action(CONFLICT, one.stream, one.consumer, one.changes, reason(one)) if reason(one) else one for one in actions
+        Action(CONFLICT, action.stream, action.consumer, action.changes, reason(action)) if reason(action) else action
+        for action in actions
     ]
 
 

@@ -54,7 +54,7 @@ def conf_folder(file: Path) -> Path | None:
     if given:
         return Path(given)
     folder = file.absolute().parent
-    return next((one for one in (folder, folder.parent) if (one / "spark-defaults.conf").is_file()), None)
+    return next((path for path in (folder, folder.parent) if (path / "spark-defaults.conf").is_file()), None)
 
 
 @contextmanager

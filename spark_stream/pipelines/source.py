@@ -127,7 +127,7 @@ def _told(store: Store, name: str, subject: str) -> list[str]:
 
 def matching(store: Store, source: Source) -> list[str]:
     """Return the streams of the store that the source reads."""
-    return sorted(name for name in store.streams() if any(fnmatchcase(name, one) for one in source.streams))
+    return sorted(name for name in store.streams() if any(fnmatchcase(name, stream) for stream in source.streams))
 
 
 def _check_target(

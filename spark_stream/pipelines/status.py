@@ -34,7 +34,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 def sequences_to_go(pipeline: Pipeline) -> int:
     """Return how many sequences of all streams lie ahead of the pipeline; sequences that were removed count, too."""
-    return sum(one["lag"] or 0 for one in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
+    return sum(stream["lag"] or 0 for stream in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
 
 
 def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:

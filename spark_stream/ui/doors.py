@@ -92,7 +92,7 @@ class Doors:
 
     def __init__(self, app: App, keys: Keys, hosts: Iterable[str]) -> None:
         """`hosts`: names by which this server may be asked, without port; `*` for any."""
-        self._app, self._keys, self._hosts = app, keys, frozenset(one.lower() for one in hosts)
+        self._app, self._keys, self._hosts = app, keys, frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -147,8 +147,10 @@ class Site:
         state = survey.view.state
         cluster = cluster_info(survey)
         volumes = cluster["volumes"]
-        labels = dict(zip((one["name"] for one in volumes), labels_of([one["path"] for one in volumes]), strict=True))
-        streams = [{**stream_summary(one), "cluster": _copies(survey, one, labels)} for one in by_name(state)]
+        labels = dict(
+            zip((volume["name"] for volume in volumes), labels_of([volume["path"] for volume in volumes]), strict=True)
+        )
+        streams = [{**stream_summary(stream), "cluster": _copies(survey, stream, labels)} for stream in by_name(state)]
         consumers = consumer_report(store, settle=False)
         if time.monotonic() - self._disks_at > DISK_INTERVAL_S or set(self._disks) != set(labels):
             self._disks = disk_use(survey)
@@ -161,7 +163,7 @@ class Site:
         return Scan(self._number, now_ns, survey, cluster, streams, consumers, labels, self._disks)
 
     def _remember(self, consumers: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        keys = {(one["stream_name"], one["name"]): one["lag"]["messages"] for one in consumers}
+        keys = {(consumer["stream_name"], consumer["name"]): consumer["lag"]["messages"] for consumer in consumers}
         for key in self._lags.keys() - keys.keys():
             del self._lags[key]
         for key, lag in keys.items():
@@ -230,7 +232,9 @@ def _changed(
     """Return whether viewers would see something else, but for ages."""
     if before.survey.view.index != survey.view.index or before.cluster != cluster or before.streams != streams:
         return True
-    return [_without_age(one) for one in before.consumers] != [_without_age(one) for one in consumers]
+    return [_without_age(consumer) for consumer in before.consumers] != [
+        _without_age(consumer) for consumer in consumers
+    ]
 
 
 def _without_age(consumer: Mapping[str, Any]) -> dict[str, Any]:

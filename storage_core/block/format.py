@@ -103,7 +103,7 @@ class BlockHeader:
     def encode(self) -> bytes:
         ids = self.identity
         names = (ids.store_id, ids.incarnation, ids.block_id, ids.transaction_id)
-        assert all(len(one) == ID_SIZE for one in names), ids
+        assert all(len(name) == ID_SIZE for name in names), ids
         prologue = PROLOGUE.pack(MAGIC, VERSION)
         fields = HEADER.pack(MAGIC, VERSION, crc32c(prologue), *names, SCHEMA_ID, CODECS[self.codec])
         return fields + _CRC.pack(crc32c(fields))

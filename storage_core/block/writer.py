@@ -214,8 +214,15 @@ class BlockWriter:
     def _footer(self) -> Footer:
         columns = zip(
             *(
-                (one.kind, one.payload_size, one.payload_crc32c, one.row_count, one.time_min_ns, one.time_max_ns)
-                for one in self._frames
+                (
+                    frame.kind,
+                    frame.payload_size,
+                    frame.payload_crc32c,
+                    frame.row_count,
+                    frame.time_min_ns,
+                    frame.time_max_ns,
+                )
+                for frame in self._frames
             ),
             strict=True,
         )

@@ -48,23 +48,23 @@ class SearchBudget:
 def fold_damage(found: Sequence[ForeignDamage], count_max: int = PLACE_COUNT_MAX) -> list[ForeignDamage]:
     """Return the first places as they are, and what comes after them as one more of each kind and stream."""
     kinds: dict[tuple[object, ...], list[ForeignDamage]] = {}
-    for one in found[count_max:]:
-        served = (one.served, one.elsewhere, one.disputed, one.allowed, one.gone)
-        kinds.setdefault((one.account, one.stream, one.costs, one.unclear, *served), []).append(one)
+    for damage in found[count_max:]:
+        served = (damage.served, damage.elsewhere, damage.disputed, damage.allowed, damage.gone)
+        kinds.setdefault((damage.account, damage.stream, damage.costs, damage.unclear, *served), []).append(damage)
     return [*found[:count_max], *(some[0] if len(some) == 1 else _folded(some) for some in kinds.values())]
 
 
 def _folded(some: Sequence[ForeignDamage]) -> ForeignDamage:
-    places = sum(one.places for one in some)
-    ranges = [(one.first, one.end) for one in some if one.first is not None]
+    places = sum(damage.places for damage in some)
+    ranges = [(damage.first, damage.end) for damage in some if damage.first is not None]
     ends = [end for _, end in ranges if end is not None]
-    counts = [one.lost_count for one in some if one.first is not None]
+    counts = [damage.lost_count for damage in some if damage.first is not None]
     return replace(
         some[0],
-        end_bytes=max(one.end_bytes for one in some if one.file == some[0].file),
+        end_bytes=max(damage.end_bytes for damage in some if damage.file == some[0].file),
         first=min((first for first, _ in ranges if first is not None), default=None),
         end=max(ends) if ranges and len(ends) == len(ranges) else None,
-        lost_count=None if None in counts else sum(one or 0 for one in counts),
+        lost_count=None if None in counts else sum(count or 0 for count in counts),
         reason=together(places, some[0].reason),
         record="",
         places=places,

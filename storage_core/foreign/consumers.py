@@ -48,22 +48,22 @@ class ForeignConsumer:
 
 def consumers_table(consumers: Iterable[ForeignConsumer]) -> pa.Table:
     """Return consumers as a table in CONSUMERS_SCHEMA, a row each."""
-    return pa.Table.from_pylist([_row(one) for one in consumers], CONSUMERS_SCHEMA)
+    return pa.Table.from_pylist([_row(consumer) for consumer in consumers], CONSUMERS_SCHEMA)
 
 
-def _row(one: ForeignConsumer) -> dict[str, Any]:
-    known = one.delivered is not None
+def _row(consumer: ForeignConsumer) -> dict[str, Any]:
+    known = consumer.delivered is not None
     return {
-        "stream": one.stream,
-        "account": one.account,
-        "consumer": one.name,
-        "is_durable": one.is_durable,
-        "delivered": one.delivered,
-        "ack_floor": one.ack_floor,
-        "num_ack_pending": len(one.pending) if known else None,
-        "num_redelivered": len(one.redelivered) if known else None,
-        "pending": list(one.pending) if known else None,
-        "redelivered": [{"sequence": at, "count": count} for at, count in one.redelivered] if known else None,
-        "config": json.dumps(one.config, sort_keys=True),
-        "file": one.file,
+        "stream": consumer.stream,
+        "account": consumer.account,
+        "consumer": consumer.name,
+        "is_durable": consumer.is_durable,
+        "delivered": consumer.delivered,
+        "ack_floor": consumer.ack_floor,
+        "num_ack_pending": len(consumer.pending) if known else None,
+        "num_redelivered": len(consumer.redelivered) if known else None,
+        "pending": list(consumer.pending) if known else None,
+        "redelivered": [{"sequence": at, "count": count} for at, count in consumer.redelivered] if known else None,
+        "config": json.dumps(consumer.config, sort_keys=True),
+        "file": consumer.file,
     }

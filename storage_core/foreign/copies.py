@@ -67,8 +67,8 @@ class CopiesStore(ABC, Generic[P, E]):
         self._files = files
         self._given, self._paths = tuple(paths), ", ".join(str(path) for path in paths)
         self._directories: dict[str, list[P]] = {}
-        for one in found:
-            self._directories.setdefault(one.name, []).append(one)
+        for place in found:
+            self._directories.setdefault(place.name, []).append(place)
         self._states: dict[str, E] = {}
         for path in empty_paths(paths, [one.path for one in found]):
             logger.warning("%s holds no %s", path, self.noun)
@@ -118,7 +118,7 @@ class CopiesStore(ABC, Generic[P, E]):
         """
         found = self._copies(stream)
         if len(found) > 1:
-            places = ", ".join(one.path for one in found)
+            places = ", ".join(place.path for place in found)
             raise ValueError(f"path: {len(found)} copies of {self.noun} {stream!r}, give the path of one: {places}")
         return found[0]
 
@@ -144,7 +144,7 @@ class CopiesStore(ABC, Generic[P, E]):
 
     def copies(self, stream: str) -> list[ForeignStream]:
         """Return what is known of each copy of a stream; see ForeignStore.copies."""
-        return [self._describe(one) for one in self._all_copies(stream)]
+        return [self._describe(copy) for copy in self._all_copies(stream)]
 
     # --- plans
 
@@ -184,19 +184,19 @@ class CopiesStore(ABC, Generic[P, E]):
         found: list[ForeignDamage] = []
         slices: list[ForeignSlice] = []
         accounts: dict[str, list[P]] = {}
-        for one in self._all_copies(stream):
-            accounts.setdefault(one.account, []).append(one)
+        for copy in self._all_copies(stream):
+            accounts.setdefault(copy.account, []).append(copy)
         for copies in accounts.values():
             readable = []
-            for one in copies:
+            for copy in copies:
                 try:
-                    self._state(one)
-                    readable.append(one)
+                    self._state(copy)
+                    readable.append(copy)
                 except StorageError as error:
-                    found.append(note_damage(self.layout, one.account, one.name, one.path, str(error)))
+                    found.append(note_damage(self.layout, copy.account, copy.name, copy.path, str(error)))
             found += self._notes_of(readable)
-            for one in readable:
-                self._consumers(one, found.append)
+            for place in readable:
+                self._consumers(place, found.append)
             try:
                 slices += self._slices(copies[0]) if len(copies) == 1 else self._union(copies)
             except StorageError:
@@ -206,8 +206,15 @@ class CopiesStore(ABC, Generic[P, E]):
     def _union(self, copies: Sequence[P], first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
         self._readable(copies)
         planned = plan_union(self._stream_copies(copies))
-        inside = [one for one in planned if (end is None or one.first < end) and (first is None or one.end > first)]
-        return [clip(one, one.first if first is None else first, one.end if end is None else end) for one in inside]
+        inside = [
+            slice_
+            for slice_ in planned
+            if (end is None or slice_.first < end) and (first is None or slice_.end > first)
+        ]
+        return [
+            clip(slice_, slice_.first if first is None else first, slice_.end if end is None else end)
+            for slice_ in inside
+        ]
 
     def _stream_copies(self, copies: Sequence[P]) -> list[StreamCopy]:
         bare = empty_paths(self._given, [one.path for one in copies])
@@ -215,12 +222,12 @@ class CopiesStore(ABC, Generic[P, E]):
             bare = []  # it need not be there, or nobody can tell which of them should have it
         places = [one.path for one in copies] + bare
         found = []
-        for one, label in zip(copies, _labels(self._given, places), strict=False):
+        for copy, label in zip(copies, _labels(self._given, places), strict=False):
             try:
-                slices = sorted(self._slices(one), key=lambda part: part.first)
-                found.append(StreamCopy(label, one.path, tuple(slices), self._state(one).removed))
+                slices = sorted(self._slices(copy), key=lambda part: part.first)
+                found.append(StreamCopy(label, copy.path, tuple(slices), self._state(copy).removed))
             except StorageError as error:
-                found.append(StreamCopy(label, one.path, (), SequenceSet.empty(), str(error)))
+                found.append(StreamCopy(label, copy.path, (), SequenceSet.empty(), str(error)))
         for path, label in zip(bare, _labels(self._given, places)[len(copies) :], strict=True):
             found.append(StreamCopy(label, path, (), SequenceSet.empty(), ""))
         return found
@@ -234,9 +241,9 @@ class CopiesStore(ABC, Generic[P, E]):
         """
         best: dict[str, ForeignConsumer] = {}
         readable = self._readable(self._copies(stream))
-        for one, _ in readable:
+        for place, _ in readable:
             hears = on_damage if len(readable) == 1 else (on_damage or _log)
-            for consumer in self._consumers(one, hears):
+            for consumer in self._consumers(place, hears):
                 known = best.get(consumer.name)
                 if known is None or _progress(consumer) > _progress(known):
                     best[consumer.name] = consumer
@@ -256,7 +263,7 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return the copies of a stream, one at least. Raises NotFoundError, ValueError if accounts have to be told
         apart."""
         found = self._all_copies(stream)
-        accounts = sorted({one.account for one in found})
+        accounts = sorted({place.account for place in found})
         if len(accounts) > 1:
             raise ValueError(f"account: {self.noun} {stream!r} is in the accounts {', '.join(accounts)}: name one")
         return found
@@ -265,9 +272,9 @@ class CopiesStore(ABC, Generic[P, E]):
         """Return the copies that can be read, with what they show; raises the first one's problem if none can."""
         found: list[tuple[P, E]] = []
         problems: list[StorageError] = []
-        for one in copies:
+        for copy in copies:
             try:
-                found.append((one, self._state(one)))
+                found.append((copy, self._state(copy)))
             except StorageError as error:
                 problems.append(error)
         if not found:
@@ -283,27 +290,27 @@ class CopiesStore(ABC, Generic[P, E]):
         if len(copies) < 2 or not any(note.doubt for _, note in notes):
             return [note for _, note in notes]
         known = SequenceSet.empty()
-        for one in copies:
-            doubts = SequenceSet.from_ranges(note.doubt for by, note in notes if by is one and note.doubt)
-            known = known.union(self._known(one).difference(doubts))
+        for copy in copies:
+            doubts = SequenceSet.from_ranges(note.doubt for by, note in notes if by is copy and note.doubt)
+            known = known.union(self._known(copy).difference(doubts))
         return [
             note
             for _, note in notes
             if note.doubt is None or known.count_in(*note.doubt) < note.doubt[1] - note.doubt[0]
         ]
 
-    def _known(self, one: P) -> SequenceSet:
+    def _known(self, place: P) -> SequenceSet:
         """Return the sequences that a copy answers for: those that it shows, has damaged, or knows to be removed."""
         try:
-            shown = SequenceSet.from_ranges((part.first, part.end) for part in self._slices(one))
-            return shown.union(self._state(one).removed)
+            shown = SequenceSet.from_ranges((part.first, part.end) for part in self._slices(place))
+            return shown.union(self._state(place).removed)
         except StorageError:
             return SequenceSet.empty()
 
-    def _state(self, one: P) -> E:
-        if one.path not in self._states:
-            self._states[one.path] = self._load(one)
-        return self._states[one.path]
+    def _state(self, place: P) -> E:
+        if place.path not in self._states:
+            self._states[place.path] = self._load(place)
+        return self._states[place.path]
 
 
 def empty_paths(paths: Sequence[str | os.PathLike[str]], found: Sequence[str]) -> list[str]:

@@ -25,9 +25,9 @@ def join(parts: "list[Digests]") -> Digests:
     """Return the messages of all parts, ascending; of a sequence that two parts have, the first."""
     if not parts:
         return Digests(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
-    sequences = np.concatenate([one.sequences for one in parts])
-    times_ns = np.concatenate([one.times_ns for one in parts])
-    digests = np.concatenate([one.digests for one in parts])
+    sequences = np.concatenate([part.sequences for part in parts])
+    times_ns = np.concatenate([part.times_ns for part in parts])
+    digests = np.concatenate([part.digests for part in parts])
     if (sequences[1:] > sequences[:-1]).all():
         return Digests(sequences, times_ns, digests)
     sequences, rows = np.unique(sequences, return_index=True)

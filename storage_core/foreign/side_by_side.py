@@ -34,13 +34,13 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
         if progress is not None:
             progress(done + 1, len(ranges))
     found = []
-    for at, one in enumerate(copies):
-        known = described.get(one.path)
-        problem = one.problem if known is not None else f"there is no copy of {stream} in {one.path}"
+    for at, copy in enumerate(copies):
+        known = described.get(copy.path)
+        problem = copy.problem if known is not None else f"there is no copy of {stream} in {copy.path}"
         found.append(
             CopyDrift(
-                label=one.label,
-                path=one.path,
+                label=copy.label,
+                path=copy.path,
                 runs=collected.runs[at].build(),
                 first=None if known is None else known.first,
                 last=None if known is None else known.last,
@@ -64,7 +64,7 @@ class _Collected:
     """What has been seen of all copies, range after range."""
 
     def __init__(self, copies: Sequence[StreamCopy], end: int) -> None:
-        self._labels, self._end = [one.label for one in copies], end
+        self._labels, self._end = [copy.label for copy in copies], end
         self.runs = [RunsBuilder() for _ in copies]
         self.digests = [hashlib.blake2b(digest_size=16) for _ in copies]
         self.together = RunsBuilder()
@@ -106,21 +106,25 @@ class _Collected:
 def joined(found: Sequence[Conflict]) -> list[Conflict]:
     """Return conflicts in order, those of the same kind that follow each other as one."""
     result: list[Conflict] = []
-    for one in found:
-        if result and replace(result[-1], first=one.first, end=one.end) == one and result[-1].end == one.first:
-            result[-1] = replace(result[-1], end=one.end)
+    for conflict in found:
+        if (
+            result
+            and replace(result[-1], first=conflict.first, end=conflict.end) == conflict
+            and result[-1].end == conflict.first
+        ):
+            result[-1] = replace(result[-1], end=conflict.end)
         else:
-            result.append(one)
+            result.append(conflict)
     return result
 
 
 def _notes(store: ForeignStore, stream: str, copies: Sequence[StreamCopy]) -> list[str]:
     notes = list(store.notes(stream))
-    configs = [one.config for one in store.copies(stream) if one.config]
-    wanted = max((one.get("num_replicas", 0) for one in configs), default=0)
+    configs = [copy.config for copy in store.copies(stream) if copy.config]
+    wanted = max((config.get("num_replicas", 0) for config in configs), default=0)
     if isinstance(wanted, int) and len(copies) < wanted:
         notes.append(f"{len(copies)} of its {wanted} replicas are here")
-    created = {str(one.get("Created", one.get("created", ""))) for one in configs}
+    created = {str(config.get("Created", config.get("created", ""))) for config in configs}
     if len(created) > 1:
         notes.append(f"the copies were created at different times, so they may be different streams: {sorted(created)}")
     return notes

@@ -93,27 +93,27 @@ class Examined:
 
 def plan_union(copies: Sequence[StreamCopy]) -> list[UnionSlice]:
     """Return the ranges to read for copies of one stream, ascending; none if no copy has a block."""
-    fullest = max(copies, key=lambda one: one.row_count)
+    fullest = max(copies, key=lambda copy: copy.row_count)
     edges = _edges(copies, fullest)
-    firsts = [np.array([part.first for part in one.slices], np.int64) for one in copies]
-    reach = [np.maximum.accumulate(np.array([part.end for part in one.slices], np.int64)) for one in copies]
+    firsts = [np.array([part.first for part in copy.slices], np.int64) for copy in copies]
+    reach = [np.maximum.accumulate(np.array([part.end for part in copy.slices], np.int64)) for copy in copies]
     found = []
     for first, end in zip(edges, edges[1:], strict=False):
         bounds = [
             (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(begins, end)))
             for begins, ends in zip(firsts, reach, strict=True)
         ]
-        near = [replace(one, slices=one.slices[low:high]) for one, (low, high) in zip(copies, bounds, strict=True)]
-        parts = tuple(_part(one, first, end) for one in near)
-        if any(one.slices for one in parts):
-            leading = parts[copies.index(fullest)].slices or next(one.slices for one in parts if one.slices)
+        near = [replace(copy, slices=copy.slices[low:high]) for copy, (low, high) in zip(copies, bounds, strict=True)]
+        parts = tuple(_part(copy, first, end) for copy in near)
+        if any(part.slices for part in parts):
+            leading = parts[copies.index(fullest)].slices or next(part.slices for part in parts if part.slices)
             found.append(_union_slice(leading[0], parts, first, end))
     return found
 
 
 def clip(part: UnionSlice, first: int, end: int) -> UnionSlice:
     """Return the part of a range within `[first, end)`, which must not be empty."""
-    kept = tuple(_part(_whole(one), first, end) for one in part.copies)
+    kept = tuple(_part(_whole(copy), first, end) for copy in part.copies)
     return _union_slice(part, kept, max(part.first, first), min(part.end, end))
 
 
@@ -129,9 +129,9 @@ def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
     edges = {min(part.first for part in slices), max(part.end for part in slices)}
     edges.update(part.first for part in fullest.slices)
     marks = np.array(sorted(edges))
-    for one in copies:
+    for copy in copies:
         size, before = 0, -1
-        for part in one.slices:
+        for part in copy.slices:
             inside = int(np.searchsorted(marks, part.first, side="right"))
             size = part.file_size if inside != before else size + part.file_size
             if size > RANGE_SIZE_MAX:
@@ -141,9 +141,9 @@ def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
     return sorted(edges)
 
 
-def _part(one: StreamCopy, first: int, end: int) -> CopyPart:
-    inside = tuple(part for part in one.slices if part.first < end and part.end > first)
-    return CopyPart(one.label, one.path, inside, one.removed.clip(first, end).encode(), one.problem)
+def _part(copy: StreamCopy, first: int, end: int) -> CopyPart:
+    inside = tuple(part for part in copy.slices if part.first < end and part.end > first)
+    return CopyPart(copy.label, copy.path, inside, copy.removed.clip(first, end).encode(), copy.problem)
 
 
 def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int, end: int) -> UnionSlice:
@@ -187,10 +187,10 @@ def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int,
 
 def examine(part: UnionSlice, digest_slice: DigestSlice, files: Files = OS_FILES) -> Examined:
     """Return what the copies have in the range, and what comes of their vote. Never raises for what they hold."""
-    looks = [[_look(part, each, digest_slice, files) for each in one.slices] for one in part.copies]
+    looks = [[_look(part, each, digest_slice, files) for each in copy.slices] for copy in part.copies]
     outcome, ballots = _count(part, looks)
     if part.no_crc and outcome.lost:  # what fails its checksum has no vote, but it is better than nothing
-        looks = [[_with_suspects(part, one, outcome.lost, digest_slice, files) for one in some] for some in looks]
+        looks = [[_with_suspects(part, look, outcome.lost, digest_slice, files) for look in some] for some in looks]
         outcome, ballots = _count(part, looks)
     return Examined(outcome, ballots, tuple(map(tuple, looks)), tuple(_told(part, outcome, looks)))
 
@@ -239,7 +239,7 @@ class _Ends:
 
     def __init__(self, part: UnionSlice, shown: Sequence[Digests], damage: Sequence[Sequence[ForeignDamage]]) -> None:
         self._part = part
-        self._lasts = [int(one.sequences[-1]) if len(one) else NOWHERE for one in shown]
+        self._lasts = [int(digests.sequences[-1]) if len(digests) else NOWHERE for digests in shown]
         self._torn = [any(each.first is not None and each.end is None for each in some) for some in damage]
 
     def of(self, copy: int, damage: ForeignDamage) -> int:
@@ -312,23 +312,26 @@ def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[
             yield replace(lack, gone=True, places=places)
 
 
-def _settled(one: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
+def _settled(damage: ForeignDamage, lost: SequenceSet, label: str, others_are_clean: bool) -> ForeignDamage:
     """Return damage to one copy as it is for all of them together."""
-    if one.first is None or one.served:
-        return replace(one, unclear=one.unclear and not others_are_clean)
-    end = SEQUENCE_END if one.end is None else one.end
-    left = lost.clip(one.first, end)
+    if damage.first is None or damage.served:
+        return replace(damage, unclear=damage.unclear and not others_are_clean)
+    end = SEQUENCE_END if damage.end is None else damage.end
+    left = lost.clip(damage.first, end)
     if left:
         stop = int(left.ends[-1])
-        open_end = one.end is None and stop >= SEQUENCE_END
+        open_end = damage.end is None and stop >= SEQUENCE_END
         return replace(
-            one, first=int(left.starts[0]), end=None if open_end else stop, lost_count=None if open_end else len(left)
+            damage,
+            first=int(left.starts[0]),
+            end=None if open_end else stop,
+            lost_count=None if open_end else len(left),
         )
-    which = f"sequence {one.first}" if one.end == one.first + 1 else f"sequences from {one.first} on"
-    if one.end is not None and one.end > one.first + 1:
-        which = f"sequences {one.first} to {one.end - 1}"
-    reason = f"{which} damaged in {label}, read from other copies where there were any: {one.reason}"
-    return replace(one, elsewhere=True, unclear=False, reason=reason)
+    which = f"sequence {damage.first}" if damage.end == damage.first + 1 else f"sequences from {damage.first} on"
+    if damage.end is not None and damage.end > damage.first + 1:
+        which = f"sequences {damage.first} to {damage.end - 1}"
+    reason = f"{which} damaged in {label}, read from other copies where there were any: {damage.reason}"
+    return replace(damage, elsewhere=True, unclear=False, reason=reason)
 
 
 def _minority(versions: tuple[tuple[str, ...], ...], served: int | None) -> str:
@@ -363,11 +366,11 @@ def read_union(
             more = f" ({len(costly) - 1} more damaged places in this part)" if len(costly) > 1 else ""
             raise DataLossError(f"{costly[0].explain()}{more}")
     else:
-        for one in examined.damage:
-            on_damage(one)
+        for damage in examined.damage:
+            on_damage(damage)
     sources = _sources(part, examined)
     if not columns and not any(map(_is_filtered, sources)):  # a count: it is known by now
-        yield from (_rows(one.row_count) for one in sources)
+        yield from (_rows(source.row_count) for source in sources)
     elif len(sources) == 1:
         yield from _read(sources[0], columns, files, read_slice)
     elif sources:
@@ -429,7 +432,7 @@ def _merged(
 ) -> Iterator[pa.RecordBatch]:
     """Yield what several block files have of a range in the order of sequences. They are held together in memory."""
     asked = [*columns, *(() if "sequence" in columns else ("sequence",))]
-    batches = [batch for one in sources for batch in _read(one, asked, files, read_slice) if batch.num_rows]
+    batches = [batch for source in sources for batch in _read(source, asked, files, read_slice) if batch.num_rows]
     if not batches:
         return
     sequences = np.concatenate([buffers.numbers(batch.column("sequence")) for batch in batches])

@@ -71,8 +71,8 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
     there = same & ((rules != 1) & (rules != 2) & (rules != 3))[:, None]
     states = np.where(there, State.THERE, np.where(has, State.DIFFERENT, 0)).astype(np.uint8)
     expected = (rules != 3)[:, None] & ~has
-    for at, one in enumerate(ballots):
-        absent = np.where(one.damaged.mask(sequences), State.DAMAGED, State.MISSING)
+    for at, ballot in enumerate(ballots):
+        absent = np.where(ballot.damaged.mask(sequences), State.DAMAGED, State.MISSING)
         states[:, at] = np.where(expected[:, at], absent, states[:, at])
     return Vote(
         sequences=sequences,
@@ -120,9 +120,9 @@ def _conflict(first: int, end: int, pattern: np.ndarray, served_by: int, rule: i
 
 
 def _all_sequences(ballots: Sequence[Ballot]) -> np.ndarray:
-    columns = [one.shown.sequences for one in ballots]
+    columns = [ballot.shown.sequences for ballot in ballots]
     longest = max(columns, key=len)
-    if all(len(one) == len(longest) and np.array_equal(one, longest) for one in columns):
+    if all(len(column) == len(longest) and np.array_equal(column, longest) for column in columns):
         return longest
     return distinct(np.concatenate(columns))
 
@@ -131,9 +131,9 @@ def _tables(ballots: Sequence[Ballot], sequences: np.ndarray) -> tuple[np.ndarra
     """Return who has which sequence, with digest and time; where a copy has none they are 0."""
     shape = (len(sequences), len(ballots))
     has, digests, times_ns = np.zeros(shape, bool), np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
-    for at, one in enumerate(ballots):
-        rows = np.searchsorted(sequences, one.shown.sequences)
-        has[rows, at], digests[rows, at], times_ns[rows, at] = True, one.shown.digests, one.shown.times_ns
+    for at, ballot in enumerate(ballots):
+        rows = np.searchsorted(sequences, ballot.shown.sequences)
+        has[rows, at], digests[rows, at], times_ns[rows, at] = True, ballot.shown.digests, ballot.shown.times_ns
     return has, digests, times_ns
 
 
@@ -176,11 +176,11 @@ def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.n
 
 def _lost(ballots: Sequence[Ballot], sequences: np.ndarray, first: int, end: int) -> SequenceSet:
     lost = SequenceSet.empty()
-    for one in (one for one in ballots if one.readable):
-        lost = lost.union(one.damaged.clip(first, end)).union(one.gone.clip(first, end))
+    for ballot in (one for one in ballots if one.readable):
+        lost = lost.union(ballot.damaged.clip(first, end)).union(ballot.gone.clip(first, end))
     if not lost:
         return lost
     lost = lost.difference(SequenceSet.from_sequences(sequences))
-    for one in ballots:
-        lost = lost.difference(one.removed)
+    for ballot in ballots:
+        lost = lost.difference(ballot.removed)
     return lost

@@ -104,7 +104,7 @@ def _init(state: StoreState, command: Init) -> None:
     check_id("the store's id", command.store_id)
     check_settings(command.settings)
     check_voters(command.voters)
-    check_distinct("volumes", [one.volume_id for one in command.voters])
+    check_distinct("volumes", [voter.volume_id for voter in command.voters])
 
 
 def _change_volumes(state: StoreState, command: ChangeVolumes) -> None:

@@ -161,9 +161,11 @@ def _subjects(value: object, name: str) -> tuple[str, ...]:
     if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
         raise ValueError(f"subjects: {value!r} is not a list of subjects")
     subjects = tuple(one.strip() for one in listed)
-    for one in subjects:
-        if not is_filter(one):
-            raise ValueError(f"subjects: {one!r} is not a subject; tokens joined by dots, * for one and > for the rest")
+    for subject in subjects:
+        if not is_filter(subject):
+            raise ValueError(
+                f"subjects: {subject!r} is not a subject; tokens joined by dots, * for one and > for the rest"
+            )
     if len(set(subjects)) < len(subjects):
         raise ValueError(f"subjects: {', '.join(subjects)} names one twice")
     if len(subjects) > SUBJECT_COUNT_MAX:

@@ -85,10 +85,10 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     done: bytes = b""
 
 
-def consumer_record(one: ConsumerState) -> ConsumerRecord:
-    values = {name: getattr(one, name) for name in ConsumerRecord.__struct_fields__}
-    done = one.done.encode() if one.done else b""
-    values.update(pending=one.pending.encode(), told=one.told.encode(), done=done)
+def consumer_record(state: ConsumerState) -> ConsumerRecord:
+    values = {name: getattr(state, name) for name in ConsumerRecord.__struct_fields__}
+    done = state.done.encode() if state.done else b""
+    values.update(pending=state.pending.encode(), told=state.told.encode(), done=done)
     return ConsumerRecord(**values)
 
 

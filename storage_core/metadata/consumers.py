@@ -57,7 +57,7 @@ def anchored(stream: StreamState, consumer: ConsumerState, next_sequence: int) -
 
 def restored(stream: StreamState) -> StreamState:
     """Return a stream out of a backup with its consumers at the places in it that they had."""
-    moved = ((key, anchored(stream, one, one.next_sequence)) for key, one in stream.consumers.items())
+    moved = ((key, anchored(stream, consumer, consumer.next_sequence)) for key, consumer in stream.consumers.items())
     return replace(stream, consumers=SharedMap(moved))
 
 
@@ -89,7 +89,7 @@ def apply_to(stream: StreamState, time_ns: int, command: ConsumerCommand) -> App
         events = command.events
     else:
         events = command.events
-    timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
+    timed = tuple(msgspec.structs.replace(event, time_ns=event.time_ns or time_ns) for event in events)
     if timed:
         consumer = replace(consumer, events=(*consumer.events, *timed)[-CONSUMER_EVENTS_KEPT:])
     return stream.with_consumer(consumer), timed, count

@@ -60,7 +60,7 @@ def check_state(state: StoreState) -> None:
     check_number("transaction_floor_ns", state.transaction_floor_ns, 0)
     check_settings(state.settings)
     check_voters(state.voters)
-    check_distinct("volumes", [one.volume_id for one in state.voters])
+    check_distinct("volumes", [voter.volume_id for voter in state.voters])
     check_number("time_ns", state.time_ns, 0, TIME_MAX_NS)
     check_number("clock_ns", state.clock_ns, 0)
     check_volume_change(state.volume_change)
@@ -193,10 +193,10 @@ def _columns_of(streams: Sequence[StreamState]) -> tuple[np.ndarray, np.ndarray,
 
     All streams in one go: with ten thousand of them, a few blocks each, that takes a fraction of one after another.
     """
-    counts = [len(one.blocks) for one in streams]
-    next_sequences = np.repeat(np.array([one.next_sequence for one in streams], np.int64), counts)
-    set_counts = np.repeat(np.array([len(one.subject_sets) for one in streams], np.int64), counts)
-    return np.concatenate([one.blocks.rows for one in streams]), next_sequences, set_counts
+    counts = [len(stream.blocks) for stream in streams]
+    next_sequences = np.repeat(np.array([stream.next_sequence for stream in streams], np.int64), counts)
+    set_counts = np.repeat(np.array([len(stream.subject_sets) for stream in streams], np.int64), counts)
+    return np.concatenate([stream.blocks.rows for stream in streams]), next_sequences, set_counts
 
 
 def _bad_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.ndarray) -> list[_Column]:
@@ -212,7 +212,7 @@ def _bad_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.nd
         ("msg_id_count", 0, rows["row_count"]),
         ("subject_set", 0, set_counts),
     ]
-    return [one for one in columns if ((rows[one[0]] < one[1]) | (rows[one[0]] > one[2])).any()]
+    return [column for column in columns if ((rows[column[0]] < column[1]) | (rows[column[0]] > column[2])).any()]
 
 
 def _check_columns(rows: np.ndarray, next_sequences: np.ndarray, set_counts: np.ndarray) -> None:

@@ -91,9 +91,9 @@ def _consumer(state: StoreState, place: Place, time_ns: int, command: ConsumerCo
 
 def _advance(state: StoreState, place: Place, time_ns: int, command: AdvanceConsumers) -> tuple[StoreState, Result]:
     moved = state
-    for one in command.advances:
+    for advance in command.advances:
         try:
-            moved = moved.with_stream(advanced(stream_changes.live(moved, one.incarnation), one))
+            moved = moved.with_stream(advanced(stream_changes.live(moved, advance.incarnation), advance))
         except errors.StorageError as error:
             return state, Refused(type(error), str(error))
     return moved, Done()

@@ -67,10 +67,10 @@ class PendingMessages:
 
     def __init__(self, chunks: Sequence[_Chunk] = ()) -> None:
         self._chunks = tuple(chunks)
-        self._firsts = np.array([one.first for one in chunks], np.int64)
-        self._ends = np.array([one.end for one in chunks], np.int64)
-        self.message_count = sum([one.message_count for one in chunks])
-        self.withheld_count = sum([one.withheld_count for one in chunks])
+        self._firsts = np.array([chunk.first for chunk in chunks], np.int64)
+        self._ends = np.array([chunk.end for chunk in chunks], np.int64)
+        self.message_count = sum([chunk.message_count for chunk in chunks])
+        self.withheld_count = sum([chunk.withheld_count for chunk in chunks])
 
     @classmethod
     def of(cls, *tables: np.ndarray) -> "PendingMessages":
@@ -79,7 +79,7 @@ class PendingMessages:
 
     def __len__(self) -> int:
         """Return the number of rows (not of messages)."""
-        return sum(len(one.rows) for one in self._chunks)
+        return sum(len(chunk.rows) for chunk in self._chunks)
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -92,7 +92,7 @@ class PendingMessages:
     @property
     def rows(self) -> np.ndarray:
         """Return all rows, PENDING_DTYPE; costs what waits."""
-        return np.concatenate([np.empty(0, PENDING_DTYPE), *(one.rows for one in self._chunks)])
+        return np.concatenate([np.empty(0, PENDING_DTYPE), *(chunk.rows for chunk in self._chunks)])
 
     def within(self, sequences: SequenceSet) -> np.ndarray:
         """Return the parts of the rows whose sequences are in the set."""
@@ -105,12 +105,12 @@ class PendingMessages:
 
     def withheld(self) -> SequenceSet:
         """Return the messages that are withheld."""
-        chunks = [one.rows[one.rows["deliveries"] == 0] for one in self._chunks if one.withheld_count]
+        chunks = [chunk.rows[chunk.rows["deliveries"] == 0] for chunk in self._chunks if chunk.withheld_count]
         return pending_set(np.concatenate([np.empty(0, PENDING_DTYPE), *chunks]))
 
     def due(self, now_ns: int) -> np.ndarray:
         """Return the rows whose deadline has come."""
-        chunks = [one.rows for one in self._chunks if one.deadline_ns <= now_ns]
+        chunks = [chunk.rows for chunk in self._chunks if chunk.deadline_ns <= now_ns]
         rows = np.concatenate([np.empty(0, PENDING_DTYPE), *chunks])
         return rows[rows["deadline_ns"] <= now_ns]
 
@@ -158,7 +158,7 @@ class PendingMessages:
         gaps = rows["first"] - np.concatenate(([0], rows["end"][:-1])) if len(rows) else rows["first"]
         changes = np.diff(rows["deadline_ns"], prepend=np.int64(0))
         columns = (gaps, rows["end"] - rows["first"], changes, rows["deliveries"])
-        return _HEADER.pack(len(rows)) + zlib.compress(b"".join(one.tobytes() for one in columns), 1)
+        return _HEADER.pack(len(rows)) + zlib.compress(b"".join(column.tobytes() for column in columns), 1)
 
 
 def decode_pending(encoded: bytes) -> PendingMessages:

@@ -193,11 +193,11 @@ class Streams(Mapping[str, StreamState]):
 
     def __init__(self, streams: Mapping[str, StreamState] | None = None) -> None:
         self._by_name = SharedMap[str, StreamState](streams or {})
-        self._names = SharedMap[bytes, str]((one.incarnation, key) for key, one in self._by_name.items())
+        self._names = SharedMap[bytes, str]((stream.incarnation, key) for key, stream in self._by_name.items())
         self._kept: tuple[Streams | None, dict[bytes, int]] = (None, {})  # what kept_sizes said, and of which streams
-        self.block_count = sum(len(one.blocks) for one in self._by_name.values())
-        self.consumer_count = sum(len(one.consumers) for one in self._by_name.values())
-        kept = [kept_of(one) for one in self._by_name.values()]
+        self.block_count = sum(len(stream.blocks) for stream in self._by_name.values())
+        self.consumer_count = sum(len(stream.consumers) for stream in self._by_name.values())
+        kept = [kept_of(stream) for stream in self._by_name.values()]
         self.message_count, self.data_size = sum(count for count, _ in kept), sum(size for _, size in kept)
 
     def _moved_on(
@@ -324,7 +324,7 @@ class StoreState:
 
     def voter(self, volume_id: bytes) -> Voter | None:
         """Return what is known of a volume of the store, None if it is none of its volumes."""
-        return next((one for one in self.voters if one.volume_id == volume_id), None)
+        return next((voter for voter in self.voters if voter.volume_id == volume_id), None)
 
     def stream(self, name: str) -> StreamState | None:
         found = self.streams.get(name.casefold())
@@ -415,15 +415,15 @@ def decode_stream(encoded: bytes) -> StreamState:
     return _stream(decode(_STREAM_DECODER, encoded, "a stream"))
 
 
-def _stream_record(one: StreamState) -> _StreamRecord:
-    values = {name: getattr(one, name) for name in _StreamRecord.__struct_fields__}
+def _stream_record(state: StreamState) -> _StreamRecord:
+    values = {name: getattr(state, name) for name in _StreamRecord.__struct_fields__}
     values.update(
-        blocks=encode_blocks(one.blocks.rows),
-        removed=one.removed.encode(),
-        expiries=one.expiries.encode(),
-        lost=one.lost.encode(),
-        writers=_writer_records(one.writers),
-        consumers=tuple(consumer_record(one.consumers[key]) for key in sorted(one.consumers)),
+        blocks=encode_blocks(state.blocks.rows),
+        removed=state.removed.encode(),
+        expiries=state.expiries.encode(),
+        lost=state.lost.encode(),
+        writers=_writer_records(state.writers),
+        consumers=tuple(consumer_record(state.consumers[key]) for key in sorted(state.consumers)),
     )
     return _StreamRecord(**values)
 
@@ -451,8 +451,8 @@ def _stream(record: _StreamRecord) -> StreamState:
         removed=ChunkedSet.decode(record.removed),
         expiries=decode_table(record.expiries, EXPIRY_DTYPE, "expiries"),
         lost=SequenceSet.decode(record.lost),
-        writers={name: _writer(one) for name, one in record.writers.items()},
-        consumers=SharedMap((one.config.name.casefold(), consumer_of(one)) for one in record.consumers),
+        writers={name: _writer(writer) for name, writer in record.writers.items()},
+        consumers=SharedMap((consumer.config.name.casefold(), consumer_of(consumer)) for consumer in record.consumers),
     )
     return StreamState(**values)
 
@@ -478,7 +478,7 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
     record = decode(_DECODER, encoded, "a state")
     if record.version != STATE_VERSION:
         raise UnsupportedVersionError(f"state of version {record.version}, this program reads {STATE_VERSION}")
-    streams = {one.config.name.casefold(): _stream(one) for one in record.streams}
+    streams = {stream.config.name.casefold(): _stream(stream) for stream in record.streams}
     if len(streams) < len(record.streams):
         raise CorruptionError(f"a state of {len(record.streams)} streams with {len(streams)} names")
     values = {name: getattr(record, name) for name in _StateRecord.__struct_fields__ if name != "version"}
@@ -488,6 +488,6 @@ def decode_state(encoded: bytes | msgspec.Raw) -> StoreState:
         replaced=decode_table(record.replaced, PENDING_DELETE_DTYPE, "replaced"),
         archives=decode_table(record.archives, ARCHIVE_DTYPE, "archives"),
         transactions=decode_table(record.transactions, TRANSACTION_DTYPE, "transactions"),
-        writers={name: _writer(one) for name, one in record.writers.items()},
+        writers={name: _writer(writer) for name, writer in record.writers.items()},
     )
     return StoreState(**values)

@@ -95,7 +95,7 @@ def check_totals(before: StoreState, after: StoreState) -> None:
 
 
 def _voting(voters: tuple[Voter, ...]) -> set[bytes]:
-    return {one.volume_id for one in voters if not one.learner}
+    return {voter.volume_id for voter in voters if not voter.learner}
 
 
 def record_events(state: StoreState, place: Place, time_ns: int, command: RecordEvents) -> tuple[StoreState, Result]:
@@ -103,7 +103,7 @@ def record_events(state: StoreState, place: Place, time_ns: int, command: Record
 
 
 def with_events(state: StoreState, events: tuple[Event, ...], time_ns: int) -> StoreState:
-    timed = tuple(msgspec.structs.replace(one, time_ns=one.time_ns or time_ns) for one in events)
+    timed = tuple(msgspec.structs.replace(event, time_ns=event.time_ns or time_ns) for event in events)
     return replace(state, events=(*state.events, *timed)[-EVENT_COUNT_MAX:]) if timed else state
 
 

@@ -74,7 +74,7 @@ def delete_stream(state: StoreState, place: Place, time_ns: int, command: Delete
 def prepare_streams(
     state: StoreState, place: Place, time_ns: int, command: PrepareStreams
 ) -> tuple[StoreState, Result]:
-    if any(state.by_incarnation(one) is not None for one in command.incarnations):
+    if any(state.by_incarnation(incarnation) is not None for incarnation in command.incarnations):
         refuse(errors.AlreadyExistsError, "a stream is prepared under an incarnation that there is")
     deletes = np.zeros(len(command.incarnations), PENDING_DELETE_DTYPE)
     deletes["incarnation"], deletes["dropped_ns"] = ids(command.incarnations), command.until_ns

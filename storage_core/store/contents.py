@@ -54,7 +54,7 @@ def messages(
     for batch in read_slices(slices(store, stream, request), options, env=store.environment):
         for row in batch.to_pylist():
             headers = row["headers"]
-            pairs = None if headers is None else [(one["key"], one["value"]) for one in headers]
+            pairs = None if headers is None else [(header["key"], header["value"]) for header in headers]
             yield Message(stream.name, row["sequence"], row["subject"], row["timestamp_ns"], pairs, row["data"])
 
 
@@ -125,11 +125,11 @@ def find_msg_id(store: OpenStore, stream: StreamState, msg_id: str) -> int | Non
     state, rows = store.state(), stream.blocks.rows
     rows = rows[rows["msg_id_count"] > 0]
     rows = rows[state.within(rows["committed_ns"], stream.config.duplicate_window, store.environment.now_ns())]
-    for one in whole_blocks(state, stream, rows, store.volumes()):
-        found = ask_block(one, msg_ids, store.environment)
+    for block in whole_blocks(state, stream, rows, store.volumes()):
+        found = ask_block(block, msg_ids, store.environment)
         hits = found[(found[:, 0] == wanted[0]) & (found[:, 1] == wanted[1])]
         if len(hits):
-            return one.block_first + int(hits[0, 2])
+            return block.block_first + int(hits[0, 2])
     return None
 
 

@@ -41,16 +41,16 @@ def store_info(state: StoreState, volumes: Sequence[Volume]) -> dict[str, Any]:
         "host": state.host,
         "volumes": [
             {
-                "name": one.name,
-                "instance": one.identity.instance_id.hex() if one.identity is not None else None,
-                "path": str(one.path),
+                "name": volume.name,
+                "instance": volume.identity.instance_id.hex() if volume.identity is not None else None,
+                "path": str(volume.path),
             }
-            for one in volumes
-            if state.voter(one.volume_id) is not None
+            for volume in volumes
+            if state.voter(volume.volume_id) is not None
         ],
         "streams": len(streams),
-        "messages": sum(one.message_count for one in streams),
-        "bytes": sum(one.data_size for one in streams),
+        "messages": sum(stream.message_count for stream in streams),
+        "bytes": sum(stream.data_size for stream in streams),
     }
 
 
@@ -61,7 +61,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
     for stream in view.state.streams.values():
         for replica in survey.replicas(stream):
             copies.setdefault(replica.volume_id, []).append((stream.name, replica))
-    voting = [one.volume_id for one in view.state.voters if not one.learner]
+    voting = [voter.volume_id for voter in view.state.voters if not voter.learner]
     return {
         "name": view.state.store_id.hex(),
         "leader": _name(survey.leader(voting)),
@@ -71,7 +71,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
         "voters": len(voting),
         "voting": sum(survey.can_vote(one) for one in voting),
         "quorum": majority(len(voting)),
-        "volumes": [_volume(survey, one, copies.get(one.volume_id, [])) for one in survey.volumes],
+        "volumes": [_volume(survey, volume, copies.get(volume.volume_id, [])) for volume in survey.volumes],
         "pending_deletes": _pending_deletes(view.state),
         "change": _change(view.state),
     }
@@ -80,8 +80,10 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
 def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]]) -> dict[str, Any]:
     standing, voter = survey.standing(volume.volume_id), survey.view.state.voter(volume.volume_id)
     state = worst([standing.state, *(replica.state for _, replica in copies)])
-    reason = standing.reason or "; ".join(f"stream {name}: {one.reason}" for name, one in copies if one.reason)
-    scrubbed_ns = min((one.last_scrub_ns for _, one in copies if one.block_count), default=0)
+    reason = standing.reason or "; ".join(
+        f"stream {name}: {replica.reason}" for name, replica in copies if replica.reason
+    )
+    scrubbed_ns = min((replica.last_scrub_ns for _, replica in copies if replica.block_count), default=0)
     return {
         "name": volume.name,
         "instance": volume.identity.instance_id.hex() if volume.identity is not None else None,
@@ -94,14 +96,14 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
         "voter": voter is not None and not voter.learner,
         "learner": voter is not None and voter.learner,
         "retired": voter is not None and bool(voter.retired),
-        "blocks": sum(one.block_count for _, one in copies),
-        "bytes": sum(one.size for _, one in copies),
+        "blocks": sum(replica.block_count for _, replica in copies),
+        "bytes": sum(replica.size for _, replica in copies),
         "disk_bytes": {
-            "live": sum(one.size for _, one in copies),
+            "live": sum(replica.size for _, replica in copies),
             "pending_delete": survey.pending_delete_size(volume.volume_id),
             "metadata": survey.metadata_size(volume.volume_id),
         },
-        "damaged_blocks": sum(one.damaged_blocks for _, one in copies),
+        "damaged_blocks": sum(replica.damaged_blocks for _, replica in copies),
         "last_scrub": rfc3339(scrubbed_ns) if scrubbed_ns else None,
     }
 
@@ -149,8 +151,8 @@ def stream_report(store: OpenStore, names: Sequence[str] | None, exact_times: bo
     state = survey.view.state
     streams = by_name(state) if names is None else [store.stream_state(name, state) for name in names]
     if exact_times:
-        return [stream_info(store, one, survey) for one in streams]
-    return [{**stream_summary(one), "cluster": stream_cluster(survey, one)} for one in streams]
+        return [stream_info(store, stream, survey) for stream in streams]
+    return [{**stream_summary(stream), "cluster": stream_cluster(survey, stream)} for stream in streams]
 
 
 def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) ->
 
 
 def by_name(state: StoreState) -> list[StreamState]:
-    return sorted(state.streams.values(), key=lambda one: one.name)
+    return sorted(state.streams.values(), key=lambda stream: stream.name)
 
 
 def _block_times(stream: StreamState) -> tuple[str, str]:
@@ -213,19 +215,19 @@ def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
         "leader": _name(survey.leader(stream.placement)),
         "replicas": [
             {
-                "name": one.name,
-                "current": one.current,
-                "lag": one.lag,
-                "state": one.state,
-                "reason": one.reason or None,
-                "damaged_blocks": one.damaged_blocks,
-                "missing_blocks": one.missing_blocks,
-                "last_scrub": rfc3339(one.last_scrub_ns) if one.last_scrub_ns else None,
-                "path": str(one.path),
-                "digest": one.digest,
-                "applied": one.applied,
+                "name": replica.name,
+                "current": replica.current,
+                "lag": replica.lag,
+                "state": replica.state,
+                "reason": replica.reason or None,
+                "damaged_blocks": replica.damaged_blocks,
+                "missing_blocks": replica.missing_blocks,
+                "last_scrub": rfc3339(replica.last_scrub_ns) if replica.last_scrub_ns else None,
+                "path": str(replica.path),
+                "digest": replica.digest,
+                "applied": replica.applied,
             }
-            for one in survey.replicas(stream)
+            for replica in survey.replicas(stream)
         ],
     }
 
@@ -243,12 +245,14 @@ def events(
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ValueError(f"limit: {limit!r} is no number of events")
     if kind is not None:
-        kinds = {*EVENT_KINDS, *(one.kind for one in state.events)}
+        kinds = {*EVENT_KINDS, *(event.kind for event in state.events)}
         if kind not in kinds:
             hint = instead(kind, sorted(kinds))
             raise ValueError(f"kind: {kind!r} is no kind of event{hint}")
-    chosen = [one for one in state.events if stream in (None, one.stream) and kind in (None, one.kind)]
-    return [event_json(one) for one in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])]
+    chosen = [event for event in state.events if stream in (None, event.stream) and kind in (None, event.kind)]
+    return [
+        event_json(event) for event in (chosen if limit is None else chosen[len(chosen) - min(limit, len(chosen)) :])
+    ]
 
 
 def event_json(event: Event) -> dict[str, Any]:

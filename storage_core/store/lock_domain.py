@@ -102,7 +102,7 @@ def _network_addresses(directory: Path) -> list[str]:
     except OSError:
         return []
     found = [directory / name for name in names if (directory / name / "device").exists()]
-    return [_text(one / "address") for one in found if _text(one / "addr_assign_type") == PERMANENT]
+    return [_text(path / "address") for path in found if _text(path / "addr_assign_type") == PERMANENT]
 
 
 def _boot_session() -> str:

@@ -63,7 +63,7 @@ class OpenStore:
     @property
     def paths(self) -> list[str]:
         """Absolute paths of the volumes, in the order of the store's voters."""
-        return [str(one.path) for one in self.metadata.volumes()]
+        return [str(volume.path) for volume in self.metadata.volumes()]
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store, in the order of its voters, as it is found now."""
@@ -170,7 +170,7 @@ class OpenStore:
         if self.read_only:
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         state = self.state()
-        names = [one.name for one in state.streams.values()] if streams is None else names_of(streams) or []
+        names = [stream.name for stream in state.streams.values()] if streams is None else names_of(streams) or []
         for name in names:
             self.stream_state(name, state)
         transaction = appends.begin(state, self.volumes(), names, self._env)
@@ -183,7 +183,7 @@ class OpenStore:
         raises OutdatedTransaction. None if this process does not know enough.
         """
         view, volumes = self.metadata.memory.known.view, self.metadata.known_volumes
-        if self.read_only or view is None or any(one.identity is None for one in volumes):
+        if self.read_only or view is None or any(volume.identity is None for volume in volumes):
             return None
         stream = view.state.by_incarnation(incarnation)
         if stream is None or stream.name != name:

@@ -168,7 +168,7 @@ class Store(OpenStore):
             state = self.state()
             defaults = state.settings.defaults_of(str(given.get("name")))
             if given.get("num_replicas") is None:
-                defaults["num_replicas"] = sum(not one.learner for one in state.voters)
+                defaults["num_replicas"] = sum(not voter.learner for voter in state.voters)
             given = {**given, **{key: value for key, value in defaults.items() if given.get(key) is None}}
         checked = StreamConfig.from_mapping(given)
         with self.session() as session:
@@ -253,7 +253,7 @@ class Store(OpenStore):
         """
         state = self.state()
         found = describe.events(state, limit, stream, kind)
-        if stream is not None and not any(one.stream == stream for one in state.events):
+        if stream is not None and not any(event.stream == stream for event in state.events):
             self.stream_state(stream, state)
         return found
 

@@ -265,7 +265,7 @@ class Stream:
 
     def consumers(self) -> list[str]:
         """Return the names of the stream's consumers, sorted."""
-        return sorted(one.name for one in self.state().consumers.values())
+        return sorted(consumer.name for consumer in self.state().consumers.values())
 
     # --- removing
 

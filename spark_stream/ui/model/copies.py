@@ -59,7 +59,7 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         )
     blocks = []
     if len(shown) <= LISTED_COUNT_MAX:
-        blocks = [_block(shown[at], [one[at] for one in states]) for at in range(len(shown))]
+        blocks = [_block(shown[at], [state[at] for state in states]) for at in range(len(shown))]
     return {
         "stream": stream_head(scan, stream),
         "volumes": volumes,
@@ -95,7 +95,7 @@ def _states(copies: BlockCopies, replica_state: str) -> list[str]:
         return [replica_state] * len(copies.whole)
     if replica_state == "missing" and not (copies.file_sizes >= 0).any():
         return ["missing"] * len(copies.whole)
-    return [one.value for one in copies.states]
+    return [state.value for state in copies.states]
 
 
 def _bounds(count: int) -> list[tuple[int, int]]:
@@ -255,4 +255,4 @@ def _read_copy(blocks: Any, written_as: bytes, block_id: bytes, offset_bytes: in
     }
 
 
-assert set(_BAD_FIRST) <= {one.value for one in STATES}
+assert set(_BAD_FIRST) <= {state.value for state in STATES}

@@ -45,27 +45,27 @@ def _of_volumes(scan: Scan) -> list[dict[str, Any]]:
 
 def _of_streams(scan: Scan) -> list[dict[str, Any]]:
     found = []
-    for one in scan.streams:
-        name, lost = one["config"]["name"], sum(end - first for first, end in one["state"]["lost_ranges"])
-        damaged = sum(copy["damaged_blocks"] for copy in one["cluster"]["replicas"])
+    for stream in scan.streams:
+        name, lost = stream["config"]["name"], sum(end - first for first, end in stream["state"]["lost_ranges"])
+        damaged = sum(copy["damaged_blocks"] for copy in stream["cluster"]["replicas"])
         if damaged:
             what = f"stream {name}: {_counted(damaged, 'damaged copy', 'damaged copies')} of blocks"
             found.append(_problem(WARNING, what, "", f"repair {quote(name)}", f"/streams/{name}/copies"))
         if lost:
             what = f"stream {name}: {_counted(lost, 'message')} lost for good"
-            page = f"/streams/{name}/messages?at={one['state']['lost_ranges'][0][0]}"
+            page = f"/streams/{name}/messages?at={stream['state']['lost_ranges'][0][0]}"
             found.append(_problem(NOTE, what, "No volume has them.", "", page))
     return found
 
 
 def _of_consumers(scan: Scan) -> list[dict[str, Any]]:
     found = []
-    for one in scan.consumers:
-        if one["problem"]:
-            stream, name = one["stream_name"], one["name"]
+    for consumer in scan.consumers:
+        if consumer["problem"]:
+            stream, name = consumer["stream_name"], consumer["name"]
             command = f"consumer reset {quote(stream)} {quote(name)}"
             what = f"consumer {name} of stream {stream} does not go on"
-            found.append(_problem(WARNING, what, one["problem"], command, f"/streams/{stream}/consumers/{name}"))
+            found.append(_problem(WARNING, what, consumer["problem"], command, f"/streams/{stream}/consumers/{name}"))
     return found
 
 
@@ -83,11 +83,11 @@ def health(site: Site, scan: Scan) -> dict[str, Any]:
     """Return `state` (ok, note, warning, critical), one `sentence`, and the `problems`."""
     listed = problems(site, scan)
     volumes = scan.cluster["volumes"]
-    current = sum(one["state"] == "current" for one in volumes)
-    lag = max((one["lag"]["messages"] for one in scan.consumers), default=0)
+    current = sum(volume["state"] == "current" for volume in volumes)
+    lag = max((consumer["lag"]["messages"] for consumer in scan.consumers), default=0)
     state = listed[0]["level"] if listed else "ok"
     word = {"ok": "Healthy", NOTE: "Healthy", WARNING: "Needs attention", CRITICAL: "Broken"}[state]
-    scrubbed = [one["last_scrub"] for one in volumes]
+    scrubbed = [volume["last_scrub"] for volume in volumes]
     scrub = f"last scrub {age_text(min(scrubbed), scan.time_ns)}" if all(scrubbed) else "never scrubbed as a whole"
     sentence = f"{word}: {current} of {len(volumes)} volumes current, worst lag {lag:,}, {scrub}"
     return {"state": state, "sentence": sentence, "problems": listed}

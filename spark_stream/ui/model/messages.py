@@ -104,7 +104,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     else:
         rows, searched = reading.downwards(min(end, before) if before is not None else end)
     lower, upper = searched
-    shown = [*(_row(one) for one in rows), *_gaps(stream, lower, upper, reading.damage, wanted.is_all)]
+    shown = [*(_row(row) for row in rows), *_gaps(stream, lower, upper, reading.damage, wanted.is_all)]
     shown.sort(key=lambda one: -one["seq"])
     filters = {key: query.text(key) for key in ("subject", "header", "field") if query.text(key)}
     return {

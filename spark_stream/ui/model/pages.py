@@ -34,13 +34,13 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "health": health(site, scan),
         "streams": len(streams),
         "consumers": len(scan.consumers),
-        "messages": sum(one.message_count for one in streams),
+        "messages": sum(stream.message_count for stream in streams),
         "messages_per_second": round(rate(streams, scan.time_ns), 2),
-        "bytes": sum(one.data_size for one in streams),
-        "bytes_live": sum(one.live for one in scan.disks.values()),
-        "bytes_on_disk": sum(one.blocks for one in scan.disks.values()),
-        "bytes_to_be_freed": sum(one.to_be_freed for one in scan.disks.values()),
-        "bytes_free": min((one.free for one in scan.disks.values() if one.free is not None), default=None),
+        "bytes": sum(stream.data_size for stream in streams),
+        "bytes_live": sum(disk.live for disk in scan.disks.values()),
+        "bytes_on_disk": sum(disk.blocks for disk in scan.disks.values()),
+        "bytes_to_be_freed": sum(disk.to_be_freed for disk in scan.disks.values()),
+        "bytes_free": min((disk.free for disk in scan.disks.values() if disk.free is not None), default=None),
         "worst_lag": None if worst is None else _short(worst),
         "arrivals": arrivals(streams, scan.time_ns, query.choice("span", SPANS)),
         "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
@@ -60,8 +60,8 @@ def streams_page(site: Site, query: Query) -> dict[str, Any]:
     ]
     state = scan.survey.view.state
     lags: dict[str, int] = {}
-    for one in scan.consumers:
-        lags[one["stream_name"]] = max(lags.get(one["stream_name"], 0), one["lag"]["messages"])
+    for consumer in scan.consumers:
+        lags[consumer["stream_name"]] = max(lags.get(consumer["stream_name"], 0), consumer["lag"]["messages"])
     listed = []
     for one in chosen[start : start + STREAM_PAGE_COUNT]:
         stream = state.stream(one["config"]["name"])
@@ -141,11 +141,13 @@ def consumers_page(site: Site, query: Query) -> dict[str, Any]:
     scan = site.scan()
     wanted, start = query.text("search").casefold(), query.number("start", 0) or 0
     rows = [
-        one for one in scan.consumers if wanted in one["name"].casefold() or wanted in one["stream_name"].casefold()
+        consumer
+        for consumer in scan.consumers
+        if wanted in consumer["name"].casefold() or wanted in consumer["stream_name"].casefold()
     ]
     rows = sorted(rows, key=lambda one: (one["problem"] is None, -one["lag"]["messages"]))
     return {
-        "consumers": [_with_bounds(_short(one), scan) for one in rows[start : start + CONSUMER_PAGE_COUNT]],
+        "consumers": [_with_bounds(_short(row), scan) for row in rows[start : start + CONSUMER_PAGE_COUNT]],
         "count": len(rows),
         "start": start,
         "next": start + CONSUMER_PAGE_COUNT if start + CONSUMER_PAGE_COUNT < len(rows) else None,
@@ -236,7 +238,7 @@ def events_page(site: Site, query: Query) -> dict[str, Any]:
         "older": end - EVENT_PAGE_COUNT if end > EVENT_PAGE_COUNT else None,
         "kind": kind,
         "stream": stream,
-        "kinds": sorted({*EVENT_KINDS, *(one.kind for one in state.events)}),
+        "kinds": sorted({*EVENT_KINDS, *(event.kind for event in state.events)}),
         "command": f"jstream events --store {site.command_store}",
     }
 

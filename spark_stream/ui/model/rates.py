@@ -23,7 +23,7 @@ def arrivals(streams: Iterable[StreamState], now_ns: int, span: str = "") -> dic
 
     `span`: a key of SPANS_S, "all" for all there is, "" for the shortest that holds all there is.
     """
-    parts = [one.blocks.rows for one in streams if len(one.blocks)]
+    parts = [stream.blocks.rows for stream in streams if len(stream.blocks)]
     names = ("time_min_ns", "time_max_ns", "row_count")
     begins, ends, counts = (np.concatenate([[0][:0], *(rows[name] for rows in parts)]) for name in names)
     oldest_ns = int(begins.min()) if len(begins) else now_ns

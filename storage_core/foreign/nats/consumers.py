@@ -86,7 +86,7 @@ def read_consumers(
         except OSError as error:
             raise_if_of_process(error)
             told(place, f"consumer {name!r}: {_reason(error)}")
-    return sorted(found, key=lambda one: one.name)
+    return sorted(found, key=lambda consumer: consumer.name)
 
 
 def list_consumers(top: Path, files: Files = OS_FILES) -> list[str]:

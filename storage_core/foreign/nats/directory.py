@@ -99,7 +99,7 @@ def _stream_paths(root: Path, files: Files, depth_max: int, count_max: int) -> I
             yield place
         elif _is_among_streams(place / "one"):
             others = (place / name for name in names if not _is_never_searched(name))
-            yield from (one for one in others if not files.is_directory(one))
+            yield from (other for other in others if not files.is_directory(other))
 
 
 def _is_among_streams(place: Path) -> bool:

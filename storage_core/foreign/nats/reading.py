@@ -174,14 +174,14 @@ def _damage(
     note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
     found = []
     done: list[tuple[int, int]] = []  # what is put down to damage; both ends rise with the places in the block
-    for one in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
-        first, end = one.after + 1, one.before if one.before is not None else SEQUENCE_END
+    for damage in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
+        first, end = damage.after + 1, damage.before if damage.before is not None else SEQUENCE_END
         lost = missing.clip(max(first, done[-1][1]) if done else first, end)
         if first < end:
             done.append((first, end if not done else max(end, done[-1][1])))
         # Between neighbours in sequence there was no message, but maybe a tombstone: then an index has to know.
-        unclear = not part.known and (one.after + 1 == one.before or one.places > 1)
-        found.append(_foreign_damage(part, one, note, lost, unclear))
+        unclear = not part.known and (damage.after + 1 == damage.before or damage.places > 1)
+        found.append(_foreign_damage(part, damage, note, lost, unclear))
     if content.damage and not found:
         at, reason = content.damage[0]
         place = RecordDamage(at, at, reason, 0, None)
@@ -233,8 +233,8 @@ def _foreign_damage(
 
 def _tell(found: Sequence[ForeignDamage], on_damage: Callable[[ForeignDamage], None] | None) -> None:
     if on_damage is not None:
-        for one in found:
-            on_damage(one)
+        for damage in found:
+            on_damage(damage)
         return
     lost = [one for one in found if one.first is not None or one.unclear]
     if lost:

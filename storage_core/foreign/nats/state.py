@@ -125,22 +125,24 @@ def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[Bloc
         if dot + suffix != OLD_INDEX_SUFFIX:
             continue
         file = BlockFile(int(stem), str(Path(stream.messages_path) / f"{stem}.blk"), 0)
-        one = _load_old_index(file, notes, files)
-        count = one.end - one.first - len(one.removed) if one is not None else 0
-        if one is not None and count > 0:
-            found.append(BlockState(file, one.first, one.end, one.removed, count, True))
+        index = _load_old_index(file, notes, files)
+        count = index.end - index.first - len(index.removed) if index is not None else 0
+        if index is not None and count > 0:
+            found.append(BlockState(file, index.first, index.end, index.removed, count, True))
     return found
 
 
 def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[Note]) -> StreamState:
     """Return the state with the parts whose blocks are gone; those that others answer for go to `notes`."""
     blocks, answered, end = list(state.blocks), SequenceSet.from_ranges((one.first, one.end) for one in state.blocks), 0
-    for one in sorted(gone, key=lambda one: one.first):
-        if one.first < end or answered.count_in(one.first, one.end):
-            notes.append(Note(f"{Path(one.file.path).name} is gone, and its index lists [{one.first}, {one.end})"))
+    for block in sorted(gone, key=lambda one: one.first):
+        if block.first < end or answered.count_in(block.first, block.end):
+            notes.append(
+                Note(f"{Path(block.file.path).name} is gone, and its index lists [{block.first}, {block.end})")
+            )
             continue
-        blocks.append(one)
-        end = one.end
+        blocks.append(block)
+        end = block.end
     if len(blocks) == len(state.blocks):
         return state
     blocks.sort(key=lambda one: one.first)
@@ -186,14 +188,16 @@ def _unexplained(stream: StreamDirectory, state: StreamState) -> list[Note]:
         )
         notes.append(Note(reason, (expected, state.first)))
     numbers = [block.block_index for block in stream.blocks]
-    gone = [(one + 1, two) for one, two in zip(numbers, numbers[1:], strict=False) if two > one + 1]
+    gone = [(number + 1, two) for number, two in zip(numbers, numbers[1:], strict=False) if two > number + 1]
     if gone:
         reason = (
             f"{_block_names(SequenceSet.from_ranges(gone))} not there, and no index tells whether messages were lost "
             "with them, or removals, so that what was removed shows again"
         )
-        begin = max((one.end for one in state.blocks if one.file.block_index < gone[0][0]), default=expected)
-        end = min((one.first for one in state.blocks if one.file.block_index >= gone[-1][1]), default=SEQUENCE_END)
+        begin = max((block.end for block in state.blocks if block.file.block_index < gone[0][0]), default=expected)
+        end = min(
+            (block.first for block in state.blocks if block.file.block_index >= gone[-1][1]), default=SEQUENCE_END
+        )
         notes.append(Note(reason, (begin, max(begin, end))))
     return notes
 
@@ -209,7 +213,7 @@ def _gone_since(index: StreamIndex, stream: StreamDirectory, state: StreamState)
         return []
     notes = []
     names = _block_names(SequenceSet.from_sequences([block.block_index for block in gone]))
-    listed = _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in gone])
+    listed = _union([SequenceSet.from_ranges([(block.first, block.end)]).difference(block.removed) for block in gone])
     listed = listed.difference(_shown_by(state)).difference(state.removed)
     if state.removed.count_in(state.first - 1, state.first):
         listed = listed.clip(state.first, SEQUENCE_END)  # a purge came after the index
@@ -287,10 +291,10 @@ def _load_old_index(block: BlockFile, notes: list[Note], files: Files) -> OldBlo
 
 def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> StreamState:
     states = []
-    for file, one in zip(stream.blocks, old, strict=True):
-        count = one.end - one.first - len(one.removed)
+    for file, index in zip(stream.blocks, old, strict=True):
+        count = index.end - index.first - len(index.removed)
         if count > 0:
-            states.append(BlockState(file, one.first, one.end, one.removed, count, True))
+            states.append(BlockState(file, index.first, index.end, index.removed, count, True))
     last = max((one.end - 1 for one in old), default=0)
     total = sum(state.message_count for state in states)
     spans = [(file.block_index, one.first, one.end) for file, one in zip(stream.blocks, old, strict=True)]
@@ -300,7 +304,9 @@ def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> 
 
 
 def _shown_by(state: StreamState) -> SequenceSet:
-    return _union([SequenceSet.from_ranges([(one.first, one.end)]).difference(one.removed) for one in state.blocks])
+    return _union(
+        [SequenceSet.from_ranges([(block.first, block.end)]).difference(block.removed) for block in state.blocks]
+    )
 
 
 def _union(sets: Sequence[SequenceSet]) -> SequenceSet:
@@ -353,7 +359,7 @@ def _from_blocks(
     shown = _shown(read, removed, limits)
     highest = max((one.highest for one in read), default=0)
     lost = _lost_at_end(stream, index, highest, {one.file.block_index for one in read if one.damaged})
-    states = _spans(read, shown, removed, min((one.first for one in lost), default=SEQUENCE_END))
+    states = _spans(read, shown, removed, min((block.first for block in lost), default=SEQUENCE_END))
     if any(state.end == SEQUENCE_END for state in states):
         highest += 1  # a damaged end of the stream held one more message at least, or may have
     last = max(highest, index.last if index else 0)

@@ -40,23 +40,26 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
                 raise NotFoundError(f"account {account!r} has no streams in {where}{instead(account, accounts)}")
         super().__init__(paths, files, found)
 
-    def _load(self, one: StreamDirectory) -> StreamState:
-        return load_state(one, self._files)
+    def _load(self, directory: StreamDirectory) -> StreamState:
+        return load_state(directory, self._files)
 
-    def _replica_count(self, one: StreamDirectory) -> int:
-        count = one.config.get("num_replicas", 0)
+    def _replica_count(self, directory: StreamDirectory) -> int:
+        count = directory.config.get("num_replicas", 0)
         return count if isinstance(count, int) else 0
 
-    def _notes(self, one: StreamDirectory) -> list[ForeignDamage]:
-        meta = str(Path(one.path) / META_FILE)
+    def _notes(self, directory: StreamDirectory) -> list[ForeignDamage]:
+        meta = str(Path(directory.path) / META_FILE)
         unknown = "its limits are unknown, what they had removed may show again"
-        notes = [note_damage(LAYOUT, one.account, one.name, meta, f"{unknown}: {note}") for note in one.notes]
+        notes = [
+            note_damage(LAYOUT, directory.account, directory.name, meta, f"{unknown}: {note}")
+            for note in directory.notes
+        ]
         try:
-            state = self._state(one)
+            state = self._state(directory)
         except StorageError:  # told where its messages are asked for
             return notes
         return notes + [
-            note_damage(LAYOUT, one.account, one.name, one.messages_path, note.reason, note.doubt)
+            note_damage(LAYOUT, directory.account, directory.name, directory.messages_path, note.reason, note.doubt)
             for note in state.notes
         ]
 
@@ -69,53 +72,55 @@ class NatsStore(CopiesStore[StreamDirectory, StreamState]):
         )
 
     def _consumers(
-        self, one: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None
+        self, directory: StreamDirectory, on_damage: Callable[[ForeignDamage], None] | None
     ) -> list[ForeignConsumer]:
-        if one.problem is not None:
-            raise one.problem
-        return read_consumers(one, self._state(one).last, on_damage, self._files)
+        if directory.problem is not None:
+            raise directory.problem
+        return read_consumers(directory, self._state(directory).last, on_damage, self._files)
 
-    def _slices(self, one: StreamDirectory, first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
-        state = self._state(one)
+    def _slices(
+        self, directory: StreamDirectory, first: int | None = None, end: int | None = None
+    ) -> list[ForeignSlice]:
+        state = self._state(directory)
         found = []
         for block in state.blocks:
             low = block.first if first is None else max(block.first, first)
             high = block.end if end is None else min(block.end, end)
-            part = _slice(one, state, block, low, high)
+            part = _slice(directory, state, block, low, high)
             if low < high and (part.row_count or not block.known):
                 found.append(part)
         return found
 
-    def _describe(self, one: StreamDirectory) -> ForeignStream:
-        state, problem = None, "; ".join(one.notes)
+    def _describe(self, directory: StreamDirectory) -> ForeignStream:
+        state, problem = None, "; ".join(directory.notes)
         consumers: list[ForeignConsumer] | None = None
         unread: list[ForeignDamage] = []
         try:
-            state = self._state(one)
-            consumers = read_consumers(one, None, unread.append, self._files)
+            state = self._state(directory)
+            consumers = read_consumers(directory, None, unread.append, self._files)
         except StorageError as error:
             problem = str(error)
-        all_consumers = str(Path(one.path) / CONSUMERS_DIRECTORY)
+        all_consumers = str(Path(directory.path) / CONSUMERS_DIRECTORY)
         if any(damage.file == all_consumers for damage in unread):
             consumers = None
-        subjects = one.config.get("subjects")
+        subjects = directory.config.get("subjects")
         return ForeignStream(
             layout=LAYOUT,
-            account=one.account,
-            stream=one.name,
-            path=one.path,
+            account=directory.account,
+            stream=directory.name,
+            path=directory.path,
             subjects=tuple(map(str, subjects)) if isinstance(subjects, list) else (),
             messages=None if state is None else state.message_count,
             first=None if state is None else state.first,
             last=None if state is None else state.last,
-            byte_size=sum(block.size for block in one.blocks),
-            block_count=len(one.blocks),
+            byte_size=sum(block.size for block in directory.blocks),
+            block_count=len(directory.blocks),
             consumer_count=None if consumers is None else len(consumers),
-            compression=str(one.config.get("compression", "none")),
-            encrypted=one.encrypted,
+            compression=str(directory.config.get("compression", "none")),
+            encrypted=directory.encrypted,
             source="" if state is None else state.source,
             problem=problem,
-            config=one.config,
+            config=directory.config,
         )
 
 

@@ -177,5 +177,5 @@ def _column(name: str, stream: str, buffer: pa.Buffer, records: Records, sequenc
 
 
 def _bytes_of(buffer: pa.Buffer, records: Records, number: int) -> pa.BinaryArray:
-    one = records.fields[number]
-    return gather(buffer, one.starts, one.values.astype(np.int64))
+    field = records.fields[number]
+    return gather(buffer, field.starts, field.values.astype(np.int64))

@@ -135,7 +135,7 @@ class _Account:
     def take(self, window: Window) -> tuple[Records, np.ndarray]:
         """Return the messages of the window to serve, with their sequences; tell the damage in front of them."""
         records, part = window.records, self._part
-        stretches_end = max((one.end_bytes for one in window.stretches), default=0)
+        stretches_end = max((stretch.end_bytes for stretch in window.stretches), default=0)
         records_end = window.offset_bytes + int(np.max(records.ends, initial=0))
         self._read_bytes = max(self._read_bytes, records_end, stretches_end)
         strange = strangers(records, part.bounds)
@@ -146,7 +146,7 @@ class _Account:
         self._note_places(window, sequences)
         shown = (sequences > 0) & (records.good | part.no_crc)
         hidden = _hidden(window, shown, strange, part)
-        here = sorted([*window.stretches, *hidden], key=lambda one: one.offset_bytes)
+        here = sorted([*window.stretches, *hidden], key=lambda stretch: stretch.offset_bytes)
         stretches = fold(join([*self._pending, *here]))
         rows = np.flatnonzero(shown)
         self._tell_all(window, stretches, rows, sequences[rows])
@@ -161,7 +161,7 @@ class _Account:
         part, low = self._part, self._shown + 1
         if self._beyond and part.end == part.bounds[1]:
             self._tell_overlap(part.end, self._beyond + 1)
-        trouble = any(one.cause not in (Cause.PADDING, Cause.HARMLESS) for one in self._pending)
+        trouble = any(stretch.cause not in (Cause.PADDING, Cause.HARMLESS) for stretch in self._pending)
         if part.end < SEQUENCE_END:
             self._tell(self._pending, low, part.end, part.file_size, "the file ends here, later messages are expected")
         elif trouble:
@@ -186,7 +186,7 @@ class _Account:
         else:
             end = window.offset_bytes
         unplaced = int(placed[-1]) + 1 < len(sequences) if len(placed) else bool(len(sequences))
-        self._apart |= unplaced or any(one.end_bytes > end for one in window.stretches)
+        self._apart |= unplaced or any(stretch.end_bytes > end for stretch in window.stretches)
 
     def _tell_all(self, window: Window, stretches: list[Stretch], rows: np.ndarray, sequences: np.ndarray) -> None:
         """Tell what lies in front of each served row, and the suspects among the rows; keep the rest for later."""
@@ -195,8 +195,8 @@ class _Account:
         lows, highs = np.maximum(lows, self._part.first), np.minimum(sequences, self._part.end)
         groups: dict[int, list[Stretch]] = {row: [] for row in np.flatnonzero(lows < highs).tolist()}
         places = np.searchsorted(heads, [one.offset_bytes for one in stretches], side="right").tolist()
-        for place, one in zip(places, stretches, strict=True):
-            groups.setdefault(place, []).append(one)
+        for place, stretch in zip(places, stretches, strict=True):
+            groups.setdefault(place, []).append(stretch)
         self._pending = groups.pop(len(rows), [])
         suspects = deque(_served(window, rows, sequences, self._part))
         rows_told = sorted(groups)
@@ -225,13 +225,13 @@ class _Account:
         if low < high and not blamed:
             blamed = [Stretch(at, at, Cause.MISSING if inside else Cause.END, reason, b"")]
         count = high - low if len(blamed) == 1 and high < SEQUENCE_END else None
-        for one in blamed:
-            goes_on = inside and one.cause in (Cause.END, Cause.PADDING)
-            told = replace(one, cause=Cause.BAD) if goes_on else one
+        for stretch in blamed:
+            goes_on = inside and stretch.cause in (Cause.END, Cause.PADDING)
+            told = replace(stretch, cause=Cause.BAD) if goes_on else stretch
             self._report(told, low, high, count, served=False, allowed=self._allows(told.cause))
-        for one in stretches:
-            if one not in blamed and (inside or one.cause is not Cause.PADDING):
-                self._report(one, None, None, None, served=False, allowed=True)
+        for stretch in stretches:
+            if stretch not in blamed and (inside or stretch.cause is not Cause.PADDING):
+                self._report(stretch, None, None, None, served=False, allowed=True)
 
     def _tell_together(
         self, groups: Sequence[Sequence[Stretch]], lows: np.ndarray, highs: np.ndarray, heads: np.ndarray
@@ -249,14 +249,14 @@ class _Account:
             reason = f"the record has sequence {int(highs[first])}, but none is in front of it"
             start, end = int(heads[first]), int(heads[last])
             stretches.append(Stretch(start, end, Cause.MISSING, reason, b"", places=len(missing) - blamed))
-        (one,) = fold(stretches, 0)
-        harmless = not len(missing) or one.cause is Cause.HARMLESS
+        (stretch,) = fold(stretches, 0)
+        harmless = not len(missing) or stretch.cause is Cause.HARMLESS
         allowed = harmless or all(self._allows(each.cause) for each in stretches if each.cause is not Cause.HARMLESS)
         if harmless:
-            self._report(one, None, None, None, served=False, allowed=True)
+            self._report(stretch, None, None, None, served=False, allowed=True)
             return
         low, high = int(lows[missing[0]]), int(highs[missing[-1]])
-        self._report(one, low, high, int((highs - lows)[missing].sum()), served=False, allowed=allowed)
+        self._report(stretch, low, high, int((highs - lows)[missing].sum()), served=False, allowed=allowed)
 
     def _allows(self, cause: Cause) -> bool:
         if cause is Cause.BAD:
@@ -310,19 +310,19 @@ def _hidden(window: Window, shown: np.ndarray, strange: np.ndarray, part: Foreig
     found = []
     runs, rest = _runs(follows)
     for first, end in [(int(hidden[first]), int(hidden[end - 1]) + 1) for first, end in runs]:
-        one = window.suspect(first, end)
+        stretch = window.suspect(first, end)
         if strange[first]:
-            one = replace(one, cause=Cause.FOREIGN, reason=_strange_reason(window, first, end, part))
+            stretch = replace(stretch, cause=Cause.FOREIGN, reason=_strange_reason(window, first, end, part))
         elif records.good[first]:  # true, but not above all in front of it: a copy, as the server would not store it
             reason = "the sequence is not above that of the record in front"
-            one = replace(one, cause=Cause.HARMLESS, reason=reason)
-        found.append(one)
+            stretch = replace(stretch, cause=Cause.HARMLESS, reason=reason)
+        found.append(stretch)
     if rest:  # as what the worst of them is
         left = hidden[rest[0][0] :]
         cause = Cause.FOREIGN if strange[left].any() else Cause.HARMLESS if records.good[left].all() else Cause.BAD
-        one = window.suspect(int(left[0]), int(left[-1]) + 1)
+        stretch = window.suspect(int(left[0]), int(left[-1]) + 1)
         reason = "records that have no place here, that fail their checksum, or that come twice"
-        found.append(replace(one, cause=cause, reason=reason, shown=b"", places=len(rest)))
+        found.append(replace(stretch, cause=cause, reason=reason, shown=b"", places=len(rest)))
     return found
 
 
@@ -360,8 +360,10 @@ def _served(
     found = []
     for at, (first, end) in enumerate(runs):
         low, high = int(which[first]), int(which[end - 1])
-        one = window.suspect(int(rows[low]), int(rows[high]) + 1)
+        stretch = window.suspect(int(rows[low]), int(rows[high]) + 1)
         if at == PLACE_COUNT_MAX:
-            one = replace(one, reason="records that fail their checksum, and true ones between", places=len(rest))
-        found.append((one, int(sequences[low]), int(sequences[high]) + 1))
+            stretch = replace(
+                stretch, reason="records that fail their checksum, and true ones between", places=len(rest)
+            )
+        found.append((stretch, int(sequences[low]), int(sequences[high]) + 1))
     return found

@@ -111,16 +111,16 @@ class Records:
 
 def merge(parts: list[Records]) -> Records:
     """Return the records of all parts, in the order of the file."""
-    parts = [one for one in parts if len(one)] or parts[:1]
+    parts = [part for part in parts if len(part)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     starts, ends, types, good, readable, own = (
-        np.concatenate([getattr(one, name) for one in parts]) for name in Records.__slots__[:-1]
+        np.concatenate([getattr(part, name) for part in parts]) for name in Records.__slots__[:-1]
     )
     fields = {
         number: Field(
-            np.concatenate([one.fields[number].values for one in parts]),
-            np.concatenate([one.fields[number].starts for one in parts]),
+            np.concatenate([part.fields[number].values for part in parts]),
+            np.concatenate([part.fields[number].starts for part in parts]),
         )
         for number in parts[0].fields
     }

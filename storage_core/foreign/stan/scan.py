@@ -73,13 +73,13 @@ class Stretch:
 def join(stretches: list[Stretch]) -> list[Stretch]:
     """Return the stretches, in the order of the file, with those that were cut by windows whole again."""
     joined: list[Stretch] = []
-    for one in stretches:
-        if not one.continued or not joined:
-            joined.append(one)
+    for stretch in stretches:
+        if not stretch.continued or not joined:
+            joined.append(stretch)
             continue
         before = joined.pop()
-        said = one if before.cause is Cause.PADDING else before
-        joined.append(replace(said, offset_bytes=before.offset_bytes, end_bytes=one.end_bytes, continued=False))
+        said = stretch if before.cause is Cause.PADDING else before
+        joined.append(replace(said, offset_bytes=before.offset_bytes, end_bytes=stretch.end_bytes, continued=False))
     return joined
 
 
@@ -91,9 +91,9 @@ def fold(stretches: list[Stretch], count_max: int = PLACE_COUNT_MAX) -> list[Str
     rest = stretches[count_max:]
     if len(rest) < 2:
         return stretches
-    worst = max(rest, key=lambda one: _WORST.index(one.cause))
-    first, end = min(one.offset_bytes for one in rest), max(one.end_bytes for one in rest)
-    places = sum(one.places for one in rest)
+    worst = max(rest, key=lambda stretch: _WORST.index(stretch.cause))
+    first, end = min(stretch.offset_bytes for stretch in rest), max(stretch.end_bytes for stretch in rest)
+    places = sum(stretch.places for stretch in rest)
     folded = replace(worst, offset_bytes=first, end_bytes=end, shown=b"", continued=rest[0].continued, places=places)
     return [*stretches[:count_max], folded]
 
@@ -245,7 +245,7 @@ class _Scan:
             told.append(_rest(view, base, gaps[PLACE_COUNT_MAX:]))
         if limit:
             self._cut_at = base + limit if end_of_file is None and gaps and gaps[-1][1] == limit else -1
-        return Window(base, buffer, known, tuple(sorted(told, key=lambda one: one.offset_bytes))), limit
+        return Window(base, buffer, known, tuple(sorted(told, key=lambda stretch: stretch.offset_bytes))), limit
 
     def _cut(self, view: np.ndarray, known: Records, size: int) -> int:
         """Return where the next window begins if the chain does not reach the end of this one.

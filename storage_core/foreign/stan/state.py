@@ -272,7 +272,7 @@ def _summarise(channel: str, file: SliceFile, files: Files) -> _Summary:
             strange = strangers(window.records, (1, SEQUENCE_END))
             sequences = place_sequences(window.records, last or None, tail, strange)
             placed = np.flatnonzero(sequences)
-            places: Sequence[int] = [one.offset_bytes for one in window.stretches if _matters(one.cause)]
+            places: Sequence[int] = [stretch.offset_bytes for stretch in window.stretches if _matters(stretch.cause)]
             if len(placed):
                 begin = window.offset_bytes + int(window.records.heads[placed[0]])
                 end = window.offset_bytes + int(window.records.ends[placed[-1]])

@@ -41,55 +41,61 @@ class StanStore(CopiesStore[ChannelDirectory, ChannelState]):
         """
         return read_cluster_id(root, self._files)
 
-    def _load(self, one: ChannelDirectory) -> ChannelState:
-        return load_channel(one, self._files)
+    def _load(self, directory: ChannelDirectory) -> ChannelState:
+        return load_channel(directory, self._files)
 
-    def _replica_count(self, one: ChannelDirectory) -> int:
+    def _replica_count(self, directory: ChannelDirectory) -> int:
         return 0
 
-    def _notes(self, one: ChannelDirectory) -> list[ForeignDamage]:
+    def _notes(self, directory: ChannelDirectory) -> list[ForeignDamage]:
         try:
-            return [note_damage(LAYOUT, "", one.name, one.path, note) for note in self._state(one).notes]
+            return [
+                note_damage(LAYOUT, "", directory.name, directory.path, note) for note in self._state(directory).notes
+            ]
         except StorageError:  # told where its messages are asked for
             return []
 
     def _consumers(
-        self, one: ChannelDirectory, on_damage: Callable[[ForeignDamage], None] | None
+        self, directory: ChannelDirectory, on_damage: Callable[[ForeignDamage], None] | None
     ) -> list[ForeignConsumer]:
-        found = replay_subscriptions(one.subscriptions_path, one.name, self._replay(), on_damage, self._files)
-        return [as_consumer(each, one.subscriptions_path) for each in found]
+        found = replay_subscriptions(
+            directory.subscriptions_path, directory.name, self._replay(), on_damage, self._files
+        )
+        return [as_consumer(each, directory.subscriptions_path) for each in found]
 
-    def _describe(self, one: ChannelDirectory) -> ForeignStream:
+    def _describe(self, directory: ChannelDirectory) -> ForeignStream:
         state, problem, encrypted = None, "", False
         try:
-            state = self._state(one)
+            state = self._state(directory)
         except StorageError as error:
             problem, encrypted = str(error), isinstance(error, UnsupportedVersionError)
         return ForeignStream(
             layout=LAYOUT,
             account="",
-            stream=one.name,
-            path=one.path,
-            subjects=(one.name,),
+            stream=directory.name,
+            path=directory.path,
+            subjects=(directory.name,),
             messages=None if state is None else sum(part.row_count for part in state.slices),
             first=None if state is None else state.first,
             last=None if state is None else state.last,
-            byte_size=sum(part.size for part in one.slices),
-            block_count=len(one.slices),
-            consumer_count=len(self._consumers(one, lambda _: None)),
+            byte_size=sum(part.size for part in directory.slices),
+            block_count=len(directory.slices),
+            consumer_count=len(self._consumers(directory, lambda _: None)),
             compression="none",
             encrypted=encrypted,
             source="slices",
             problem=problem,
         )
 
-    def _slices(self, one: ChannelDirectory, first: int | None = None, end: int | None = None) -> list[ForeignSlice]:
+    def _slices(
+        self, directory: ChannelDirectory, first: int | None = None, end: int | None = None
+    ) -> list[ForeignSlice]:
         found = []
-        for state in self._state(one).slices:
+        for state in self._state(directory).slices:
             low = state.first if first is None else max(state.first, first)
             high = state.end if end is None else min(state.end, end)
             if low < high:
-                found.append(self._slice(one.name, state, low, high))
+                found.append(self._slice(directory.name, state, low, high))
         return found
 
     def _slice(self, stream: str, state: SliceState, first: int, end: int) -> ForeignSlice:

@@ -123,10 +123,10 @@ def replay_subscriptions(
     ]
 
 
-def as_consumer(one: Subscription, file: str) -> ForeignConsumer:
+def as_consumer(subscription: Subscription, file: str) -> ForeignConsumer:
     """Return a subscription as consumers of all layouts are shown."""
     config = {
-        name: getattr(one, name)
+        name: getattr(subscription, name)
         for name in (
             "id",
             "client_id",
@@ -142,13 +142,13 @@ def as_consumer(one: Subscription, file: str) -> ForeignConsumer:
     return ForeignConsumer(
         layout="stan",
         account="",
-        stream=one.stream,
-        name=one.name,
+        stream=subscription.stream,
+        name=subscription.name,
         file=file,
-        is_durable=one.is_durable,
-        delivered=one.last_sent,
-        ack_floor=one.ack_floor,
-        pending=one.pending,
+        is_durable=subscription.is_durable,
+        delivered=subscription.last_sent,
+        ack_floor=subscription.ack_floor,
+        pending=subscription.pending,
         config=config,
     )
 
@@ -166,19 +166,19 @@ def _replayed(
             zeros = [] if len(records) else zeros
             end = window.offset_bytes + int(records.ends[-1]) if len(records) else window.offset_bytes
             zeros = fold(zeros + [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end])
-            for one in stretches:
-                if one not in zeros:
-                    goes_on = one.offset_bytes < end and one.cause in (Cause.END, Cause.PADDING)
-                    told = replace(one, cause=Cause.BAD) if goes_on else one
+            for stretch in stretches:
+                if stretch not in zeros:
+                    goes_on = stretch.offset_bytes < end and stretch.cause in (Cause.END, Cause.PADDING)
+                    told = replace(stretch, cause=Cause.BAD) if goes_on else stretch
                     _tell(_damage(path, stream, kind, told, options), on_damage)
             bad = np.flatnonzero(~records.good)
             for row in bad[:PLACE_COUNT_MAX].tolist():
-                one = window.suspect(row, row + 1)
-                _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)
+                stretch = window.suspect(row, row + 1)
+                _tell(_damage(path, stream, kind, stretch, options, applied=options.no_crc), on_damage)
             if len(bad) > PLACE_COUNT_MAX:
                 rest = bad[PLACE_COUNT_MAX:]
-                one = replace(window.suspect(int(rest[0]), int(rest[-1]) + 1), places=len(rest))
-                _tell(_damage(path, stream, kind, one, options, applied=options.no_crc), on_damage)
+                stretch = replace(window.suspect(int(rest[0]), int(rest[-1]) + 1), places=len(rest))
+                _tell(_damage(path, stream, kind, stretch, options, applied=options.no_crc), on_damage)
             yield window, records.take(applied)
     except FileNotFoundError:
         return

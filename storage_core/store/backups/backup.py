@@ -76,25 +76,25 @@ def backup(
     return {**describe(made), "copied": copied}
 
 
-def stream_summary(one: StreamState) -> dict[str, Any]:
+def stream_summary(state: StreamState) -> dict[str, Any]:
     """Return what a stream is, for the JSON of a backup and of what was restored of it."""
     return {
-        "name": one.name,
-        "incarnation": one.incarnation.hex(),
-        "messages": one.message_count,
-        "bytes": one.data_size,
-        "first_seq": one.first_sequence if one.message_count else 0,
-        "last_seq": one.next_sequence - 1,
-        "blocks": len(one.blocks),
-        "num_replicas": one.config.num_replicas,
+        "name": state.name,
+        "incarnation": state.incarnation.hex(),
+        "messages": state.message_count,
+        "bytes": state.data_size,
+        "first_seq": state.first_sequence if state.message_count else 0,
+        "last_seq": state.next_sequence - 1,
+        "blocks": len(state.blocks),
+        "num_replicas": state.config.num_replicas,
     }
 
 
 def describe(found: Backup) -> dict[str, Any]:
     """Return what there is to know about a backup, for JSON."""
     manifest, state = found.manifest, found.state
-    streams = [stream_summary(one) for one in sorted(state.streams.values(), key=lambda one: one.name)]
-    sizes = [int(one.blocks.rows["file_size"].sum()) for one in state.streams.values()]
+    streams = [stream_summary(stream) for stream in sorted(state.streams.values(), key=lambda stream: stream.name)]
+    sizes = [int(stream.blocks.rows["file_size"].sum()) for stream in state.streams.values()]
     return {
         "directory": str(found.directory),
         "store_id": state.store_id.hex(),
@@ -161,7 +161,7 @@ def _check_empty_or_unfinished(path: Path, store_id: bytes, env: Environment) ->
     if begun not in (None, store_id):
         assert begun is not None
         raise AlreadyExistsError(f"{path} holds an unfinished backup of another store, {begun.hex()}")
-    strange = sorted(one for one in names if _is_strange(one))
+    strange = sorted(name for name in names if _is_strange(name))
     if strange:
         raise AlreadyExistsError(f"{path} holds an unfinished backup, and what is none of it: {', '.join(strange[:5])}")
 
@@ -262,12 +262,12 @@ class _Work:
             stream = self._state.streams[key]
             readable = placement.read_volumes(self._state, stream, volumes)
             for block in copies.live_blocks(self._state, stream):
-                best_first = sorted(readable, key=lambda one: one.volume_id not in block.held_by)
-                yield _Planned(stream, block, tuple(one.blocks for one in best_first))
+                best_first = sorted(readable, key=lambda volume: volume.volume_id not in block.held_by)
+                yield _Planned(stream, block, tuple(volume.blocks for volume in best_first))
 
     def _found_before(self) -> dict[bytes, int]:
         """Return the blocks of this backup that an earlier attempt named; what else it left is taken away."""
-        wanted = {bytes(one) for stream in self._state.streams.values() for one in stream.blocks.rows["block_id"]}
+        wanted = {bytes(row) for stream in self._state.streams.values() for row in stream.blocks.rows["block_id"]}
         found: dict[bytes, int] = {}
         for name in sorted(self._env.files.list_directory(self._path)):
             number, path = layout.block_number(name), self._path / name
@@ -279,10 +279,10 @@ class _Work:
                 self._env.files.unlink(path)
         return found
 
-    def _copy(self, block: LiveBlock, one: _Planned) -> None:
+    def _copy(self, block: LiveBlock, planned: _Planned) -> None:
         """Put a block together in the backup, durably, and read it again from the disk."""
-        made = copies.copy_block(block, one.sources, self._blocks)
-        wrong = copies.look(block, self._blocks, one.stream, afresh=True) if made.written else []
+        made = copies.copy_block(block, planned.sources, self._blocks)
+        wrong = copies.look(block, self._blocks, planned.stream, afresh=True) if made.written else []
         if made.written and not wrong:
             return
         if made.written:

@@ -157,7 +157,7 @@ def understood(manifest: Manifest, path: Path) -> Backup:
         raise CorruptionError(f"{path}: {len(manifest.numbers)} bytes of numbers")
     rows = np.frombuffer(manifest.numbers, NUMBER_DTYPE)
     numbers = dict(zip(rows["block_id"].tolist(), rows["number"].tolist(), strict=True))
-    live = {bytes(one) for stream in state.streams.values() for one in stream.blocks.rows["block_id"]}
+    live = {bytes(row) for stream in state.streams.values() for row in stream.blocks.rows["block_id"]}
     named = set(numbers.values())
     if set(numbers) != live or not len(named) == len(rows) == len(numbers):
         raise CorruptionError(f"{path}: {len(rows)} numbers for {len(live)} blocks, or one of them twice")
@@ -191,7 +191,7 @@ def decode_unfinished(encoded: bytes) -> bytes | None:
 
 def encode_restoring(identities: Sequence[VolumeIdentity]) -> bytes:
     """Return the mark of a volume that is being restored, whose own identity comes first."""
-    pages = b"".join(one.encode() for one in identities)
+    pages = b"".join(identity.encode() for identity in identities)
     encoded = _RESTORING.pack(RESTORING_MAGIC, FORMAT_VERSION, len(identities)) + pages
     return encoded + _CRC.pack(crc32c(encoded))
 

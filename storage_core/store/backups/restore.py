@@ -100,7 +100,7 @@ def _report(found: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
         now = state.stream(one["name"])
         replicas = now.config.num_replicas if now is not None else 0
         streams.append({**one, "num_replicas": replicas, "num_replicas_before": one["num_replicas"]})
-    volumes = [{"name": one.name, "path": str(one.path)} for one in store.volumes()]
+    volumes = [{"name": volume.name, "path": str(volume.path)} for volume in store.volumes()]
     return {**describe(found), "streams": streams, "volumes": volumes, "finished": finished}
 
 
@@ -169,14 +169,14 @@ def _finish_or_clear(paths: Sequence[Path], found: Backup, env: Environment) -> 
         attempt = next((one.marked for one in marked if one.marked), ())
         if any(one.identity is not None and one.identity in attempt for one in there):
             return _finish(there, attempt, env)
-        for one in there:
-            if not one.is_marked and env.files.is_directory(one.path):
-                creation.check_empty(one.path, env)
+        for present in there:
+            if not present.is_marked and env.files.is_directory(present.path):
+                creation.check_empty(present.path, env)
         with locks.hold(env.files, [one.path for one in marked], len(marked), 0.0):
-            for one in marked:
-                if _look(one.path, env).identity is not None:
-                    raise AlreadyExistsError(f"{one.path} holds a jstream store already")
-                creation.empty(one.path, env)
+            for present in marked:
+                if _look(present.path, env).identity is not None:
+                    raise AlreadyExistsError(f"{present.path} holds a jstream store already")
+                creation.empty(present.path, env)
         return None
 
 
@@ -201,11 +201,11 @@ def _look(path: Path, env: Environment) -> _There:
 def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Environment) -> list[Volume]:
     """Write the identities that are missing, of volumes of which everything else is durable, and remove the marks."""
     volumes = []
-    for one in there:
-        own = one.identity or (one.marked[0] if one.marked else None)
+    for present in there:
+        own = present.identity or (present.marked[0] if present.marked else None)
         if own is None or own not in attempt:
-            raise AlreadyExistsError(f"{one.path} is none of the volumes that an unfinished restore was made on")
-        volumes.append(Volume(own.volume_id, one.path, own, files=env.files))
+            raise AlreadyExistsError(f"{present.path} is none of the volumes that an unfinished restore was made on")
+        volumes.append(Volume(own.volume_id, present.path, own, files=env.files))
     if {one.volume_id for one in volumes} != {one.volume_id for one in attempt}:
         raise AlreadyExistsError(
             f"{there[0].path}: a restore onto {len(attempt)} volumes is unfinished; name all of them to finish it"
@@ -234,16 +234,16 @@ def _sync_identity(volume: Volume, env: Environment) -> None:
 
 
 def _remove_marks(volumes: Sequence[Volume], env: Environment) -> None:
-    for one in volumes:
+    for volume in volumes:
         try:
-            env.files.unlink(one.path / identity.RESTORING)
+            env.files.unlink(volume.path / identity.RESTORING)
         except FileNotFoundError:
             continue
-        env.files.sync_directory(one.path)
+        env.files.sync_directory(volume.path)
 
 
 def _by_id(volumes: Sequence[Volume]) -> list[Path]:
-    return [one.path for one in sorted(volumes, key=lambda one: one.volume_id)]
+    return [volume.path for volume in sorted(volumes, key=lambda volume: volume.volume_id)]
 
 
 # --- making
@@ -256,7 +256,7 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     volumes = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
     state = _state_on(volumes, found, env)
     streams = list(found.state.streams.values())
-    copy_count = sum(len(one.blocks) * len(one.placement) for one in state.streams.values())
+    copy_count = sum(len(stream.blocks) * len(stream.placement) for stream in state.streams.values())
     counter = Progressing(progress, len(found.numbers) + copy_count)
     check_files(found, streams, counter, env)
     content = _Content(found, state, counter, env)
@@ -280,10 +280,10 @@ class _Content:
     def write(self, volumes: Sequence[Volume]) -> None:
         """Write it all, durably. Raises OSError, CorruptionError."""
         identities = [one.identity for one in volumes if one.identity is not None]
-        for one in volumes:
-            others = [other for other in identities if other != one.identity]
-            assert one.identity is not None
-            write_file(one.path / identity.RESTORING, layout.encode_restoring([one.identity, *others]), self.env)
+        for volume in volumes:
+            others = [other for other in identities if other != volume.identity]
+            assert volume.identity is not None
+            write_file(volume.path / identity.RESTORING, layout.encode_restoring([volume.identity, *others]), self.env)
         calls: list[Callable[[], None]] = [partial(self._write_one, one) for one in volumes]
         try:
             outcomes = self.env.parallel(calls)
@@ -316,14 +316,14 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
     """Return the state of a backup as that of a store on these volumes."""
     places, now_ns = recorded_paths(volumes), env.now_ns()
     voters = tuple(
-        Voter(one.volume_id, one.identity.instance_id, places[one.volume_id])
-        for one in volumes
-        if one.identity is not None
+        Voter(volume.volume_id, volume.identity.instance_id, places[volume.volume_id])
+        for volume in volumes
+        if volume.identity is not None
     )
     manifest, state = found.manifest, found.state
     reason = f"from {found.directory}, made at {rfc3339(manifest.made_ns)} at index {manifest.index}"
     event = Event("restored", after=f"{len(state.streams)} streams", reason=reason, time_ns=now_ns)
-    old, kept = [one.volume_id for one in state.voters], dict.fromkeys((one.volume_id for one in volumes), 0)
+    old, kept = [voter.volume_id for voter in state.voters], dict.fromkeys((volume.volume_id for volume in volumes), 0)
     streams = {}
     for key, stream in state.streams.items():
         placement = _placement(stream, old, kept)
@@ -336,7 +336,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
     return replace(
         state,
         voters=voters,
-        lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in volumes], env.file_system),
+        lock_domain=lock_domain.of_volumes(env.lock_domain(), [volume.path for volume in volumes], env.file_system),
         host=socket.gethostname(),
         streams=Streams(streams),
         pending_deletes=Table.empty(PENDING_DELETE_DTYPE),

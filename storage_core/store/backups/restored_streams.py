@@ -74,10 +74,12 @@ def restore_streams(
     damaged), NoQuorumError, DiskFullError, OutcomeUnknownError; unless it is the last, the store is as before.
     """
     env, found = store.environment, open_backup(directory, store.environment)
-    chosen = selected(found, sorted(one.name for one in found.state.streams.values()) if streams is None else streams)
+    chosen = selected(
+        found, sorted(stream.name for stream in found.state.streams.values()) if streams is None else streams
+    )
     names = _names(chosen, as_names or {})
     _check_free(store.state(), names)
-    counter = Progressing(progress, 2 * sum(len(one.blocks) for one in chosen))
+    counter = Progressing(progress, 2 * sum(len(stream.blocks) for stream in chosen))
     check_files(found, chosen, counter, env)
     with translated(store.label):
         with store.session() as session:
@@ -88,26 +90,26 @@ def restore_streams(
             for stream, target in zip(chosen, targets, strict=True)
         ]
         try:
-            for one in writings:
-                one.write(session.state.store_id, counter)
+            for writing in writings:
+                writing.write(session.state.store_id, counter)
             with store.session() as session:
                 made = [one.finished(session) for one in writings]
                 session.propose(_command(found, made))
         except OutcomeUnknownError:
             raise  # the streams may be there: their blocks stay
         except (Exception, KeyboardInterrupt):
-            for one in writings:
-                one.discard()
+            for writing in writings:
+                writing.discard()
             raise
     return _report(store, found, chosen, names)
 
 
 def _names(chosen: Sequence[StreamState], as_names: Mapping[str, str]) -> list[str]:
     """Return what each stream is to be called. Raises ValueError."""
-    strange = sorted(set(as_names) - {one.name for one in chosen})
+    strange = sorted(set(as_names) - {stream.name for stream in chosen})
     if strange:
         raise ValueError(f"as_names: {strange[0]!r} is not among the streams that are restored")
-    names = [as_names.get(one.name, one.name) for one in chosen]
+    names = [as_names.get(stream.name, stream.name) for stream in chosen]
     for name in names:
         if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"as_names: {name!r} is no name of a stream; taken are 1 to 128 of A-Z a-z 0-9 _ -")
@@ -132,7 +134,7 @@ def _prepare(
     _check_free(session.state, names)
     incarnations = tuple(env.new_id() for _ in chosen)
     session.propose(PrepareStreams(incarnations, session.state.time_at(env.now_ns()) + PREPARED_NS))
-    voter_count = sum(not one.learner for one in session.state.voters)
+    voter_count = sum(not voter.learner for voter in session.state.voters)
     targets = []
     for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):
         count = min(stream.config.num_replicas, voter_count)
@@ -156,10 +158,10 @@ def _prepare(
 def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
     reason = f"from {found.directory}, made at {rfc3339(found.manifest.made_ns)} at index {found.manifest.index}"
     events = tuple(
-        Event("restored", one.name, after=f"{one.message_count} messages", reason=reason) for one in made
+        Event("restored", stream.name, after=f"{stream.message_count} messages", reason=reason) for stream in made
     )  # fmt: skip
-    command = RestoreStreams(tuple(encode_stream(one) for one in made), events)
-    size = sum(len(one) for one in command.streams)
+    command = RestoreStreams(tuple(encode_stream(stream) for stream in made), events)
+    size = sum(len(stream) for stream in command.streams)
     if size > STREAMS_SIZE_MAX:
         raise RequirementError(
             f"the streams have {size} bytes of metadata, one entry takes {STREAMS_SIZE_MAX}; restore some"
@@ -171,14 +173,14 @@ def _report(store: OpenStore, found: Backup, chosen: Sequence[StreamState], name
     state = store.state()
     streams = []
     for before, name in zip(chosen, names, strict=True):
-        one = state.stream(name)
-        if one is None:  # deleted again since
+        stream = state.stream(name)
+        if stream is None:  # deleted again since
             continue
         streams.append(
             {
-                "name": one.name,
+                "name": stream.name,
                 "restored_from": before.name,
-                **stream_summary(one),
+                **stream_summary(stream),
                 "num_replicas_before": before.config.num_replicas,
             }
         )
@@ -302,11 +304,11 @@ class _Writing:
                 raise outcome
             good[volume.volume_id] = outcome
         rows = np.array([one.row for one in self._written], target.blocks.rows.dtype)
-        for at, one in enumerate(self._written):
-            holders = [volume_id for volume_id, blocks in good.items() if one.block.block_id in blocks]
+        for at, written in enumerate(self._written):
+            holders = [volume_id for volume_id, blocks in good.items() if written.block.block_id in blocks]
             if len(holders) < placement.quorum(target):
                 raise NoQuorumError(
-                    f"stream {target.name!r}: block {one.block.block_id.hex()} is whole on {len(holders)} of "
+                    f"stream {target.name!r}: block {written.block.block_id.hex()} is whole on {len(holders)} of "
                     f"{len(target.placement)} volumes, {placement.quorum(target)} are needed; nothing was restored"
                 )
             rows[at]["holders"] = placement.holders_mask(target, holders)
@@ -315,15 +317,15 @@ class _Writing:
     def _good(self, volume: Volume) -> set[bytes]:
         """Return the blocks that a volume has whole, to the last bit."""
         return {
-            one.block.block_id
-            for one in self._written
-            if volume.volume_id in one.holders and not copies.look(one.block, volume.blocks, self._target)
+            written.block.block_id
+            for written in self._written
+            if volume.volume_id in written.holders and not copies.look(written.block, volume.blocks, self._target)
         }
 
     def discard(self) -> None:
         """Take everything back: no entry names it."""
-        for one in self._written:
-            one.file.discard()
+        for written in self._written:
+            written.file.discard()
         for volume in self._volumes:
             try:
                 volume.blocks(self._env.files).remove(self._target.incarnation)
@@ -336,7 +338,7 @@ def _msg_ids(reader: BlockReader) -> tuple[np.ndarray, np.ndarray]:
     parts = list(reader.message_ids())
     if not parts:
         return np.empty(0, np.int64), np.empty((0, 2), np.uint64)
-    return np.concatenate([one.sequences for one in parts]), np.concatenate([one.hashes for one in parts])
+    return np.concatenate([part.sequences for part in parts]), np.concatenate([part.hashes for part in parts])
 
 
 def _hashes_of(relative: np.ndarray, hashed: np.ndarray, hashes: np.ndarray) -> np.ndarray | None:

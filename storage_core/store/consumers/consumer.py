@@ -420,7 +420,7 @@ class Consumer:
             "paused": paused_ns > 0,
             "pause_remaining": max(0, paused_ns),
             "incarnation": consumer.incarnation.hex(),
-            "events": [describe.event_json(one) for one in consumer.events],
+            "events": [describe.event_json(event) for event in consumer.events],
         }
         return describe.Info(found, describe.consumer_html)
 

@@ -39,9 +39,9 @@ def consumer_report(
     chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
     found = []
     for stream in chosen:
-        for one in sorted(stream.consumers.values(), key=lambda one: one.name):
+        for consumer in sorted(stream.consumers.values(), key=lambda one: one.name):
             try:
-                found.append(_reported(store, stream, one, settle))
+                found.append(_reported(store, stream, consumer, settle))
             except (NotFoundError, StaleIncarnationError):
                 continue  # deleted since we looked
     return found

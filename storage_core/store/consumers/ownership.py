@@ -92,7 +92,7 @@ class Ownership:
         """Return whether the title is held; raises FencedError if it was, and another query has the next one."""
         held = self._titles.get(_key(title))
         if held is not None and held != title:
-            by = next((one.after for one in reversed(consumer.events) if one.kind == "consumer_taken_over"), "")
+            by = next((event.after for event in reversed(consumer.events) if event.kind == "consumer_taken_over"), "")
             raise FencedError(
                 f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query"
                 f"{f', {by}' if by else ''}; this one has to end",
@@ -258,9 +258,9 @@ def _busy(stream: StreamState, consumer: ConsumerState, holder: str) -> StoreBus
 def sweep(session: Session, env: Environment) -> int:
     """Unlink the files of titles that nobody can have any more; return how many. Under the store's lock."""
     live = {
-        title_of(stream, one).file_name
+        title_of(stream, consumer).file_name
         for stream in session.state.streams.values()
-        for one in stream.consumers.values()
+        for consumer in stream.consumers.values()
     }
     swept = 0
     for volume in session.writable:

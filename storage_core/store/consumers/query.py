@@ -156,10 +156,10 @@ class QueryReader:
         if self._consumer is None:
             state = self._store.state()
             return {
-                name: beginning(self._store.stream_state(name, state), one.sequence) for name, one in starts.items()
+                name: beginning(self._store.stream_state(name, state), start.sequence) for name, start in starts.items()
             }
         state = self._owned(self._store.state(), starts)
-        if all(self._is_begun(self._store.stream_state(name, state), one) for name, one in starts.items()):
+        if all(self._is_begun(self._store.stream_state(name, state), start) for name, start in starts.items()):
             return self._places(state, starts)
 
         def job(session: Session) -> StoreState:
@@ -253,18 +253,18 @@ class QueryReader:
     def _after_outcomes(self, state: StoreState, at: Mapping[str, QueryPosition]) -> dict[str, QueryPosition]:
         """Return the positions with those replaced that this process has settled before."""
         positions: dict[str, QueryPosition] = {}
-        for name, one in at.items():
+        for name, position in at.items():
             before = self._outcomes.get(name)
-            there = before[1] if before is not None and before[0] == one else one
+            there = before[1] if before is not None and before[0] == position else position
             if there is None and state.stream(name) is not None:  # made again since
-                there = one
+                there = position
             if there is not None:
                 positions[name] = there
         return positions
 
     def _news(self, state: StoreState, at: Mapping[str, QueryPosition], policy: str) -> dict[str, _Verdict]:
-        verdicts = {name: self._verdict(state, name, one, policy) for name, one in at.items()}
-        return {name: one for name, one in verdicts.items() if one.made.is_news}
+        verdicts = {name: self._verdict(state, name, position, policy) for name, position in at.items()}
+        return {name: verdict for name, verdict in verdicts.items() if verdict.made.is_news}
 
     def _verdict(self, state: StoreState, name: str, at: QueryPosition, policy: str) -> _Verdict:
         stream = state.stream(name)
@@ -300,9 +300,9 @@ class QueryReader:
         if news and policy == FAIL:
             told = "; ".join(one.made.reason for one in news.values())
             raise DataLossError(f"{told}{doubt}. {remedy}" if remedy else f"{told}{doubt}")
-        for name, one in news.items():
-            logger.warning("%s: %s%s", one.made.action.value, one.made.reason, doubt)
-            self._outcomes[name] = at[name], one.settled
+        for name, verdict in news.items():
+            logger.warning("%s: %s%s", verdict.made.action.value, verdict.made.reason, doubt)
+            self._outcomes[name] = at[name], verdict.settled
         return state
 
     def readable(self, name: str, first: int, end: int) -> tuple[int, str]:
@@ -336,37 +336,37 @@ class QueryReader:
         else:
             session.propose(TellConsumer(stream.incarnation, found.name, (event,)))
 
-    def _event(self, name: str, one: _Verdict) -> Event:
-        who, before = "query" if self._ownership is None else "consumer", str(one.at.position.next_sequence - 1)
-        if one.made.action is Action.FAIL:
-            return Event(f"{who}_failed", name, self._consumer or "", "", before, before, one.made.reason)
-        after = "" if one.stream is None else str(one.made.next_sequence - 1)
-        reason = f"{one.made.action.value}: {one.made.reason}"
+    def _event(self, name: str, verdict: _Verdict) -> Event:
+        who, before = "query" if self._ownership is None else "consumer", str(verdict.at.position.next_sequence - 1)
+        if verdict.made.action is Action.FAIL:
+            return Event(f"{who}_failed", name, self._consumer or "", "", before, before, verdict.made.reason)
+        after = "" if verdict.stream is None else str(verdict.made.next_sequence - 1)
+        reason = f"{verdict.made.action.value}: {verdict.made.reason}"
         return Event(f"{who}_reconciled", name, self._consumer or "", "", before, after, reason)
 
-    def _tell(self, session: Session, name: str, one: _Verdict) -> None:
+    def _tell(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down that the query fails; not again for the same reason."""
-        event = self._event(name, one)
+        event = self._event(name, verdict)
         if _is_told(session.state, event):
             return
-        found = self._found(one.stream) if one.stream is not None else None
-        if self._ownership is None or found is None or one.stream is None:
+        found = self._found(verdict.stream) if verdict.stream is not None else None
+        if self._ownership is None or found is None or verdict.stream is None:
             session.propose(RecordEvents((event,)))
         else:
-            session.propose(TellConsumer(one.stream.incarnation, found.name, (event,)))
+            session.propose(TellConsumer(verdict.stream.incarnation, found.name, (event,)))
 
-    def _carry_out(self, session: Session, name: str, one: _Verdict) -> None:
+    def _carry_out(self, session: Session, name: str, verdict: _Verdict) -> None:
         """Write down where the query goes on, and take its consumer along."""
-        event = self._event(name, one)
+        event = self._event(name, verdict)
         events = () if _is_told(session.state, event) else (event,)
-        stream = one.stream
+        stream = verdict.stream
         if self._consumer is None or self._ownership is None or stream is None:
             if events:
                 session.propose(RecordEvents(events))
             return
         found = self._found(stream)
         if found is None:
-            self._make(session, stream, QueryStart(one.made.next_sequence))
+            self._make(session, stream, QueryStart(verdict.made.next_sequence))
             session.propose(TellConsumer(stream.incarnation, self._consumer, events))
         else:
             self._ownership.generation(stream, found)

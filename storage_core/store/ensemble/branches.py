@@ -54,21 +54,21 @@ def compare(stands: Sequence[Stand], voting: Collection[bytes], needed: int) -> 
     majority, log = _deepest_held([one for one in stands if one.volume_id in voting], needed)
     result = Branches(foreign, held=(majority,))
     agrees: bool | None
-    for one in stands:
-        for mark, leading in one.marks:
-            if leading is None and one.log.chain_at(mark[0]) not in (mark[1], None):
+    for stand in stands:
+        for mark, leading in stand.marks:
+            if leading is None and stand.log.chain_at(mark[0]) not in (mark[1], None):
                 agrees = False  # with what stands beside it
             elif leading is None and mark[0] > majority[0]:  # its log was cut: the mark lies where that would have led
-                agrees = _agree((one.log.tip.index, one.log.tip.chain), one.log, majority, log)
+                agrees = _agree((stand.log.tip.index, stand.log.tip.chain), stand.log, majority, log)
             else:
                 agrees = _agree(mark, leading, majority, log)
             if agrees is None and mark[0] > majority[0]:
                 result.split = (
-                    f"entry {mark[0]} is committed by what {one.name} says, and a majority of the volumes holds entry "
-                    f"{majority[0]}, too far below to tell whether it leads there"
+                    f"entry {mark[0]} is committed by what {stand.name} says, and a majority of the volumes holds "
+                    f"entry {majority[0]}, too far below to tell whether it leads there"
                 )
             elif agrees is False:
-                result.foreign[one.volume_id] = why_foreign(one.name, mark[0], len(voting))
+                result.foreign[stand.volume_id] = why_foreign(stand.name, mark[0], len(voting))
     marks = [pair for one in stands if one.volume_id not in result.foreign for pair in one.marks]
     highest, path = max(((mark, log) for mark, log in marks if log is not None), default=((0, b""), None), key=_index)
     if path is not None and highest[0] > majority[0]:
@@ -100,31 +100,35 @@ def _foreign_by_their_word(stands: Sequence[Stand], voting: Collection[bytes], n
     return foreign
 
 
-def _ends_below(one: Stand, teller: Stand) -> bool:
-    return one.end < teller.stated.get(one.volume_id, 0)
+def _ends_below(stand: Stand, teller: Stand) -> bool:
+    return stand.end < teller.stated.get(stand.volume_id, 0)
 
 
-def _has_lost(one: Stand, teller: Stand) -> bool:
+def _has_lost(stand: Stand, teller: Stand) -> bool:
     """Return whether a volume lacks what is said to be durable on it. What a later leader replaced is not lost, and
     what was committed is never replaced.
     """
-    if _ends_below(one, teller):
+    if _ends_below(stand, teller):
         return True
-    index = teller.stated.get(one.volume_id, 0)
-    own = one.log.chain_at(index)  # also below its snapshot
+    index = teller.stated.get(stand.volume_id, 0)
+    own = stand.log.chain_at(index)  # also below its snapshot
     if own is None:
         return False
     committed = [path.chain_at(index) for mark, path in teller.marks if path is not None and index <= mark[0]]
     if any(chain not in (own, None) for chain in committed):
         return True
-    entry, told = one.log.at(index), teller.log.at(index)
+    entry, told = stand.log.at(index), teller.log.at(index)
     return entry is not None and told is not None and entry.chain != told.chain and entry.term <= told.term
 
 
 def _is_of_one_leader_a_term(logs: Sequence[Lead]) -> bool:
     """Return whether entries of one index and term are the same everywhere; those of two copies need not be."""
     chains: dict[tuple[int, int], bytes] = {}
-    return all(chains.setdefault((one.index, one.term), one.chain) == one.chain for log in logs for one in log.entries)
+    return all(
+        chains.setdefault((entry.index, entry.term), entry.chain) == entry.chain
+        for log in logs
+        for entry in log.entries
+    )
 
 
 def why_foreign(name: str, index: int, voter_count: int) -> str:
@@ -142,21 +146,21 @@ def _index(mark: tuple[Node, Lead | None]) -> int:
 
 def _are_on_one(stands: Sequence[Stand]) -> bool:
     """Return whether everything lies on the longest log, for certain."""
-    logs = [one.log for one in stands] + [log for one in stands for _, log in one.marks if log is not None]
+    logs = [stand.log for stand in stands] + [log for stand in stands for _, log in stand.marks if log is not None]
     longest = max(logs, key=lambda log: log.tip.index, default=None)
     if longest is None:
         return True
-    nodes = [(one.log.tip.index, one.log.tip.chain) for one in stands] + [
-        mark for one in stands for mark, _ in one.marks
+    nodes = [(stand.log.tip.index, stand.log.tip.chain) for stand in stands] + [
+        mark for stand in stands for mark, _ in stand.marks
     ]
     return all(index > longest.tip[0] or longest.chain_at(index) == chain for index, chain in nodes)
 
 
 def _deepest_held(voters: Sequence[Stand], needed: int) -> tuple[Node, Lead | None]:
     """Return the last entry that so many volumes hold, and a log that leads there."""
-    counts = Counter(node for one in voters for node in one.log.nodes())
+    counts = Counter(node for voter in voters for node in voter.log.nodes())
     deepest = max((node for node, count in counts.items() if count >= needed), default=(0, b""))
-    return deepest, next((one.log for one in voters if one.log.chain_at(deepest[0]) == deepest[1]), None)
+    return deepest, next((voter.log for voter in voters if voter.log.chain_at(deepest[0]) == deepest[1]), None)
 
 
 def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool | None:
@@ -174,9 +178,9 @@ def _agree(mark: Node, path: Lead | None, held: Node, log: Lead | None) -> bool 
 def _tell(stands: Sequence[Stand], majority: Node, log: Lead | None) -> str:
     """Return who stands where, for people."""
     branches: dict[Node, list[Stand]] = {}
-    for one in sorted(stands, key=lambda one: -one.log.tip.index):
-        node = (one.log.tip.index, one.log.tip.chain)
+    for stand in sorted(stands, key=lambda one: -one.log.tip.index):
+        node = (stand.log.tip.index, stand.log.tip.chain)
         leaf = next((leaf for leaf, there in branches.items() if there[0].log.chain_at(node[0]) == node[1]), node)
-        branches.setdefault(leaf, []).append(one)
+        branches.setdefault(leaf, []).append(stand)
     told = [", ".join(f"{one.name} up to entry {one.log.tip.index}" for one in there) for there in branches.values()]
     return f"{' against '.join(told)}; the last entry that a majority holds is {majority[0]}"

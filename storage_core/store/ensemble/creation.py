@@ -47,9 +47,14 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     made = env.now_ns()
     store_id = env.new_id()
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
-    found = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
+    found = [
+        Volume(identity.volume_id, path, identity, files=env.files)
+        for identity, path in zip(identities, paths, strict=True)
+    ]
     places = recorded_paths(found)
-    voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
+    voters = tuple(
+        Voter(identity.volume_id, identity.instance_id, places[identity.volume_id]) for identity in identities
+    )
     with translated(", ".join(map(str, paths))):
         for path in paths:
             _make_parents(path, settings.is_shared, env)
@@ -57,8 +62,8 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
 
     def mark(made: Sequence[Volume]) -> None:
-        for one in made:
-            unfinished.write_mark(one, made, env)
+        for volume in made:
+            unfinished.write_mark(volume, made, env)
 
     fill(found, first, settings, env, mark)
     with translated(", ".join(map(str, paths))):
@@ -75,9 +80,14 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
     made = env.now_ns()
     store_id = env.new_id()
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
-    found = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
+    found = [
+        Volume(identity.volume_id, path, identity, files=env.files)
+        for identity, path in zip(identities, paths, strict=True)
+    ]
     places = recorded_paths(found)
-    voters = tuple(Voter(one.volume_id, one.instance_id, places[one.volume_id]) for one in identities)
+    voters = tuple(
+        Voter(identity.volume_id, identity.instance_id, places[identity.volume_id]) for identity in identities
+    )
     first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
@@ -89,14 +99,14 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
             object_probe.check(path, env)
         begun: list[Volume] = []
         try:
-            for one in sorted(found, key=lambda one: str(one.path)):
-                one.log.begin([first.vote, first.entry], None)
-                begun.append(one)
-            for one in reversed(begun):  # whoever sees an identity finds all the rest
-                write_identity(one, env)
+            for volume in sorted(found, key=lambda one: str(one.path)):
+                volume.log.begin([first.vote, first.entry], None)
+                begun.append(volume)
+            for volume in reversed(begun):  # whoever sees an identity finds all the rest
+                write_identity(volume, env)
         except SupersededError as error:
-            for one in begun:
-                empty(one.path, env)
+            for volume in begun:
+                empty(volume.path, env)
             raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
     return found
 
@@ -135,34 +145,34 @@ def fill(
     that `empty` takes away.
     """
     with translated(", ".join(str(one.path) for one in made)):
-        for one in made:
-            _make_root(one.path, env)
-            env.files.share_directory(one.path, settings.is_shared)
+        for volume in made:
+            _make_root(volume.path, env)
+            env.files.share_directory(volume.path, settings.is_shared)
         by_id = sorted(made, key=lambda one: one.volume_id)
         with locks.hold(env.files, [one.path for one in by_id], len(made), 0.0):
-            for one in made:
-                check_empty(one.path, env)  # once more: another process may have been faster
-                probe.check(one.path, env)
+            for volume in made:
+                check_empty(volume.path, env)  # once more: another process may have been faster
+                probe.check(volume.path, env)
             try:
                 if content is not None:
                     content(made)
-                for one in made:
-                    write_metadata(one, first, env)
-                for one in made:  # whoever sees an identity finds all the rest
-                    write_identity(one, env)
+                for volume in made:
+                    write_metadata(volume, first, env)
+                for volume in made:  # whoever sees an identity finds all the rest
+                    write_identity(volume, env)
             except Exception:  # an interrupt leaves it to the mark: threads may be writing still
-                for one in made:
-                    empty(one.path, env)
+                for volume in made:
+                    empty(volume.path, env)
                 raise
 
 
-def write_metadata(one: Volume, first: "FirstEntry", env: Environment, directory: str = log.DIRECTORY) -> None:
+def write_metadata(volume: Volume, first: "FirstEntry", env: Environment, directory: str = log.DIRECTORY) -> None:
     """Write the log of a volume that begins like this, and make it durable; the identity is to follow."""
-    assert one.identity is not None
-    env.files.make_directory(one.path / directory)
-    env.files.make_directory(one.path / STREAMS)
-    volume_log = log.VolumeLog(env.files, one.path, one.identity)
-    volume_log.directory = one.path / directory
+    assert volume.identity is not None
+    env.files.make_directory(volume.path / directory)
+    env.files.make_directory(volume.path / STREAMS)
+    volume_log = log.VolumeLog(env.files, volume.path, volume.identity)
+    volume_log.directory = volume.path / directory
     if first.body is None:
         position = volume_log.start_segment(START, None, [first.vote, first.entry])
     else:
@@ -171,14 +181,14 @@ def write_metadata(one: Volume, first: "FirstEntry", env: Environment, directory
         position = volume_log.start_segment(tip, None, [first.vote])
     commit = CommitRecord(1, first.entry.term, first.entry.index, first.entry.chain)
     volume_log.write_commit_record(position.segment, commit)
-    env.files.sync_directory(one.path)
+    env.files.sync_directory(volume.path)
 
 
-def write_identity(one: Volume, env: Environment) -> None:
+def write_identity(volume: Volume, env: Environment) -> None:
     """Write the identity of a volume whose other files are durable, and make it so itself."""
-    assert one.identity is not None
-    write_durably(env.files, one.path / volume_file.FILE_NAME, one.identity.encode())
-    env.files.sync_directory(one.path.parent)
+    assert volume.identity is not None
+    write_durably(env.files, volume.path / volume_file.FILE_NAME, volume.identity.encode())
+    env.files.sync_directory(volume.path.parent)
 
 
 def empty(path: Path, env: Environment) -> None:

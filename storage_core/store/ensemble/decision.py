@@ -76,12 +76,12 @@ class Decision:
 
     @property
     def voting(self) -> list[bytes]:
-        return [volume_id for volume_id, one in self.findings.items() if one.votes]
+        return [volume_id for volume_id, finding in self.findings.items() if finding.votes]
 
     @property
     def is_settled(self) -> bool:
         """Return whether nothing has to be written before the log may be gone on with."""
-        return all(one.in_step for one in self.findings.values() if one.written)
+        return all(finding.in_step for finding in self.findings.values() if finding.written)
 
 
 class Contended(Exception):
@@ -113,7 +113,7 @@ def decide(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
         if any(one.contents is not None and one.busy for one in found):
             raise Contended
         raise NoQuorumError(split_text(decision))
-    _check_votes(decision, [one.volume_id for one in voters if not one.learner], found)
+    _check_votes(decision, [voter.volume_id for voter in voters if not voter.learner], found)
     if decision.above is not None:
         raise CorruptionError(decision.above)
     return decision
@@ -138,7 +138,7 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     sides = _sides(read, pool, voting_ids, majority(len(voting_ids)))
     for volume_id, why in sides.foreign.items():
         findings[volume_id] = _foreign(why, everything[volume_id])
-    contents = {volume_id: one for volume_id, one in everything.items() if volume_id not in sides.foreign}
+    contents = {volume_id: log for volume_id, log in everything.items() if volume_id not in sides.foreign}
     if sides.foreign:
         pool = Pool(contents.values())
     unreadable = sum(volume_id not in contents for volume_id in voting_ids)
@@ -151,7 +151,7 @@ def examine(found: Sequence[Found], voters: Sequence[Voter]) -> Decision:
     lead = _best((one.tip for one in judged), pool, sides.held)
     for one in judged:
         findings.setdefault(one.found.volume_id, _finding(one, lead, is_split=bool(sides.split)))
-    term = max((one.term for one in contents.values()), default=0)
+    term = max((log.term for log in contents.values()), default=0)
     ordered = {voter.volume_id: findings[voter.volume_id] for voter in voters}
     return Decision(lead, rules.commit, term, pool.statements, ordered, _above(judged, lead), sides.split)
 
@@ -166,7 +166,7 @@ def newest(found: Sequence[Found]) -> Lead | None:
         return None
     pool = Pool(contents.values())
     sides = _sides(read, pool, list(contents), majority(len(found)))
-    return _best((pool.tip_of(one) for key, one in contents.items() if key not in sides.foreign), pool, sides.held)
+    return _best((pool.tip_of(log) for key, log in contents.items() if key not in sides.foreign), pool, sides.held)
 
 
 def split_text(decision: Decision) -> str:
@@ -232,13 +232,15 @@ def _foreign(why: str, contents: LogContents) -> Finding:
     return Finding(VolumeState.FOREIGN, why, index=contents.tip.index)
 
 
-def _excluded(one: Found, voter: Voter) -> Finding | None:
+def _excluded(found: Found, voter: Voter) -> Finding | None:
     """Return why a volume is no part of this session at all, None if it is."""
-    if one.contents is None:
-        return Finding(one.state, one.reason)
-    index = one.contents.tip.index
-    if one.instance_id != voter.instance_id:
-        reason = f"{one.name} is instance {one.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
+    if found.contents is None:
+        return Finding(found.state, found.reason)
+    index = found.contents.tip.index
+    if found.instance_id != voter.instance_id:
+        reason = (
+            f"{found.name} is instance {found.instance_id.hex()[:8]} of the volume, not {voter.instance_id.hex()[:8]}"
+        )
         return Finding(VolumeState.FOREIGN, reason, index=index)
     if voter.retired:
         return Finding(VolumeState.RETIRED, voter.retired, index=index)
@@ -252,9 +254,9 @@ class _Rules:
         self, contents: Mapping[bytes, LogContents], pool: Pool, may_cut: bool, voting: Collection[bytes]
     ) -> None:
         self._contents, self._pool, self._may_cut = contents, pool, may_cut
-        records = [one.commit for one in contents.values() if one.commit is not None]
-        self.commit = max(records, key=lambda one: (one.index, one.generation), default=None)
-        ends = {volume_id: one.end for volume_id, one in contents.items() if one.end is not None}
+        records = [log.commit for log in contents.values() if log.commit is not None]
+        self.commit = max(records, key=lambda record: (record.index, record.generation), default=None)
+        ends = {volume_id: log.end for volume_id, log in contents.items() if log.end is not None}
         proven = proven_entry(voting, ends)
         if proven is not None and (self.commit is None or proven.index > self.commit.index):
             self.commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
@@ -262,75 +264,78 @@ class _Rules:
     def judge(self, found: Found) -> _Judged:
         """Return whether a volume may vote as far as its own log, the marks and the others' copies go."""
         contents = self._contents[found.volume_id]
-        one = _Judged(found, contents, self._pool.tip_of(contents))
+        judged = _Judged(found, contents, self._pool.tip_of(contents))
         end = _end(contents)
         said = self._pool.statements.get(found.volume_id, 0)
         snapshot_index = contents.snapshot.index if contents.snapshot is not None else 0
         # Entry 1 was durable before the volume had its identity.
         marks = max(1, snapshot_index, said, self.commit.index if self.commit is not None else 0)
         if end < said:
-            one.vote, one.state = False, VolumeState.ROLLED_BACK
-            one.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
+            judged.vote, judged.state = False, VolumeState.ROLLED_BACK
+            judged.reason = f"{found.name}: the log ends at entry {end}, and entries up to {said} were durable there"
         own, followed = contents.commit, False
         if contents.bad is not None:
-            one.bad, followed = contents.bad.index, contents.bad.followed
-            what = f"the metadata log is damaged at entry {one.bad} ({contents.bad.where})"
+            judged.bad, followed = contents.bad.index, contents.bad.followed
+            what = f"the metadata log is damaged at entry {judged.bad} ({contents.bad.where})"
         elif contents.tip.index < max(1, own.index if own is not None else 0):
-            one.bad = contents.tip.index + 1
+            judged.bad = contents.tip.index + 1
             what = f"the metadata log ends at entry {contents.tip.index}: it was cut or rolled back"
-        if not one.bad:
-            return one
-        if self._has_copy(found.volume_id, one.bad):
-            if one.bad <= marks or followed:
-                one.state, one.reason = VolumeState.DAMAGED, f"{found.name}: {what}; another volume has a whole copy"
-            return one
-        if one.bad <= marks or followed:
-            one.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
+        if not judged.bad:
+            return judged
+        if self._has_copy(found.volume_id, judged.bad):
+            if judged.bad <= marks or followed:
+                judged.state, judged.reason = (
+                    VolumeState.DAMAGED,
+                    f"{found.name}: {what}; another volume has a whole copy",
+                )
+            return judged
+        if judged.bad <= marks or followed:
+            judged.reason = f"{found.name}: {what}; entries up to {marks} were committed. {_UNCHANGED}"
         elif contents.marks_are_lost:
-            one.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
+            judged.reason = f"{found.name}: {what}, and so are the commit records, which tell what counts. {_UNCHANGED}"
         elif not self._may_cut:
-            one.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
+            judged.reason = f"{found.name}: {what}, and too few other volumes can be read to tell what it was"
         else:
-            return one  # a torn tail
-        one.vote = one.written = False
-        one.state = VolumeState.DAMAGED
-        return one
+            return judged  # a torn tail
+        judged.vote = judged.written = False
+        judged.state = VolumeState.DAMAGED
+        return judged
 
     def _has_copy(self, volume_id: bytes, index: int) -> bool:
         """Return whether another volume has a whole entry at `index`, or a snapshot that covers it."""
-        others = [one for other, one in self._contents.items() if other != volume_id]
-        if any(one.snapshot is not None and one.snapshot.index >= index for one in others):
+        others = [log for other, log in self._contents.items() if other != volume_id]
+        if any(other.snapshot is not None and other.snapshot.index >= index for other in others):
             return True
-        return any(self._pool.holds(one.everything.get(index)) for one in others)
+        return any(self._pool.holds(other.everything.get(index)) for other in others)
 
 
-def _finding(one: _Judged, lead: Lead, is_split: bool) -> Finding:
-    index, commit, snapshot = one.contents.tip.index, one.contents.commit, one.contents.snapshot
+def _finding(judged: _Judged, lead: Lead, is_split: bool) -> Finding:
+    index, commit, snapshot = judged.contents.tip.index, judged.contents.commit, judged.contents.snapshot
     for mark in (snapshot, commit):
         if is_split and mark is not None and mark.index <= lead.tip.index and not lead.agrees(mark.index, mark.chain):
-            return _foreign(branches.why_foreign(one.found.name, mark.index, 2), one.contents)
+            return _foreign(branches.why_foreign(judged.found.name, mark.index, 2), judged.contents)
     in_step = (
-        not one.bad
-        and one.contents.tip == lead.tip
+        not judged.bad
+        and judged.contents.tip == lead.tip
         and commit is not None
         and (commit.index, commit.chain) == (lead.tip.index, lead.tip.chain)
-        and one.contents.tail_is_clean
-        and one.contents.slots_are_whole
+        and judged.contents.tail_is_clean
+        and judged.contents.slots_are_whole
     )
-    state, reason = one.state, one.reason
-    if state == VolumeState.CURRENT and one.contents.tip.index < lead.tip.index:
+    state, reason = judged.state, judged.reason
+    if state == VolumeState.CURRENT and judged.contents.tip.index < lead.tip.index:
         state = VolumeState.BEHIND
-        reason = f"{one.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
-    drop = bool(one.bad) and commit is not None and one.bad <= commit.index
-    keep = _kept(one, lead)
-    if one.bad:
-        keep = min(keep, one.bad - 1)
-    return Finding(state, reason, one.vote, one.written, in_step, keep, drop, index, one.contents.position)
+        reason = f"{judged.found.name}: the log ends at entry {index}, that which leads at {lead.tip.index}"
+    drop = bool(judged.bad) and commit is not None and judged.bad <= commit.index
+    keep = _kept(judged, lead)
+    if judged.bad:
+        keep = min(keep, judged.bad - 1)
+    return Finding(state, reason, judged.vote, judged.written, in_step, keep, drop, index, judged.contents.position)
 
 
-def _kept(one: _Judged, lead: Lead) -> int:
+def _kept(judged: _Judged, lead: Lead) -> int:
     """Return up to where the volume's own log is durable and the same as the one that leads."""
-    contents = one.contents
+    contents = judged.contents
     base = contents.snapshot.index if contents.snapshot is not None else 0
     durable = base
     if contents.commit is not None and base <= contents.commit.index <= contents.tip.index:
@@ -355,7 +360,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
                 raise one.error
         raise CorruptionError(decision.findings[voting_ids[0]].reason)
     others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
-    reasons = "; ".join(f"{one.state}: {one.reason}" for one in others)
+    reasons = "; ".join(f"{other.state}: {other.reason}" for other in others)
     sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)
     whole = [one for one in voting_ids if decision.findings[one].state in sound]
     if len(whole) >= needed:  # nothing has to be made anew of them

@@ -66,9 +66,9 @@ class Metadata:
         self, env: Environment, known: Sequence[Volume], paths: Sequence[Path] = (), read_only: bool = False
     ) -> None:
         """`known`: volumes of the store, those that were found at `paths`, which the user gave."""
-        self.env, self._paths, self._read_only = env, tuple(paths) or tuple(one.path for one in known), read_only
+        self.env, self._paths, self._read_only = env, tuple(paths) or tuple(volume.path for volume in known), read_only
         self._volumes = tuple(known)
-        self.store_id = next(one.identity.store_id for one in known if one.identity is not None)
+        self.store_id = next(volume.identity.store_id for volume in known if volume.identity is not None)
         self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
         self._undecided: View | None = None  # what a commit record says while newer entries may count
         self.memory = Memory(env)
@@ -102,55 +102,55 @@ class Metadata:
         """Return every volume of the store in the order of its voters, looked at just now."""
         files = self.env.files
         looks = on_each(
-            self.env, self._volumes, lambda one: volumes.look(files, one.path, one.volume_id, self.store_id)
+            self.env, self._volumes, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
         )
         self._volumes = tuple(unless_raised(looks))
-        if any(one.state is VolumeState.FOREIGN for one in self._volumes) and self._voters:
+        if any(volume.state is VolumeState.FOREIGN for volume in self._volumes) and self._voters:
             self._look_elsewhere()
         return self._volumes
 
     def _look_elsewhere(self) -> None:
         """Look for volumes that are not where they are expected at the paths that the user gave."""
         files = self.env.files
-        places = {one.path: one for one in self._volumes if one.identity is not None}
+        places = {volume.path: volume for volume in self._volumes if volume.identity is not None}
         elsewhere = [path for path in self._paths if path not in places]
         try:
             found = volumes.given(files, elsewhere) if elsewhere else []
         except (StorageError, ValueError):
             return
-        ours = [one for one in found if one.identity is not None and one.identity.store_id == self.store_id]
-        known = {one.volume_id for one in places.values()}
-        more = [one for one in ours if one.volume_id not in known]
-        known |= {one.volume_id for one in more}
+        ours = [volume for volume in found if volume.identity is not None and volume.identity.store_id == self.store_id]
+        known = {place.volume_id for place in places.values()}
+        more = [volume for volume in ours if volume.volume_id not in known]
+        known |= {volume.volume_id for volume in more}
         if more and known.isdisjoint(voter.volume_id for voter in self._voters):
             raise NotAStoreError(
-                f"{', '.join(str(one.path) for one in more)}: the store there has other volumes than the one that this "
-                "process opened. It was restored or made anew: open it again, or restart the query or job"
+                f"{', '.join(str(volume.path) for volume in more)}: the store there has other volumes than the one "
+                "that this process opened. It was restored or made anew: open it again, or restart the query or job"
             )
         if more:
             self._volumes = tuple(volumes.complete(files, [*places.values(), *more], self._voters, self._paths))
 
     def _complete(self, voters: Sequence[Voter]) -> bool:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
-        before = {one.volume_id for one in self._volumes}
+        before = {volume.volume_id for volume in self._volumes}
         files = self.env.files  # looked at anew: another volume may lie by now where one was found before
-        looked = [volumes.look(files, one.path, one.volume_id, self.store_id) for one in self._volumes]
-        known = [one for one in looked if one.identity is not None]
+        looked = [volumes.look(files, volume.path, volume.volume_id, self.store_id) for volume in self._volumes]
+        known = [volume for volume in looked if volume.identity is not None]
         if not known:
             raise self._nothing_left(self._volumes)
         self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
         self._voters = tuple(voters)
-        return not {one.volume_id for one in self._volumes} <= before
+        return not {volume.volume_id for volume in self._volumes} <= before
 
     def _lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
         """Return the volumes that can be locked, in the order of their ids. Raises NoQuorumError if none is there."""
-        there = [one for one in at_hand if one.is_there]
+        there = [volume for volume in at_hand if volume.is_there]
         if not there:
             raise self._nothing_left(at_hand)
-        return [one.path for one in sorted(there, key=lambda one: one.volume_id)]
+        return [volume.path for volume in sorted(there, key=lambda volume: volume.volume_id)]
 
     def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError:
-        reasons = "; ".join(one.reason for one in at_hand)
+        reasons = "; ".join(volume.reason for volume in at_hand)
         return NoQuorumError(f"none of the store's volumes is there any more ({reasons}). Bring them back")
 
     # --- reading
@@ -249,15 +249,15 @@ class Metadata:
         lead = newest(found)
         voters = self.memory.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
-            self._complete(voters or [Voter(one.volume_id, bytes(16), ".") for one in self._volumes])
+            self._complete(voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes])
         self._voters = voters
         return found
 
     def _all_record(self, commit: CommitRecord | None) -> bool:
         """Return whether no volume that can be read has another commit record."""
-        for one in self._volumes:
+        for volume in self._volumes:
             try:
-                if one.log.read_mark().commit != commit:
+                if volume.log.read_mark().commit != commit:
                     return False
             except (StorageError, OSError):
                 continue
@@ -272,26 +272,30 @@ class Metadata:
         clean_count = 0
         records: list[CommitRecord | None] = []
         ends: dict[bytes, End] = {}
-        learners = {one.volume_id for one in self._voters if one.learner}
+        learners = {voter.volume_id for voter in self._voters if voter.learner}
         if any(one.is_remote and one.identity is None for one in self._volumes):
             self.volumes()  # it may have given no answer for a moment
-        for one, mark in zip(self._volumes, on_each(self.env, self._volumes, _mark), strict=True):
+        for volume, mark in zip(self._volumes, on_each(self.env, self._volumes, _mark), strict=True):
             if isinstance(mark, (StorageError, OSError)):
-                raise_if_limit(mark, one.path)
+                raise_if_limit(mark, volume.path)
                 errors.append(mark)
                 continue
             if isinstance(mark, BaseException):
                 raise mark
             commit, clean, end = mark
-            if commit is not None and self.memory.known.foreign.get(one.volume_id) == commit and len(self._volumes) > 1:
-                errors.append(CorruptionError(f"{one.path} is of another copy of the store"))
+            if (
+                commit is not None
+                and self.memory.known.foreign.get(volume.volume_id) == commit
+                and len(self._volumes) > 1
+            ):
+                errors.append(CorruptionError(f"{volume.path} is of another copy of the store"))
                 continue
-            if end is not None and one.volume_id not in learners:
-                ends[one.volume_id] = end
-            clean_count += clean and one.volume_id not in learners
-            records.append(commit if one.volume_id not in learners else None)
+            if end is not None and volume.volume_id not in learners:
+                ends[volume.volume_id] = end
+            clean_count += clean and volume.volume_id not in learners
+            records.append(commit if volume.volume_id not in learners else None)
             if commit is not None and (best[1] is None or commit.index > best[1].index):
-                best = (one, commit)
+                best = (volume, commit)
         if len(errors) == len(self._volumes):
             raise errors[0]
         needed = majority(len(self._volumes) - len(learners))
@@ -306,7 +310,7 @@ class Metadata:
 
         Raises _Unproven if an entry above may be committed: so many have it, or cannot be asked.
         """
-        voters = [one.volume_id for one in self._voters if not one.learner]
+        voters = [voter.volume_id for voter in self._voters if not voter.learner]
         proven = proven_entry(voters, ends)
         volume, commit = best
         if proven is not None and (commit is None or proven.index > commit.index):
@@ -360,7 +364,7 @@ class Metadata:
         place = pool.place_of(commit)
         if place is None and seen is not None:
             return self._read_up_to(commit, first, clean)
-        above = max((one.snapshot.index for one in contents.values() if one.snapshot is not None), default=0)
+        above = max((log.snapshot.index for log in contents.values() if log.snapshot is not None), default=0)
         if place is None and above <= commit.index:
             for one in contents.values():
                 if one.bad is not None:
@@ -382,17 +386,17 @@ class Metadata:
             chain=chain,
             commit=commit,
             positions={
-                volume_id: one.position
-                for volume_id, one in contents.items()
-                if one.tip == lead.tip and one.tail_is_clean
+                volume_id: log.position
+                for volume_id, log in contents.items()
+                if log.tip == lead.tip and log.tail_is_clean
             },
-            term_seen=max(one.term for one in contents.values()),
+            term_seen=max(log.term for log in contents.values()),
             snapshot_index=lead.base.index,
             durable=pool.statements,
             snapshot_streams=self.memory.snapshot_streams_of(lead),
             trail=trail_of(lead),
         )
-        tip = max(pool.tip_of(one).index for one in contents.values())
+        tip = max(pool.tip_of(log).index for log in contents.values())
         if first and not self._is_being_written(tip, max(index, commit.index)):
             if not clean:
                 raise CorruptionError(
@@ -401,8 +405,8 @@ class Metadata:
                 )
             self._undecided = view
             raise _Doubt
-        voting = [one.volume_id for one in view.state.voters if not one.learner]
-        logs = {volume_id: pool.lead_to(pool.tip_of(one)) for volume_id, one in contents.items()}
+        voting = [voter.volume_id for voter in view.state.voters if not voter.learner]
+        logs = {volume_id: pool.lead_to(pool.tip_of(log)) for volume_id, log in contents.items()}
         return view, is_quorum(voting, [volume_id for volume_id, log in logs.items() if log.agrees(index, chain)])
 
     def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
@@ -410,14 +414,17 @@ class Metadata:
 
         One that is further below says nothing of what stands above it.
         """
-        records = {volume_id: one.commit for volume_id, one in contents.items() if one.commit is not None}
-        if any(one.index <= lead.tip.index and not lead.agrees(one.index, one.chain) for one in records.values()):
+        records = {volume_id: log.commit for volume_id, log in contents.items() if log.commit is not None}
+        if any(
+            record.index <= lead.tip.index and not lead.agrees(record.index, record.chain)
+            for record in records.values()
+        ):
             return False
-        voting = [one.volume_id for one in self.memory.state_of(lead).voters if not one.learner]
+        voting = [voter.volume_id for voter in self.memory.state_of(lead).voters if not voter.learner]
         agreeing = [
             key
-            for key, one in records.items()
-            if key in voting and (one.index, one.chain) == (lead.tip.index, lead.tip.chain)
+            for key, record in records.items()
+            if key in voting and (record.index, record.chain) == (lead.tip.index, lead.tip.chain)
         ]
         return is_quorum(voting, agreeing)
 
@@ -453,18 +460,18 @@ class Metadata:
         """Return what was read a moment ago, and of the other volumes how far their logs go."""
         there = {one.volume_id for one in seen}
         contents = [one.contents for one in seen if one.contents is not None]
-        after = min((one.snapshot.index if one.snapshot is not None else 0 for one in contents), default=0)
+        after = min((log.snapshot.index if log.snapshot is not None else 0 for log in contents), default=0)
         found = list(seen)
-        for one in self._volumes:
-            if one.volume_id not in there and one.identity is not None:
+        for volume in self._volumes:
+            if volume.volume_id not in there and volume.identity is not None:
                 try:
-                    entries = one.log.read_entries(after)
+                    entries = volume.log.read_entries(after)
                 except UnsupportedVersionError:
                     raise
                 except (StorageError, OSError) as error:  # what it held, if anything, is for a session to find out
-                    raise_if_limit(error, one.path)
+                    raise_if_limit(error, volume.path)
                     continue
-                found.append(Found(one.volume_id, str(one.path), one.identity.instance_id, entries))
+                found.append(Found(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
         return found
 
     def _is_being_written(self, tip: int, committed: int) -> bool:
@@ -496,12 +503,13 @@ class Metadata:
         moving: set[bytes] = set()
         for _ in range(READ_ATTEMPTS):
             before, view = result, self.view(lock_timeout_s)
-            result = dict(examine([self.memory.found(one) for one in self.volumes()], view.state.voters).findings)
+            result = dict(examine([self.memory.found(volume) for volume in self.volumes()], view.state.voters).findings)
             moving = {
                 volume_id
-                for volume_id, one in result.items()
-                if one.state in (VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.DAMAGED, VolumeState.FOREIGN)
-                and one != before.get(volume_id)
+                for volume_id, finding in result.items()
+                if finding.state
+                in (VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.DAMAGED, VolumeState.FOREIGN)
+                and finding != before.get(volume_id)
             }
             if not moving:
                 return result
@@ -518,13 +526,13 @@ class Metadata:
         at_hand = self.volumes()
         paths = self._lockable(at_hand)
         with locks.hold(self.env.files, paths, len(paths), lock_timeout_s):
-            return dict(examine([self.memory.found(one) for one in at_hand], self._voters).findings)
+            return dict(examine([self.memory.found(volume) for volume in at_hand], self._voters).findings)
 
-    def hold(self, one: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
+    def hold(self, volume: Volume, lock_timeout_s: float) -> AbstractContextManager[locks.Held]:
         """Hold the lock of one volume: its metadata stands still. Raises ReadOnlyError, StoreBusyError, OSError."""
         if self._read_only:
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
-        return locks.hold(self.env.files, [one.path], 1, lock_timeout_s)
+        return locks.hold(self.env.files, [volume.path], 1, lock_timeout_s)
 
     # --- turns
 
@@ -555,7 +563,9 @@ class Metadata:
             while True:
                 # As they were: the session looks at the logs, which say whose they are, and finds out if they changed.
                 is_fresh = (
-                    is_fresh or self.memory.known.view is None or any(one.identity is None for one in self._volumes)
+                    is_fresh
+                    or self.memory.known.view is None
+                    or any(volume.identity is None for volume in self._volumes)
                 )
                 at_hand = self.volumes() if is_fresh else self._volumes
                 with ExitStack() as stack:
@@ -598,7 +608,7 @@ class Metadata:
     ) -> AbstractContextManager[locks.Held]:
         """Hold the locks of the volumes that are there, of a majority at least."""
         lockable = self._lockable(at_hand)
-        learners = sum(one.learner for one in self._voters)
+        learners = sum(voter.learner for voter in self._voters)
         needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
         left_s = max(0.0, deadline - time.monotonic())
         return locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s))
@@ -616,7 +626,7 @@ def _goes_on_from(view: View, known: View) -> bool:
 
 def _at_snapshot(pool: Pool, contents: Iterable[LogContents], index: int) -> Lead:
     """Return the log that ends with the snapshot at `index`."""
-    header = next(one.snapshot for one in contents if one.snapshot is not None and one.snapshot.index == index)
+    header = next(log.snapshot for log in contents if log.snapshot is not None and log.snapshot.index == index)
     return pool.lead_to(header.entry)
 
 

@@ -180,7 +180,9 @@ class Memory:
         """Return, by volume, the state that the last event which spoke of it as a whole left it in."""
         events, known = self._told
         if events is not state.events:
-            known = {one.volume: one.after for one in state.events if one.volume and not one.stream and one.after}
+            known = {
+                event.volume: event.after for event in state.events if event.volume and not event.stream and event.after
+            }
             self._told = (state.events, known)
         return known
 

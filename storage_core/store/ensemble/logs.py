@@ -70,15 +70,15 @@ class Pool:
         self._roots: dict[tuple[int, bytes], tuple[SnapshotHeader, SnapshotBody]] = {}
         self._chains: dict[int, list[bytes]] = {0: [CHAIN_START]}  # by index
         self.statements: dict[bytes, int] = {}  # by volume: the highest index that anything says to be durable there
-        for one in contents:
-            if one.snapshot is not None and one.snapshot_body is not None:
-                self._roots[one.snapshot.index, one.snapshot.chain] = (one.snapshot, one.snapshot_body)
-                self._hear(one.snapshot_body.durable)
+        for log in contents:
+            if log.snapshot is not None and log.snapshot_body is not None:
+                self._roots[log.snapshot.index, log.snapshot.chain] = (log.snapshot, log.snapshot_body)
+                self._hear(log.snapshot_body.durable)
         for index, chain in self._roots:
             self._chains.setdefault(index, []).append(chain)
         pooled: dict[tuple[int, bytes], Entry] = {}
-        for one in contents:
-            for entry in one.everything.values():
+        for log in contents:
+            for entry in log.everything.values():
                 pooled.setdefault((entry.index, entry.chain), entry)
         for place in sorted(pooled):
             self._hear(decode_envelope(pooled[place].payload).durable)

@@ -478,7 +478,7 @@ class Session:
                 f"{self.label}: a change of {len(payload)} bytes is too large for one entry of the metadata log, which "
                 f"has {PAYLOAD_SIZE_MAX} at most; nothing was stored: do it in several parts"
             )
-        log_size = max((one.offset_bytes for one in before.positions.values()), default=0)
+        log_size = max((position.offset_bytes for position in before.positions.values()), default=0)
         log_size += len(payload) + sum(len(entry.payload) for entry in record.staged)
         if log_size > (LOG_SIZE_FREEING_MAX if frees else LOG_SIZE_MAX):
             raise RequirementError(

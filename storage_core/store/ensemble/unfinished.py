@@ -26,7 +26,7 @@ def write_mark(volume: Volume, made: Sequence[Volume], env: Environment) -> None
     """Say durably that a store is being made here, before anything else of it is written. Raises OSError."""
     own = [one.identity for one in made if one is volume]
     others = [one.identity for one in made if one is not volume]
-    identities = b"".join(one.encode() for one in [*own, *others] if one is not None)
+    identities = b"".join(other.encode() for other in [*own, *others] if other is not None)
     write_durably(env.files, volume.path / CREATING, identities)
     env.files.sync_directory(volume.path.parent)
 
@@ -60,10 +60,10 @@ def resume(paths: Sequence[Path], env: Environment) -> list[Volume] | None:
     ours = [path for path in paths if _holds(path, (CREATING, identity.FILE_NAME), env)]
     with locks.hold(env.files, ours, len(ours), 0.0):
         there = [_look(path, env) for path in paths]
-        attempt = next((one.marked for one in there if one.marked), ())
-        if any(one.identity is not None for one in there):
+        attempt = next((present.marked for present in there if present.marked), ())
+        if any(present.identity is not None for present in there):
             return _finish(there, attempt, env)
-        marked = [one.path for one in there if one.is_marked]
+        marked = [present.path for present in there if present.is_marked]
         for path in marked:
             _check_only_ours(path, env)
         for path in marked:
@@ -99,12 +99,12 @@ def _look(path: Path, env: Environment) -> _There:
 def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Environment) -> list[Volume]:
     """Write the identities that are missing, make the others durable, and take the marks away."""
     volumes = []
-    for one in there:
-        own = one.identity or (one.marked[0] if one.marked else None)
-        if one.identity is not None and one.identity not in attempt:
-            raise AlreadyExistsError(f"{one.path} holds a jstream store already")
+    for present in there:
+        own = present.identity or (present.marked[0] if present.marked else None)
+        if present.identity is not None and present.identity not in attempt:
+            raise AlreadyExistsError(f"{present.path} holds a jstream store already")
         if own is not None and own in attempt:
-            volumes.append(Volume(own.volume_id, one.path, own, files=env.files))
+            volumes.append(Volume(own.volume_id, present.path, own, files=env.files))
     if not len(there) == len(volumes) == len(attempt):
         raise AlreadyExistsError(
             f"{there[0].path}: the creation of a store on {len(attempt)} volumes was not finished; name all of them to "

@@ -122,9 +122,9 @@ def assemble(
 def _rows(records: Sequence[PartRecord]) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """Return all rows of the manifest, and the sets of subjects that they name."""
     empty = np.empty(0, BLOCK_DTYPE)
-    rows = np.concatenate([empty, *(decode_blocks(one.rows, "a part") for one in records)])
+    rows = np.concatenate([empty, *(decode_blocks(record.rows, "a part") for record in records)])
     sets: dict[tuple[str, ...], int] = {}
-    for at, subjects in enumerate(one for record in records for one in record.subjects):
+    for at, subjects in enumerate(subject for record in records for subject in record.subjects):
         if subjects is None or (subjects not in sets and len(sets) == SUBJECT_SET_COUNT_MAX):
             continue
         rows["subject_set"][at] = sets.setdefault(subjects, len(sets) + 1)
@@ -136,12 +136,12 @@ def _rows(records: Sequence[PartRecord]) -> tuple[np.ndarray, tuple[tuple[str, .
 
 def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Environment) -> bool:
     """Return whether a quorum has every block of a part that was written earlier, to the last bit."""
-    placed = [one for one in volumes if one.volume_id in work.stream.placement]
+    placed = [volume for volume in volumes if volume.volume_id in work.stream.placement]
     for block, held in zip(_blocks(work, record), record.holders, strict=True):
         looks = [
-            partial(copies.look, block, one.blocks, work.stream)
-            for one in placed
-            if one.identity is not None and (one.volume_id, one.identity.instance_id) in held
+            partial(copies.look, block, volume.blocks, work.stream)
+            for volume in placed
+            if volume.identity is not None and (volume.volume_id, volume.identity.instance_id) in held
         ]
         if sum(one == [] for one in env.parallel(looks)) < work.target.quorum:
             return False
@@ -151,7 +151,7 @@ def is_whole(work: Work, record: PartRecord, volumes: Sequence[Volume], env: Env
 def _holders(session: Session, work: Work, records: Sequence[PartRecord], env: Environment) -> list[list[bytes]]:
     """Return for each block the volumes that have it, by a look at each, a quorum at least."""
     blocks = [block for record in records for block in _blocks(work, record)]
-    held = [one for record in records for one in record.holders]
+    held = [holder for record in records for holder in record.holders]
     usable = [
         one
         for one in session.writable

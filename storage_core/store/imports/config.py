@@ -89,7 +89,7 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
     values: dict[str, Any] = {
         "name": name,
         "num_replicas": num_replicas,
-        "subjects": [readable(one) for one in foreign.subjects],
+        "subjects": [readable(subject) for subject in foreign.subjects],
     }
     StreamConfig.from_mapping({"name": name, "num_replicas": num_replicas})
     if not foreign.subjects:
@@ -180,24 +180,24 @@ def with_consumers(stream: StreamState, foreign: Sequence[ForeignConsumer], now_
 def _named(foreign: Sequence[ForeignConsumer], notes: list[str]) -> list[tuple[ForeignConsumer, str]]:
     """Return the consumers that are kept with their names here, in order of names."""
     durable = []
-    for one in foreign:
-        if one.is_durable:
-            durable.append(one)
+    for consumer in foreign:
+        if consumer.is_durable:
+            durable.append(consumer)
         else:
-            notes.append(f"consumer {one.name} is not carried over: it is not durable")
+            notes.append(f"consumer {consumer.name} is not carried over: it is not durable")
     often = Counter(default_name(one.name).casefold() for one in durable)
     found: dict[str, tuple[ForeignConsumer, str]] = {}
-    for one in sorted(durable, key=lambda one: one.name):
-        client = one.config.get("client_id")
-        name = default_name(one.name)
+    for consumer in sorted(durable, key=lambda one: one.name):
+        client = consumer.config.get("client_id")
+        name = default_name(consumer.name)
         if often[name.casefold()] > 1 and isinstance(client, str) and client:
-            name = default_name(f"{client}.{one.name}")  # STAN: the same durable name at several clients
+            name = default_name(f"{client}.{consumer.name}")  # STAN: the same durable name at several clients
         if not NAME_PATTERN.fullmatch(name) or name.casefold() in found:
-            notes.append(f"consumer {one.name} is not carried over: {name!r} is too long a name here, or taken")
+            notes.append(f"consumer {consumer.name} is not carried over: {name!r} is too long a name here, or taken")
             continue
-        if name != one.name:
-            notes.append(f"consumer {one.name} is called {name} here")
-        found[name.casefold()] = (one, name)
+        if name != consumer.name:
+            notes.append(f"consumer {consumer.name} is called {name} here")
+        found[name.casefold()] = (consumer, name)
     return list(found.values())
 
 

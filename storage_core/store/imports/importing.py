@@ -147,9 +147,9 @@ class _Import:
             prepared = self._find_prepared(state, wanted)
             self._id = self._id or next((one.head.import_id for one in prepared.values()), b"") or self._env.new_id()
             uses = self._uses()
-            for one in uses:
-                check_use(_last_use(state, one), one)
-        self._total = sum(len(one.slices) for one in wanted)
+            for use in uses:
+                check_use(_last_use(state, use), use)
+        self._total = sum(len(stream.slices) for stream in wanted)
         self._step(0)
         for at in range(0, len(wanted), STREAMS_AT_ONCE):
             with translated(self._store.label):
@@ -189,16 +189,16 @@ class _Import:
 
     def _plan_one(self, foreign: str, name: str, num_replicas: int) -> PlannedStream:
         described = self._source.copies(foreign)
-        first = next((one for one in described if not one.problem), described[0])
+        first = next((stream for stream in described if not stream.problem), described[0])
         config, notes = stream_config(name, first, num_replicas)
         if caveat := self._source.caveat(foreign):
             notes.append(caveat)
         slices = tuple(self._source.plan([foreign]))
         told: list[ForeignDamage] = []
         consumers = self._source.consumers(foreign, told.append)
-        for one in told:
-            if not (one.allowed or self._request.goes_on) and one.record:
-                raise DataLossError(one.explain())
+        for damage in told:
+            if not (damage.allowed or self._request.goes_on) and damage.record:
+                raise DataLossError(damage.explain())
         told += [
             note_damage(first.layout, first.account, foreign, first.path, note) for note in self._source.notes(foreign)
         ]
@@ -207,7 +207,7 @@ class _Import:
             foreign=foreign,
             layout=first.layout,
             account=first.account,
-            paths=tuple(one.path for one in described),
+            paths=tuple(stream.path for stream in described),
             config=config,
             slices=slices,
             bounds=self._source.bounds(foreign),
@@ -220,13 +220,13 @@ class _Import:
     def _to_do(self, state: StoreState, planned: Sequence[PlannedStream]) -> list[PlannedStream]:
         """Return the streams that are not here yet; those that this import made are told. Raises AlreadyExistsError."""
         wanted = []
-        for one in planned:
-            there = state.streams.get(one.name.casefold())
+        for stream in planned:
+            there = state.streams.get(stream.name.casefold())
             if there is None:
-                wanted.append(one)
+                wanted.append(stream)
                 continue
             writer = there.writers.get(WRITER)
-            if writer is None or there.name != one.name or one.source.hex() not in writer.batches:
+            if writer is None or there.name != stream.name or stream.source.hex() not in writer.batches:
                 what = "an import made it, of another source or of this one before it changed; " if writer else ""
                 raise AlreadyExistsError(
                     f"stream {there.name!r} exists: {what}import under another name (--stream with --as), or delete "
@@ -234,7 +234,7 @@ class _Import:
                 )
             self._id = self._id or bytes.fromhex(writer.run)
             self._sweep_records(there)
-            self._tell(one, there, (), True, one.notes)
+            self._tell(stream, there, (), True, stream.notes)
         return wanted
 
     def _sweep_records(self, stream: StreamState) -> None:
@@ -250,7 +250,7 @@ class _Import:
         alive = (deletes["block_id"] == np.void(bytes(16))) & (
             deletes["dropped_ns"] > state.time_at(self._env.now_ns()) + TIME_LEFT_MIN_NS
         )
-        asked = {one.source: one for one in wanted}
+        asked = {stream.source: stream for stream in wanted}
         found: dict[bytes, _Prepared] = {}
         for incarnation in map(bytes, deletes["incarnation"][alive]):
             for volume in self._store.volumes():
@@ -280,8 +280,8 @@ class _Import:
         """Write down in the importing store what is read now, before anything is read."""
         with self._store.session() as session:
             new = [one for one in uses if _last_use(session.state, one) != one]
-            for one in new:
-                check_use(_last_use(session.state, one), one)
+            for use in new:
+                check_use(_last_use(session.state, use), use)
             if new:
                 session.propose(RecordEvents(tuple(_use_event(one) for one in new)))
 
@@ -346,8 +346,8 @@ class _Import:
             left_over = [left for one in made for left in leftovers(session.writable, one.stream)]
             session.propose(self._command(made))
             sweep(left_over)
-        for work, one in zip(works, made, strict=True):
-            self._tell(work.planned, one.stream, one.records, False, one.notes)
+        for work, assembled in zip(works, made, strict=True):
+            self._tell(work.planned, assembled.stream, assembled.records, False, assembled.notes)
 
     def _run_here(self, tasks: Sequence[PartTask], step: Callable[[int], None]) -> Iterator[PartRecord]:
         for task in tasks:
@@ -370,14 +370,14 @@ class _Import:
         return found
 
     def _command(self, made: Sequence[Assembled]) -> RestoreStreams:
-        encoded = tuple(encode_stream(one.stream) for one in made)
+        encoded = tuple(encode_stream(assembled.stream) for assembled in made)
         size = sum(map(len, encoded))
         if size > STREAMS_SIZE_MAX:
             raise RequirementError(
                 f"the streams have {size} bytes of metadata, one entry takes {STREAMS_SIZE_MAX}: "
                 "import some, by --stream"
             )
-        return RestoreStreams(encoded, tuple(event for one in made for event in one.events))
+        return RestoreStreams(encoded, tuple(event for assembled in made for event in assembled.events))
 
     # --- telling
 
@@ -394,7 +394,7 @@ class _Import:
         already: bool,
         notes: Sequence[str],
     ) -> None:
-        beside = [damage_row(one) for one in planned.damage]
+        beside = [damage_row(damage) for damage in planned.damage]
         found = [*beside, *(row for record in records for row in record.damage)]
         self._list(found)
         count, lost = stream.message_count, len(stream.lost)
@@ -408,7 +408,7 @@ class _Import:
                 "incarnation": stream.incarnation.hex(),
                 "first_seq": stream.low_watermark,
                 "last_seq": stream.next_sequence - 1,
-                "read": count if already else sum(one.read_count for one in records),
+                "read": count if already else sum(record.read_count for record in records),
                 "messages": count,
                 "bytes": stream.data_size,
                 "holes": shown - count - lost,
@@ -417,7 +417,7 @@ class _Import:
                 "damaged": sum(row["left"] for row in found),
                 "blocks": len(stream.blocks),
                 "num_replicas": stream.config.num_replicas,
-                "consumers": sorted(one.name for one in stream.consumers.values()),
+                "consumers": sorted(consumer.name for consumer in stream.consumers.values()),
                 "notes": list(notes),
             }
         )
@@ -435,7 +435,7 @@ class _Import:
         if self._unlisted:
             reason = together(self._unlisted["places"], self._unlisted["reason"])
             damage.append({**self._unlisted, "reason": reason, "description": reason})
-        is_whole = not any(row["left"] for row in damage) and not any(one["lost"] for one in self._reports)
+        is_whole = not any(row["left"] for row in damage) and not any(report["lost"] for report in self._reports)
         return {
             "layout": self._source.layout,
             "import": self._id.hex(),
@@ -448,7 +448,7 @@ class _Import:
 
 def _replicas(state: StoreState, asked: int | None) -> int:
     """Return how many replicas imported streams get. Raises ValueError if there are not so many volumes."""
-    count = sum(not one.learner for one in state.voters)
+    count = sum(not voter.learner for voter in state.voters)
     if asked is None:
         return count - (1 - count % 2)
     if asked > count:

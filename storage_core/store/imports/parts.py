@@ -165,7 +165,7 @@ def write_record(
 ) -> int:
     """Write a record beside the blocks, durably; return on how many volumes. One that fails has it not, and is told."""
     content = encode_record(record)
-    calls = [partial(one.blocks(env.files).put_record, incarnation, name, content) for one in volumes]
+    calls = [partial(volume.blocks(env.files).put_record, incarnation, name, content) for volume in volumes]
     written = 0
     for outcome in env.parallel(calls):
         if isinstance(outcome, OSError):
@@ -254,9 +254,9 @@ class _Reading:
                 raise
             raise StorageError(f"{part.path} cannot be read: {error.strerror or error}") from error
         doubtful = SequenceSet.from_ranges(
-            (max(one.first, part.first), part.end if one.end is None else min(one.end, part.end))
-            for one in told
-            if one.first is not None and one.costs
+            (max(damage.first, part.first), part.end if damage.end is None else min(damage.end, part.end))
+            for damage in told
+            if damage.first is not None and damage.costs
         )
         self._missed.append((doubtful, SequenceSet.decode(part.removed)))
         self.damage += told
@@ -274,7 +274,7 @@ class _Reading:
 
 def _check_seen(part: ForeignSlice, files: Files) -> None:
     """Raise NotFoundError if the source cannot be seen from here, which would look as if all of it were lost."""
-    copies = [one.path for one in part.copies if not one.problem] if isinstance(part, UnionSlice) else []
+    copies = [copy.path for copy in part.copies if not copy.problem] if isinstance(part, UnionSlice) else []
     for place in copies or [os.path.dirname(part.path)]:
         if not files.is_directory(Path(place)):
             raise NotFoundError(
@@ -290,12 +290,12 @@ def _frame(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, now_ns: int) -> PartRecord:
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     for at, block in enumerate(blocks):
-        one = block.summary
+        summary = block.summary
         rows[at] = (
-            one.block_id, one.digest, block.first, one.span, one.row_count, one.file_size, one.data_size,
-            one.time_min_ns, one.time_max_ns, now_ns, one.msg_id_count, 0, 0,
+            summary.block_id, summary.digest, block.first, summary.span, summary.row_count, summary.file_size,
+            summary.data_size, summary.time_min_ns, summary.time_max_ns, now_ns, summary.msg_id_count, 0, 0,
         )  # fmt: skip
-    instances = {one.volume_id: one.instance_id for one in task.target.volumes}
+    instances = {volume.volume_id: volume.instance_id for volume in task.target.volumes}
     return PartRecord(
         incarnation=task.target.incarnation,
         source=task.target.source,
@@ -306,5 +306,5 @@ def _record(task: PartTask, blocks: Sequence[SealedBlock], reading: _Reading, no
         present=reading.present().encode(),
         lost=reading.lost().encode(),
         read_count=reading.read_count,
-        damage=tuple(damage_row(one) for one in fold_damage(reading.damage)),
+        damage=tuple(damage_row(damage) for damage in fold_damage(reading.damage)),
     )

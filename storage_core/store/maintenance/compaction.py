@@ -73,7 +73,7 @@ class Merging:
 
 def _takes_copies(session: Session, stream: StreamState) -> bool:
     """Return whether every volume of the placement takes blocks: else fewer would have the new one than the old."""
-    here = {one.volume_id for one in session.writable if placement.is_recorded(session.state, one)}
+    here = {volume.volume_id for volume in session.writable if placement.is_recorded(session.state, volume)}
     return here.issuperset(stream.placement)
 
 
@@ -156,8 +156,8 @@ class Compaction:
         runs = blocks = size = 0
         for _ in range(ROUND_COUNT_MAX):
             tasks, before = self.plan(names), (runs, len(self.unreadable))
-            total = blocks + sum(len(one.slices) for one in tasks)
-            attempts = through(tasks) if through is not None else (attempt(one, self._env) for one in tasks)
+            total = blocks + sum(len(task.slices) for task in tasks)
+            attempts = through(tasks) if through is not None else (attempt(task, self._env) for task in tasks)
             for one in attempts:
                 if one.unreadable is not None:
                     self.note_unreadable(one.unreadable, one.reason)

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def sweep(session: Session, env: Environment) -> int:
     """Remove the directories of deleted streams; return how many. Under the store's lock."""
     state = session.state
-    known = {incarnation for one in state.streams.values() for incarnation in one.incarnations}
-    known.update(bytes(one) for one in state.deletes["incarnation"])
+    known = {incarnation for stream in state.streams.values() for incarnation in stream.incarnations}
+    known.update(bytes(delete) for delete in state.deletes["incarnation"])
     swept = 0
     for volume in session.writable:
         try:

@@ -81,11 +81,11 @@ class Maintenance:
         self._merging.merge(session)
 
     def _write_journal(self, session: Session, everything: bool) -> None:
-        for one in _local(session):
+        for volume in _local(session):
             try:
-                self._write_one(session, one)
+                self._write_one(session, volume)
             except OSError as error:
-                self._failed(session, one, error)
+                self._failed(session, volume, error)
 
     def _write_one(self, session: Session, volume: Volume) -> None:
         journal, streams = volume.journal, session.state.streams
@@ -110,7 +110,7 @@ class Maintenance:
             if before is not None and (before.incarnation, before.placement) == (stream.incarnation, stream.placement):
                 rows = _new_rows(rows, before.blocks.rows)
             if stream.incarnation in found:
-                rows = rows[[bytes(one) not in found[stream.incarnation] for one in rows["block_id"]]]
+                rows = rows[[bytes(row) not in found[stream.incarnation] for row in rows["block_id"]]]
             if len(rows):
                 placements.append(Placement(session.view.index, stream.incarnation, stream.name, rows))
         journal.append(placements, is_checked=volume in self._journaled)
@@ -121,31 +121,31 @@ class Maintenance:
         index, streams = session.view.index, session.state.streams
         journal = volume.journal
         live = (
-            Placement(index, one.incarnation, one.name, one.blocks.rows)
-            for one in streams.values()
-            if volume.volume_id in one.placement
+            Placement(index, stream.incarnation, stream.name, stream.blocks.rows)
+            for stream in streams.values()
+            if volume.volume_id in stream.placement
         )
         journal.write(index, chain(_buried(journal, session.state.deletes), live))
         self._journaled[volume] = streams
 
     def _begin_journals(self, session: Session) -> None:
-        for one in _local(session):
+        for volume in _local(session):
             try:
-                self._begin(session, one)
+                self._begin(session, volume)
             except OSError as error:
-                self._failed(session, one, error)
+                self._failed(session, volume, error)
 
     def _fill_reserves(self, session: Session) -> None:
         leadership = session.leadership
-        for one in _local(session):
-            if leadership is not None and self._filled.get(one) == leadership and not session.drew_on_reserves:
+        for volume in _local(session):
+            if leadership is not None and self._filled.get(volume) == leadership and not session.drew_on_reserves:
                 continue
-            self._filled.pop(one, None)
+            self._filled.pop(volume, None)
             try:
-                if one.reserve.fill() and leadership is not None:
-                    self._filled[one] = leadership
+                if volume.reserve.fill() and leadership is not None:
+                    self._filled[volume] = leadership
             except OSError as error:
-                self._failed(session, one, error)
+                self._failed(session, volume, error)
 
     def _failed(self, session: Session, volume: Volume, error: OSError) -> None:
         """Leave a volume alone whose disk failed; the only one is not retired for want of somewhere to say so.
@@ -172,8 +172,8 @@ class Maintenance:
         for delete in due:
             incarnation, block_id = bytes(delete["incarnation"]), bytes(delete["block_id"])
             try:
-                for one in session.writable:
-                    touched.add((one.path, _unlink_one(one.blocks, incarnation, block_id)))
+                for volume in session.writable:
+                    touched.add((volume.path, _unlink_one(volume.blocks, incarnation, block_id)))
             except OSError as error:  # it stays in the pending_deletes; those behind it shall not wait for it
                 logger.warning("%s: maintenance (unlink): %s", session.label, error)
             else:
@@ -230,8 +230,8 @@ def _sync(blocks: BlockStore, incarnation: bytes | None) -> None:
 def _blocks(journal: PlacementJournal, start: int) -> dict[bytes, set[bytes]]:
     """Return, by incarnation, which blocks the journal has from `start` on."""
     blocks: dict[bytes, set[bytes]] = {}
-    for one in journal.read(start):
-        blocks.setdefault(one.incarnation, set()).update(map(bytes, one.rows["block_id"]))
+    for placement in journal.read(start):
+        blocks.setdefault(placement.incarnation, set()).update(map(bytes, placement.rows["block_id"]))
     return blocks
 
 

@@ -129,7 +129,7 @@ def due(
     may = fullness < (1.0 if takes_all else 0.5)  # so that a message comes into a block that is half full only once
     may &= (rows["msg_id_count"] == 0) | (rows["committed_ns"] < now_ns - config.duplicate_window)
     if barred:
-        may &= ~np.array([bytes(one) in barred for one in rows["block_id"]])
+        may &= ~np.array([bytes(row) in barred for row in rows["block_id"]])
     levels = np.searchsorted(LEVEL_SIZES, rows["data_size"] + ROW_SIZE * rows["row_count"], side="right")
     parts = _parts(stream, rows)
     if config.block_max_age:  # blocks that came in different spans stay apart
@@ -233,9 +233,11 @@ def carry_out(task: MergeTask, env: Environment = REAL) -> StagedMerge:
     except OSError as error:
         raise_if_of_process(error)
         raise RequirementError(f"stream {task.stream!r}: its blocks were not merged: {error}") from error
-    failures = tuple(WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in file.failures.items())
+    failures = tuple(
+        WriteFailure(volume_id, failure.errno or 0, str(failure)) for volume_id, failure in file.failures.items()
+    )
     held = [one for one in task.volumes if one.volume_id in file.holders]
-    holders = tuple((one.volume_id, one.instance_id) for one in held)
+    holders = tuple((handle.volume_id, handle.instance_id) for handle in held)
     block = StagedBlock(task.stream, made.written_as, task.transaction_id, 0, 0, summary, holders, failures)
     gone = SequenceSet.from_sequences(np.concatenate(dropped))
     return StagedMerge(task, block, gone.encode() if gone else b"")
@@ -295,7 +297,7 @@ def commit(session: Session, staged: StagedMerge, env: Environment = REAL) -> No
         )  # before anything is looked at
         retire(session, staged.block.failures)
         (held,) = good_copies(session, stream, [staged.block], env)
-        command = _command(stream, staged, [one.volume_id for one in held])
+        command = _command(stream, staged, [volume.volume_id for volume in held])
         session.check(command)
     except StorageError:
         if not _is_named(session.state, staged.block.summary.block_id):
@@ -307,7 +309,7 @@ def commit(session: Session, staged: StagedMerge, env: Environment = REAL) -> No
 def is_live(state: StoreState, block_id: bytes) -> bool:
     """Return whether a stream's manifest names the block."""
     wanted = np.void(block_id)
-    return any(bool((one.blocks.rows["block_id"] == wanted).any()) for one in state.streams.values())
+    return any(bool((stream.blocks.rows["block_id"] == wanted).any()) for stream in state.streams.values())
 
 
 def _is_named(state: StoreState, block_id: bytes) -> bool:
@@ -331,6 +333,6 @@ def _command(stream: StreamState, staged: StagedMerge, held: Sequence[bytes]) ->
 
 def discard(staged: StagedMerge, env: Environment = REAL) -> None:
     """Take a block away that nobody was told of."""
-    for one in staged.task.volumes:
-        if any(one.volume_id == volume_id for volume_id, _ in staged.block.holders):
-            one.blocks(env.files).discard(staged.block.incarnation, staged.block.summary.block_id)
+    for volume in staged.task.volumes:
+        if any(volume.volume_id == volume_id for volume_id, _ in staged.block.holders):
+            volume.blocks(env.files).discard(staged.block.incarnation, staged.block.summary.block_id)

@@ -23,17 +23,17 @@ def first_away(
 
     Raises ProcessError.
     """
-    at_hand = {one.volume_id for one in volumes if one.identity is not None}
+    at_hand = {volume.volume_id for volume in volumes if volume.identity is not None}
     there = sum(1 << position for position, one in enumerate(stream.placement) if one in at_hand)
     rows = stream.blocks.rows
     low = int(np.searchsorted(rows["first"] + rows["span"], first, side="right"))
     rows = rows[low : int(np.searchsorted(rows["first"], end, side="left"))]
     doubtful = rows[(rows["holders"] & np.uint32(there)) == 0]
-    for one in whole_blocks(state, stream, doubtful, volumes):
+    for block in whole_blocks(state, stream, doubtful, volumes):
         try:
-            ask_block(one, lambda reader: None, env)
+            ask_block(block, lambda reader: None, env)
         except UnavailableError as error:
-            return max(first, one.first), str(error)
+            return max(first, block.first), str(error)
         except DataLossError:  # every volume was asked: that is for the reader to say, or to go on past
             continue
     return None

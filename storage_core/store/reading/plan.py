@@ -100,10 +100,10 @@ def _copies(
     state: StoreState, stream: StreamState, rows: np.ndarray, volumes: Sequence[Volume]
 ) -> tuple[tuple[tuple[CopyPlace, ...], ...], np.ndarray]:
     """Return the lists of where blocks may lie, and for each row which of them is its own."""
-    readable = [(one.volume_id, str(one.path)) for one in placement.read_volumes(state, stream, volumes)]
+    readable = [(volume.volume_id, str(volume.path)) for volume in placement.read_volumes(state, stream, volumes)]
     # Volumes that are not there come last, for the error to name: to be met they need not be tried block by block.
-    missing = [(one.volume_id, str(one.path)) for one in volumes if one.volume_id not in dict(readable)]
-    counted = {one.volume_id for one in volumes if placement.is_recorded(state, one)}
+    missing = [(volume.volume_id, str(volume.path)) for volume in volumes if volume.volume_id not in dict(readable)]
+    counted = {volume.volume_id for volume in volumes if placement.is_recorded(state, volume)}
     count = max(1, len(stream.placement))
     last_bytes = np.ascontiguousarray(rows["block_id"]).view("u1").reshape(-1, rows["block_id"].itemsize)[:, -1]
     keys = rows["holders"].astype(np.int64) * count + last_bytes % count
@@ -116,8 +116,8 @@ def _copies(
     for key in distinct.tolist():
         held = placement.holders(stream, key // count)
         places = [CopyPlace(*one, one[0] in held) for one in readable]
-        first = [one for one in places if one.expected and one.volume_id in counted]
-        rest = [one for one in places if one not in first]
+        first = [place for place in places if place.expected and place.volume_id in counted]
+        rest = [place for place in places if place not in first]
         at = key % count % len(first) if first else 0
         last = [CopyPlace(*one, one[0] in held) for one in missing if one[0] in stream.placement]
         made.append((*first[at:], *first[:at], *rest, *last))

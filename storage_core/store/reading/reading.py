@@ -182,21 +182,23 @@ class _Reading:
 
     def _from_successors(self, first: int, end: int, before: tuple[_Finding, ...]) -> Rows:
         """Yield the rows of [first, end) from the blocks that the store has them in now; if there are none, say so."""
-        if any(isinstance(one.error, FileNotFoundError) for one in before):
+        if any(isinstance(finding.error, FileNotFoundError) for finding in before):
             found = self._successors.of(self._one)
             if not isinstance(found, str):
                 whole = True
-                for one in found:
-                    reading = _Reading(one, self._options, self._report, self._env, self._successors)
+                for slice_ in found:
+                    reading = _Reading(slice_, self._options, self._report, self._env, self._successors)
                     try:
-                        part = max(one.first, first), min(one.end, end)
+                        part = max(slice_.first, first), min(slice_.end, end)
                         if part[0] < part[1]:
                             whole = (yield from reading.rows(*part, 0, ())) and whole
                     finally:
                         reading.close()
                 return whole
             self._why_missing = found
-            is_somewhere = any(one.error is not None and not isinstance(one.error, FileNotFoundError) for one in before)
+            is_somewhere = any(
+                finding.error is not None and not isinstance(finding.error, FileNotFoundError) for finding in before
+            )
             self._is_unsure = not self._successors.was_asked and not is_somewhere
         self._lose(first, end, before)
         return False
@@ -233,17 +235,17 @@ class _Reading:
         return whole
 
     def _request(self, first: int, end: int, hear: Callable[[FrameDamage], None]) -> FrameRequest:
-        one, options = self._one, self._options
+        slice_, options = self._one, self._options
         return FrameRequest(
             columns=options.columns,
-            stream=one.stream,
-            first_sequence=one.block_first,
+            stream=slice_.stream,
+            first_sequence=slice_.block_first,
             first=first,
             end=end,
             time_first_ns=options.time_first_ns,
             time_end_ns=options.time_end_ns,
             subject_filters=options.subject_filters,
-            removed=SequenceSet.decode(one.removed) if one.removed else None,
+            removed=SequenceSet.decode(slice_.removed) if slice_.removed else None,
             verify=options.verify,
             on_damage=hear,
         )
@@ -362,12 +364,12 @@ def _missing(one: BlockSlice, copy: CopyPlace, path: Path, error: FileNotFoundEr
 
 def _raise_what_says_nothing(findings: Sequence[_Finding]) -> None:
     """Raise the error of a copy of which nothing is known by it, and nothing shall be made of that."""
-    for one in findings:
-        if isinstance(one.error, UnsupportedVersionError):
-            raise one.error
-    for one in findings:
-        if one.error is not None and is_of_process(one.error):
-            raise of_process(one.error, one.path) from one.error
+    for finding in findings:
+        if isinstance(finding.error, UnsupportedVersionError):
+            raise finding.error
+    for finding in findings:
+        if finding.error is not None and is_of_process(finding.error):
+            raise of_process(finding.error, finding.path) from finding.error
 
 
 def _leave_report(one: BlockSlice, finding: _Finding, first: int, end: int, env: Environment) -> None:

@@ -70,7 +70,7 @@ class BlockSlice:
     @property
     def paths(self) -> tuple[str, ...]:
         """Return where the block's copies are, one path for each of `copies`."""
-        return tuple(str(one.blocks(OS_FILES).path(self.written_as, self.block_id)) for one in self.copies)
+        return tuple(str(copy.blocks(OS_FILES).path(self.written_as, self.block_id)) for copy in self.copies)
 
     def split(self, row_count_max: int) -> "list[BlockSlice]":
         """Return slices of at most `row_count_max` sequences that make up this one."""
@@ -106,7 +106,7 @@ class StreamOfSlices:
     def plain(self, rows: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray]:
         """Return what these rows need of it as plain values, and where in that each row's copies are."""
         used, positions = np.unique(rows["copies"], return_inverse=True)
-        copies = [[(one.volume_id, one.uri, one.expected) for one in self.copies[at]] for at in used.tolist()]
+        copies = [[(copy.volume_id, copy.uri, copy.expected) for copy in self.copies[at]] for at in used.tolist()]
         removed = self.removed
         if removed:
             removed = removed.clip(int(rows["first"].min()), int(rows["end"].max()))
@@ -137,13 +137,13 @@ class BlockSlices(Sequence[BlockSlice]):
     @classmethod
     def concatenate(cls, parts: "Iterable[BlockSlices]") -> "BlockSlices":
         """Return the slices of all parts, one after another."""
-        listed = [one for one in parts if len(one)]
+        listed = [part for part in parts if len(part)]
         if len(listed) < 2:
             return listed[0] if listed else cls.empty()
-        rows = np.concatenate([one.rows for one in listed])
-        before = np.cumsum([0, *(len(one.streams) for one in listed[:-1])])
-        rows["stream"] += np.repeat(before, [len(one) for one in listed]).astype(np.uint32)
-        return cls(rows, tuple(stream for one in listed for stream in one.streams))
+        rows = np.concatenate([slices.rows for slices in listed])
+        before = np.cumsum([0, *(len(slices.streams) for slices in listed[:-1])])
+        rows["stream"] += np.repeat(before, [len(slices) for slices in listed]).astype(np.uint32)
+        return cls(rows, tuple(stream for slices in listed for stream in slices.streams))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -164,12 +164,12 @@ class BlockSlices(Sequence[BlockSlice]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BlockSlices):
             return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+        return len(self) == len(other) and all(slice_ == two for slice_, two in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"BlockSlices({len(self)} of {', '.join(one.name for one in self.streams) or 'no stream'})"
+        return f"BlockSlices({len(self)} of {', '.join(stream.name for stream in self.streams) or 'no stream'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows, streams = self.rows.copy(), []

@@ -96,18 +96,18 @@ class AdoptPlan:
             "store": self.state.store_id.hex(),
             "metadata_index": self.metadata_index,
             "volumes": [
-                {"name": one.name, "path": str(one.path), "new": self.before[one.volume_id] is None}
-                for one in self.volumes
+                {"name": volume.name, "path": str(volume.path), "new": self.before[volume.volume_id] is None}
+                for volume in self.volumes
             ],
             "streams": [
                 {
-                    "name": one.name,
-                    "continues": one.continues,
-                    "source": one.source,
-                    "blocks": one.block_count,
-                    "messages": one.message_count,
-                    "last_seq": one.next_sequence - 1,
-                    "lost_ranges": [list(lost) for lost in one.lost],
+                    "name": stream.name,
+                    "continues": stream.continues,
+                    "source": stream.source,
+                    "blocks": stream.block_count,
+                    "messages": stream.message_count,
+                    "last_seq": stream.next_sequence - 1,
+                    "lost_ranges": [list(lost) for lost in stream.lost],
                     "conflicts": [
                         {
                             "ranges": [list(lost) for lost in conflict.sequences.ranges()],
@@ -115,10 +115,10 @@ class AdoptPlan:
                             "volumes": self._names(conflict),
                             "majority": conflict.is_majority,
                         }
-                        for conflict in one.conflicts
+                        for conflict in stream.conflicts
                     ],
                 }
-                for one in self.streams
+                for stream in self.streams
             ],
             "needs_accept_loss": bool(self.loses_of_majority),
             "not_adopted": [str(path) for path in self.unclaimed],
@@ -128,9 +128,9 @@ class AdoptPlan:
     def __str__(self) -> str:
         known = f"entry {self.metadata_index}" if self.metadata_index else "none can be read"
         lines = [f"store {self.state.store_id.hex()}; newest metadata: {known}"]
-        for one in self.volumes:
-            was = "a volume of the store" if self.before[one.volume_id] is not None else "becomes a new volume"
-            lines.append(f"volume {one.name} at {one.path}: {was}")
+        for volume in self.volumes:
+            was = "a volume of the store" if self.before[volume.volume_id] is not None else "becomes a new volume"
+            lines.append(f"volume {volume.name} at {volume.path}: {was}")
         for stream in self.streams:
             lost = sum(end - first for first, end in stream.lost)
             lost += sum(len(conflict.sequences) for conflict in stream.conflicts)
@@ -173,12 +173,12 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
         streams, adopted = builder.streams()
         state = _state(store_id, best, made, streams, adopted, env)
         check_state(state)
-        claimed = {block_id for one in claims.values() for block_id in one.rows}
+        claimed = {block_id for claim in claims.values() for block_id in claim.rows}
         for known in best[0].streams.values() if best is not None else ():
             claimed.update(map(bytes, known.blocks.rows["block_id"]))
         for delete in best[0].deletes["block_id"] if best is not None else ():
             claimed.add(bytes(delete))
-        before = {one.volume_id: was.identity for one, was in zip(made, remains, strict=True)}
+        before = {volume.volume_id: was.identity for volume, was in zip(made, remains, strict=True)}
         unclaimed = surviving.unclaimed(remains, claimed, env)
         index = best[1] if best is not None else 0
         notes = [*_left_out(made, best[0] if best is not None else None), *builder.notes]
@@ -193,7 +193,7 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
         for one in remains
         if one.identity is not None
     ]
-    if any(state.voter(one.volume_id) is not None for one in known):
+    if any(state.voter(volume.volume_id) is not None for volume in known):
         for other in volumes.complete(env.files, known, state.voters, []):
             if other.identity is not None and os.path.realpath(other.path) not in named:
                 raise RequirementError(
@@ -217,7 +217,7 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
 
 def _left_out(made: Sequence[Volume], state: StoreState | None) -> list[str]:
     """Return a line for each volume of the store, as the metadata knows it, that is not among those to be."""
-    stay = {one.volume_id for one in made}
+    stay = {volume.volume_id for volume in made}
     return [
         f"volume {voter.volume_id.hex()} (recorded at {voter.path}) is not among them: what it alone has is not "
         "adopted, and it leaves the store; if it can be brought back, do that first"
@@ -237,8 +237,10 @@ def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> l
                 volume_id, one.path, VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()), files=env.files
             )
         )
-    if len({one.volume_id for one in made}) < len(made):
-        raise NotAStoreError(f"two of {', '.join(str(one.path) for one in made)} are the same volume: one is a copy")
+    if len({volume.volume_id for volume in made}) < len(made):
+        raise NotAStoreError(
+            f"two of {', '.join(str(volume.path) for volume in made)} are the same volume: one is a copy"
+        )
     return made
 
 
@@ -253,9 +255,9 @@ def _state(
     base = best[0] if best is not None else StoreState(store_id=store_id, created_ns=env.now_ns())
     places = volumes.recorded_paths(made)
     voters = []
-    for one in made:
-        assert one.identity is not None
-        voters.append(Voter(one.volume_id, one.identity.instance_id, places[one.volume_id]))
+    for volume in made:
+        assert volume.identity is not None
+        voters.append(Voter(volume.volume_id, volume.identity.instance_id, places[volume.volume_id]))
     lost = sum(len(stream.lost) for stream in streams)
     reason = f"metadata rebuilt from entry {best[1] if best is not None else 0} and the journals of placements"
     lost += sum(len(conflict.sequences) for stream in adopted for conflict in stream.conflicts)
@@ -306,7 +308,7 @@ class _Builder:
         self._remains, self._made, self._store_id, self._env = remains, made, store_id, env
         self._best, self._claims = best, claims
         known = best[0].streams.values() if best is not None else ()
-        self._sealed = {bytes(one) for stream in known for one in stream.blocks.rows["digest"]}  # by the metadata
+        self._sealed = {bytes(row) for stream in known for row in stream.blocks.rows["digest"]}  # by the metadata
         self._directories = list(dict.fromkeys(inc for one in remains for inc in one.incarnations))
         self._comparison = Comparison(store_id, remains, env)
         self._conflicts: dict[bytes, list[Conflict]] = {}  # by incarnation
@@ -384,7 +386,7 @@ class _Builder:
         claims.rows = {**known, **others}
         left = [self._find_one(row, stream) for row in (*cover.spared, *cover.conflicts)]
         conflicts = self._comparison.conflicts(
-            stream.name, [one for one in left if one is not None], copies, cover.wanted
+            stream.name, [copy for copy in left if copy is not None], copies, cover.wanted
         )
         self._conflicts[stream.incarnation] = conflicts
         self._tell(stream, cover, conflicts)
@@ -437,7 +439,7 @@ class _Builder:
             self.notes.append(f"stream {stream.name}: {len(cover.spared)} blocks are left alone, since {others}")
 
     def _placement(self, stream: StreamState) -> tuple[bytes, ...]:
-        here = [one.volume_id for one in self._made]
+        here = [volume.volume_id for volume in self._made]
         kept = [one for one in stream.placement if one in here]
         count = min(len(stream.placement) or len(here), len(here))
         return (*kept, *[one for one in here if one not in kept])[:count]
@@ -446,18 +448,18 @@ class _Builder:
         rows = np.zeros(len(copies), BLOCK_DTYPE)
         for at, copy in enumerate(copies):
             rows[at] = copy.row
-            held = [self._made[one].volume_id for one in copy.holders]
+            held = [self._made[holder].volume_id for holder in copy.holders]
             rows[at]["holders"] = sum(1 << position for position, one in enumerate(placed) if one in held)
         return rows
 
     def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[ChunkedSet, SequenceSet]:
         """Return (removed, lost): what was removed before and holes of blocks; and what no block is left of."""
         covered = SequenceSet.from_ranges(
-            [(int(one.row["first"]), int(one.row["first"] + one.row["span"])) for one in copies]
+            [(int(copy.row["first"]), int(copy.row["first"] + copy.row["span"])) for copy in copies]
         )
         everything = SequenceSet.from_ranges([(stream.low_watermark, next_sequence)])
         missing = stream.removed.left_of(everything.difference(covered))
-        holes = [(one.holes, int(one.row["first"])) for one in copies if one.holes]
+        holes = [(copy.holes, int(copy.row["first"])) for copy in copies if copy.holes]
         removed = stream.removed.union(missing)
         if holes:
             starts = np.concatenate([one.starts + first for one, first in holes])
@@ -469,13 +471,13 @@ class _Builder:
 def _origins(copies: Sequence[Copy], next_sequence: int, before: bytes) -> tuple[tuple[bytes, int], ...]:
     """Return the incarnations under which the blocks were written, each with the end of its sequences."""
     origins: list[tuple[bytes, int]] = []
-    for one in copies:
-        first = int(one.row["first"])
-        if origins and origins[-1][0] == one.written_as:
+    for copy in copies:
+        first = int(copy.row["first"])
+        if origins and origins[-1][0] == copy.written_as:
             continue
         if origins:
             origins[-1] = (origins[-1][0], first)
-        origins.append((one.written_as, next_sequence))
+        origins.append((copy.written_as, next_sequence))
     return tuple(origins) or (((before, next_sequence),) if next_sequence > 1 else ())
 
 
@@ -497,7 +499,8 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
     """
     if plan.loses_of_majority and not accept_loss:
         told = "; ".join(
-            f"stream {one.stream}: {_ranges(one.sequences)}, on {plan._paths(one)}" for one in plan.loses_of_majority
+            f"stream {conflict.stream}: {_ranges(conflict.sequences)}, on {plan._paths(conflict)}"
+            for conflict in plan.loses_of_majority
         )
         raise RequirementError(
             f"a majority of the volumes has messages that would be lost ({told}), because other ones have their "
@@ -507,27 +510,27 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
     first = creation.first_entry_of(plan.state, env)
     by_id = sorted(plan.volumes, key=lambda one: one.volume_id)
     with translated(", ".join(str(one.path) for one in plan.volumes)):
-        for one in plan.volumes:
-            if not env.files.is_directory(one.path):
-                env.files.make_directory(one.path)
-                env.files.share_directory(one.path, plan.state.settings.is_shared)
-                env.files.sync_directory(one.path.parent)
+        for volume in plan.volumes:
+            if not env.files.is_directory(volume.path):
+                env.files.make_directory(volume.path)
+                env.files.share_directory(volume.path, plan.state.settings.is_shared)
+                env.files.sync_directory(volume.path.parent)
         with locks.hold(env.files, [one.path for one in by_id], len(by_id), 0.0):
-            for one in plan.volumes:
-                now = surviving.look_at(one.path, env).identity
-                if now != plan.before[one.volume_id] and now is not None:
-                    raise RequirementError(f"{one.path} is not as it was when the plan was made; make a new one")
-            for one in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
-                _clear(one.path / rejoin.NEW_METADATA, env)
-                creation.write_metadata(one, first, env, rejoin.NEW_METADATA)
-                rejoin.prepare_streams(plan.state, one)
+            for volume in plan.volumes:
+                now = surviving.look_at(volume.path, env).identity
+                if now != plan.before[volume.volume_id] and now is not None:
+                    raise RequirementError(f"{volume.path} is not as it was when the plan was made; make a new one")
+            for volume in plan.volumes:  # what is there stays until the new metadata is whole and durable everywhere
+                _clear(volume.path / rejoin.NEW_METADATA, env)
+                creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
+                rejoin.prepare_streams(plan.state, volume)
             aside = [
                 rejoin.put_aside(one.path, env, also=(placements.FILE_NAME, identity.FILE_NAME)) for one in plan.volumes
             ]
-            for one in plan.volumes:
-                _put_in_place(one.path, env)
-            for one in plan.volumes:
-                creation.write_identity(one, env)
+            for volume in plan.volumes:
+                _put_in_place(volume.path, env)
+            for volume in plan.volumes:
+                creation.write_identity(volume, env)
             for directory in aside:
                 if directory is not None:
                     logger.info("the metadata files that were there are in %s now", directory)

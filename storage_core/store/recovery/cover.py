@@ -36,7 +36,7 @@ class Cover:
         """Take what is needed. `find` returns a block as it was found, None if it is whole nowhere."""
         for row in sorted(known, key=_first):
             self._take(row, find)
-        for row in sorted(others, key=lambda one: (-int(one["span"]), _first(one))):
+        for row in sorted(others, key=lambda void: (-int(void["span"]), _first(void))):
             self._take(row, find)
 
     def _take(self, row: np.void, find: Callable[[np.void], Copy | None]) -> None:

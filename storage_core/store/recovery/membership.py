@@ -89,7 +89,7 @@ class Membership:
         """
         check_local((volume.path for volume in self._metadata.volumes()), "volumes are removed")
         state = self._state()
-        removed = tuple(_volume_id(state, one) for one in names)
+        removed = tuple(_volume_id(state, name) for name in names)
         if len(set(removed)) < len(removed):
             raise ValueError(f"volumes: one is named twice: {', '.join(names)}")
         if self._take_back(state, removed) or self._is_under_way(state, REMOVE, removed=removed):
@@ -142,7 +142,7 @@ class Membership:
         change = state.volume_change
         if change is None:
             return False
-        at = {one.volume_id: os.path.realpath(one.path) for one in self._metadata.volumes()}
+        at = {volume.volume_id: os.path.realpath(volume.path) for volume in self._metadata.volumes()}
         added = {at.get(one) for one in change.added}
         if (change.kind, change.removed, added) == (kind, removed, {os.path.realpath(path) for path in paths}):
             return True
@@ -166,14 +166,14 @@ class Membership:
             state = session.state
             if state.volume_change is not None:
                 raise RequirementError("a change of the store's volumes was begun meanwhile; ask again")
-            away = [one for one in rejoin.absent(session) if one.volume.volume_id not in removed]
+            away = [absent for absent in rejoin.absent(session) if absent.volume.volume_id not in removed]
             if away:
-                told = "; ".join(f"{one.volume.path} is {one.state}" for one in away)
+                told = "; ".join(f"{absent.volume.path} is {absent.state}" for absent in away)
                 raise RequirementError(f"{told}: repair it first, then change the volumes")
             new = [Volume(self._env.new_id(), path, None, files=self._env.files) for path in paths]
-            added = tuple(one.volume_id for one in new)
+            added = tuple(volume.volume_id for volume in new)
             places = recorded_paths([*session.volumes, *new])
-            voters = [msgspec.structs.replace(one, path=places[one.volume_id]) for one in state.voters]
+            voters = [msgspec.structs.replace(voter, path=places[voter.volume_id]) for voter in state.voters]
             voters += [Voter(one, bytes(16), places[one], learner=True) for one in added]
             change = VolumeChange(kind, added, removed, self._env.now_ns())
             session.propose(ChangeVolumes(tuple(voters), change))
@@ -181,8 +181,8 @@ class Membership:
     def _check(self, path: Path) -> None:
         """Raise ValueError or AlreadyExistsError if the path is none for a new volume."""
         files = self._env.files
-        for one in self._metadata.volumes():
-            known = Path(os.path.realpath(one.path))
+        for volume in self._metadata.volumes():
+            known = Path(os.path.realpath(volume.path))
             if known == path:
                 raise ValueError(f"volumes: {path} is a volume of the store already")
             if known in path.parents or path in known.parents:
@@ -203,11 +203,11 @@ class Membership:
     def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
         """Session a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""
         change = state.volume_change
-        learners = {one.volume_id for one in state.voters if one.learner}
+        learners = {voter.volume_id for voter in state.voters if voter.learner}
         if change is None or not change.added or set(named) != set(change.added) or set(named) - learners:
             return False
         with self._metadata.session(self._lock_timeout_s) as session:
-            voters = tuple(one for one in session.state.voters if one.volume_id not in named)
+            voters = tuple(voter for voter in session.state.voters if voter.volume_id not in named)
             events = tuple(
                 Event("volume_removed", volume=one.hex(), reason=f"the change ({change.kind}) was taken back")
                 for one in named
@@ -245,11 +245,11 @@ class Membership:
                 if one.volume.volume_id in change.added:
                     rejoin.rejoin(session, one, self._env)
 
-        for one in self._metadata.volumes():
+        for volume in self._metadata.volumes():
             change = self._state().volume_change
-            is_gone = one.state is VolumeState.MISSING and not one.is_blank
-            if change is not None and one.volume_id in change.added and is_gone:
-                absent = rejoin.Absent(one, one.state, one.reason)
+            is_gone = volume.state is VolumeState.MISSING and not volume.is_blank
+            if change is not None and volume.volume_id in change.added and is_gone:
+                absent = rejoin.Absent(volume, volume.state, volume.reason)
                 rejoin.make_directory(absent, self._state().settings, self._env)
         self._session_with_change(join)
 
@@ -261,14 +261,14 @@ class Membership:
             if step is None or step != planned:
                 return  # another process has taken it
             if step.kind is StepKind.REMOVE:
-                voters = tuple(one for one in session.state.voters if one.volume_id != step.member)
+                voters = tuple(voter for voter in session.state.voters if voter.volume_id != step.member)
             else:
-                if step.member not in {one.volume_id for one in session.writable}:
+                if step.member not in {volume.volume_id for volume in session.writable}:
                     name = step.member.hex()
                     raise RequirementError(f"volume {name} cannot be written now, so it does not get to vote")
                 voters = tuple(
-                    msgspec.structs.replace(one, learner=False) if one.volume_id == step.member else one
-                    for one in session.state.voters
+                    msgspec.structs.replace(voter, learner=False) if voter.volume_id == step.member else voter
+                    for voter in session.state.voters
                 )
             recorded, events = (None, _done(change)) if step.is_last else (change, ())
             session.propose(ChangeVolumes(voters, recorded, events))
@@ -299,10 +299,10 @@ def change_replicas(
             raise ValueError(
                 f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
             )
-        usable = {one.volume_id for one in metadata.volumes() if placement.is_recorded(state, one)}
+        usable = {volume.volume_id for volume in metadata.volumes() if placement.is_recorded(state, volume)}
         best = sorted(stream.placement, key=lambda one: one not in usable)[:count]  # stable: in order of placement
         kept = [one for one in stream.placement if one in best]
-        spare = sorted((one for one in voters if one not in kept), key=lambda one: one not in usable)
+        spare = sorted((voter for voter in voters if voter not in kept), key=lambda one: one not in usable)
         return (*kept, *spare[: count - len(kept)])
 
     Move(metadata, env, lock_timeout_s, incarnation).run(placed)
@@ -341,7 +341,7 @@ class Move:
 
         If the stream gets fewer volumes, those that stay are looked at as well: a copy that goes may be the only one.
         """
-        writable = {one.volume_id: one for one in session.writable}
+        writable = {volume.volume_id: volume for volume in session.writable}
         sources = list(placement.read_volumes(session.state, stream, session.volumes))
         blocks = live_blocks(session.state, stream)
         left = COPIED_PER_TURN_MAX
@@ -379,11 +379,11 @@ class Move:
         wrong = look(block, volume.blocks, stream)
         if not wrong and volume.volume_id in block.held_by:
             return True
-        if not wrong and all(one.path != volume.path for one in sources):
+        if not wrong and all(source.path != volume.path for source in sources):
             sources = [*sources, volume]
         own = wrong if wrong and not wrong[0].is_missing else ()
         with translated(block.path_in(volume.blocks)):
-            made = copy_block(block, [one.blocks for one in sources], volume.blocks, own)
+            made = copy_block(block, [source.blocks for source in sources], volume.blocks, own)
         if made.lost:
             logger.warning("stream %s: block %s is whole nowhere", stream.name, block.block_id.hex())
         return made.written and not made.lost
@@ -407,7 +407,7 @@ def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tu
 
 
 def _voting(state: StoreState) -> list[bytes]:
-    return [one.volume_id for one in state.voters if not one.learner]
+    return [voter.volume_id for voter in state.voters if not voter.learner]
 
 
 def _next(state: StoreState) -> Step | None:
@@ -415,14 +415,14 @@ def _next(state: StoreState) -> Step | None:
     change = state.volume_change
     if change is None:
         return None
-    return next_step({one.volume_id: one.learner for one in state.voters}, change.added, change.removed)
+    return next_step({voter.volume_id: voter.learner for voter in state.voters}, change.added, change.removed)
 
 
 def _volume_id(state: StoreState, name: str) -> bytes:
     """Return the volume of that name: its id in hex."""
-    for one in state.voters:
-        if one.volume_id.hex() == name.lower():
-            return one.volume_id
+    for voter in state.voters:
+        if voter.volume_id.hex() == name.lower():
+            return voter.volume_id
     there = ", ".join(one.volume_id.hex() for one in state.voters)
     raise ValueError(f"volumes: {name!r} is none of the store's: {there}")
 

@@ -95,12 +95,12 @@ class Repair:
         self._reread_only_volume()
         before = self._metadata.standings(self._lock_timeout_s)
         hurt = (VolumeState.DAMAGED, VolumeState.ROLLED_BACK)
-        self._metadata.memory.doubt(volume_id for volume_id, one in before.items() if one.state in hurt)
+        self._metadata.memory.doubt(volume_id for volume_id, finding in before.items() if finding.state in hurt)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s, frees=True) as session:
-            for one in session.writable:
-                was = before.get(one.volume_id)
+            for volume in session.writable:
+                was = before.get(volume.volume_id)
                 if was is not None and was.state in hurt:  # the session settled it
-                    self._note_volume(Absent(one, was.state, was.reason), one)
+                    self._note_volume(Absent(volume, was.state, was.reason), volume)
             missing = []
             for absent in rejoin.absent(session):
                 if absent.is_only_busy(session):
@@ -116,13 +116,13 @@ class Repair:
 
     def _stream_directories(self, session: Session) -> None:
         """Make directories of streams that were lost with all that was in them: new blocks need them, too."""
-        for one in session.writable:
+        for volume in session.writable:
             try:
-                self._env.files.make_directory(one.path / STREAMS)
-                rejoin.prepare_streams(session.state, one)
-                self._env.files.sync_directory(one.path)
+                self._env.files.make_directory(volume.path / STREAMS)
+                rejoin.prepare_streams(session.state, volume)
+                self._env.files.sync_directory(volume.path)
             except OSError as error:
-                logger.warning("%s: directories of streams: %s", one.path, error)
+                logger.warning("%s: directories of streams: %s", volume.path, error)
 
     def _make_anew(self, missing: Sequence[Absent]) -> None:
         """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
@@ -140,23 +140,23 @@ class Repair:
                 if before is not None:
                     self._rejoin(session, replace(absent, state=before.state, reason=before.reason))
 
-    def _rejoin(self, session: Session, one: Absent) -> None:
-        cannot_be_read = one.state is VolumeState.DAMAGED and one.volume.identity is None
-        if one.state is VolumeState.RETIRED or cannot_be_read:
-            self._afresh.add(one.volume.volume_id)
+    def _rejoin(self, session: Session, absent: Absent) -> None:
+        cannot_be_read = absent.state is VolumeState.DAMAGED and absent.volume.identity is None
+        if absent.state is VolumeState.RETIRED or cannot_be_read:
+            self._afresh.add(absent.volume.volume_id)
         outcome: Volume | StorageError
         try:
-            outcome = rejoin.rejoin(session, one, self._env)
+            outcome = rejoin.rejoin(session, absent, self._env)
         except StorageError as error:
-            logger.warning("%s does not rejoin: %s", one.volume.path, error)
+            logger.warning("%s does not rejoin: %s", absent.volume.path, error)
             outcome = error
-        self._note_volume(one, outcome)
+        self._note_volume(absent, outcome)
 
-    def _note_volume(self, one: Absent, outcome: Volume | StorageError) -> None:
-        self._seen.volumes.append(rejoin.describe(one, outcome))
-        why = f"the volume is {one.state}: {one.reason if isinstance(outcome, Volume) else outcome}"
-        place = str(one.volume.path)
-        self._seen.damage.append(Damage("", one.volume.name, place, 0, 0, 0, why, isinstance(outcome, Volume)))
+    def _note_volume(self, absent: Absent, outcome: Volume | StorageError) -> None:
+        self._seen.volumes.append(rejoin.describe(absent, outcome))
+        why = f"the volume is {absent.state}: {absent.reason if isinstance(outcome, Volume) else outcome}"
+        place = str(absent.volume.path)
+        self._seen.damage.append(Damage("", absent.volume.name, place, 0, 0, 0, why, isinstance(outcome, Volume)))
 
     def _reread_only_volume(self) -> None:
         """Read the log of a store's only volume past the page cache after its I/O failed, and trust it again."""
@@ -184,14 +184,14 @@ class Repair:
                 session.propose(NoOp())
                 session.snapshot()
             findings = Findings()
-            for one in found:
-                findings.note("", one.volume, f"{one.file}: {one.reason}")
+            for damage in found:
+                findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
             findings.tell(session)
-            left = {(one.volume, one.file) for one in self._damaged_files(session)}
+            left = {(file.volume, file.file) for file in self._damaged_files(session)}
         self._seen.damage.extend(replace(one, repaired=(one.volume, one.file) not in left) for one in found)
 
     def _damaged_files(self, session: Session) -> list[Damage]:
-        return [damage for one in session.writable for damage in metadata_damage(self._metadata, one, self._env)]
+        return [damage for volume in session.writable for damage in metadata_damage(self._metadata, volume, self._env)]
 
     # --- blocks
 
@@ -231,9 +231,9 @@ class Repair:
         part: list[Patient] = []
         size = 0
         while self._patients and (not part or size < WRITTEN_PER_TURN_MAX):
-            one = self._patients.pop(0)
-            part.append(one)
-            size += _cost(one)
+            patient = self._patients.pop(0)
+            part.append(patient)
+            size += _cost(patient)
         return part
 
     def _note(self, outcome: Outcome, indexes: Indexes) -> None:
@@ -243,9 +243,9 @@ class Repair:
             return
         repaired = {volume_id.hex() for volume_id in outcome.repaired}
         left = {volume_id.hex(): why for volume_id, why in outcome.left.items()}
-        for one in told:
-            why = f"{one.reason}; {left[one.volume]}" if one.volume in left else one.reason
-            self._seen.damage.append(replace(one, reason=why, repaired=one.volume in repaired))
+        for damage in told:
+            why = f"{damage.reason}; {left[damage.volume]}" if damage.volume in left else damage.reason
+            self._seen.damage.append(replace(damage, reason=why, repaired=damage.volume in repaired))
         for volume_id in outcome.repaired:
             indexes.verified(volume_id, block, True)
             self._seen.settled.add((block.written_as, block.block_id, volume_id))
@@ -261,24 +261,24 @@ class Repair:
         with self._metadata.session(self._lock_timeout_s) as session:
             settle_reports(session, self._env, self._seen.settled, self._seen.repaired)
             for stream in _named(session.state, names):
-                for one in session.writable:
+                for volume in session.writable:
                     for incarnation in stream.incarnations:
                         try:
-                            one.blocks.sweep_replacements(incarnation)
+                            volume.blocks.sweep_replacements(incarnation)
                         except OSError as error:
-                            logger.warning("%s: leftovers of repairs: %s", one.path, error)
+                            logger.warning("%s: leftovers of repairs: %s", volume.path, error)
 
     def _report(self, names: Sequence[str] | None) -> dict[str, Any]:
         seen = self._seen
         view = self._metadata.view(self._lock_timeout_s)
         left = absent_volumes(view.state, self._metadata, self._lock_timeout_s)
-        told = {one.volume for one in seen.damage if not one.stream}
-        seen.damage.extend(one for one in left if one.volume not in told)
-        ok = not left and all(one.repaired for one in seen.damage)
+        told = {damage.volume for damage in seen.damage if not damage.stream}
+        seen.damage.extend(damage for damage in left if damage.volume not in told)
+        ok = not left and all(damage.repaired for damage in seen.damage)
         return {
             "ok": ok,
             "checked_blocks": seen.checked,
-            "damage": [one.to_json() for one in seen.damage],
+            "damage": [damage.to_json() for damage in seen.damage],
             "volumes": seen.volumes,
             "lost": [
                 {"stream": name, "first": first, "end": end}
@@ -289,7 +289,7 @@ class Repair:
 
 
 def _named(state: StoreState, names: Sequence[str] | None) -> list[StreamState]:
-    return [one for one in state.streams.values() if names is None or one.name in names]
+    return [stream for stream in state.streams.values() if names is None or stream.name in names]
 
 
 def _cost(patient: Patient) -> int:
@@ -316,9 +316,9 @@ def settle_reports(
             stream.blocks.rows["block_id"].tolist(), stream.blocks.rows["first"].tolist(), strict=True
         )
     }
-    for one in session.writable:
+    for volume in session.writable:
         try:
-            for file, report in one.reports.read():
+            for file, report in volume.reports.read():
                 stream = live.get((report.incarnation, report.block_id))
                 is_wanted = stream is not None and report.volume_id in stream.placement
                 copy = (report.incarnation, report.block_id, report.volume_id)
@@ -331,10 +331,10 @@ def settle_reports(
                         )
                     file.remove()
                     count += 1
-            for file in one.reports.unreadable():
+            for file in volume.reports.unreadable():
                 file.remove()
         except OSError as error:
             raise_if_limit(error)
-            logger.warning("%s: damage reports: %s", one.path, error)
+            logger.warning("%s: damage reports: %s", volume.path, error)
     findings.tell(session)
     return count

@@ -84,18 +84,18 @@ class Claims:
 
 def look_at(path: Path, env: Environment) -> Remains:
     """Return what a directory has left. Raises UnsupportedVersionError, OSError."""
-    one = Remains(path)
+    remains = Remains(path)
     if not env.files.is_directory(path):
-        one.problem = f"{path} does not exist"
-        return one
+        remains.problem = f"{path} does not exist"
+        return remains
     try:
-        one.identity = read_identity(env.files, path)
+        remains.identity = read_identity(env.files, path)
     except UnsupportedVersionError:
         raise
     except StorageError as error:
-        one.problem = str(error)
-    one.incarnations = sorted(one.blocks(env).incarnations())
-    return one
+        remains.problem = str(error)
+    remains.incarnations = sorted(remains.blocks(env).incarnations())
+    return remains
 
 
 def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment) -> None:
@@ -142,21 +142,21 @@ def _read_log(directory: Path, identity: VolumeIdentity, env: Environment) -> tu
     return Found(identity.volume_id, str(directory.parent), identity.instance_id, contents), is_readable
 
 
-def set_aside(one: Remains, env: Environment) -> list[Path]:
+def set_aside(remains: Remains, env: Environment) -> list[Path]:
     """Return the directories of metadata files of this store that were set aside on a volume, oldest first."""
     try:
-        names = env.files.list_directory(one.path)
+        names = env.files.list_directory(remains.path)
     except OSError as error:
         raise_if_of_process(error)
         return []
     aside = [name for name in names if name.startswith(SET_ASIDE_PREFIX)]
-    directories = [one.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
+    directories = [remains.path / name for name in sorted(aside, key=lambda name: (len(name), name))]
     return [path for path in directories if FOREIGN_NAME not in env.files.list_directory(path)]
 
 
-def _identity_in_log(one: Remains, store_id: bytes, env: Environment) -> VolumeIdentity | None:
+def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> VolumeIdentity | None:
     """Return whose volume this is by the header of a log segment, None if no segment says so."""
-    log = VolumeLog(env.files, one.path, VolumeIdentity(store_id, bytes(16), bytes(16), 0))
+    log = VolumeLog(env.files, remains.path, VolumeIdentity(store_id, bytes(16), bytes(16), 0))
     try:
         numbers = log.segments()
     except OSError as error:
@@ -205,10 +205,10 @@ def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     return next(iter(ids))
 
 
-def _blocks(one: Remains, env: Environment) -> Iterator[tuple[bytes, bytes]]:
+def _blocks(remains: Remains, env: Environment) -> Iterator[tuple[bytes, bytes]]:
     """Yield each block there is: the incarnation that it lies under, and its id."""
-    blocks = one.blocks(env)
-    for incarnation in one.incarnations:
+    blocks = remains.blocks(env)
+    for incarnation in remains.incarnations:
         yield from ((incarnation, block_id) for block_id in sorted(blocks.ids(incarnation)))
 
 
@@ -221,9 +221,9 @@ def _store_of_block(blocks: BlockStore, incarnation: bytes, block_id: bytes) -> 
         return None
 
 
-def journals(one: Remains, env: Environment) -> list[PlacementJournal]:
+def journals(remains: Remains, env: Environment) -> list[PlacementJournal]:
     """Return the journals on a volume, those that were set aside first, oldest first."""
-    return [PlacementJournal(env.files, directory) for directory in (*set_aside(one, env), one.path)]
+    return [PlacementJournal(env.files, directory) for directory in (*set_aside(remains, env), remains.path)]
 
 
 def read_claims(remains: Sequence[Remains], env: Environment) -> dict[bytes, Claims]:
@@ -299,18 +299,18 @@ def find_copies(
     return None
 
 
-def _check_content(reader: BlockReader, one: Remains) -> None:
+def _check_content(reader: BlockReader, remains: Remains) -> None:
     """Raise CorruptionError if messages of a block are none though its checksums hold.
 
     A frame whose checksum fails is damaged, which is for repair to deal with. Each block of a volume is looked at once.
     """
     digest = reader.summary().digest
-    if digest not in one.validated:
+    if digest not in remains.validated:
         wrong = list(reader.verify(content=True))
         damaged = set(reader.verify()) if wrong else set()
-        one.validated[digest] = next((str(damage) for damage in wrong if damage not in damaged), "")
-    if one.validated[digest]:
-        raise CorruptionError(one.validated[digest])
+        remains.validated[digest] = next((str(damage) for damage in wrong if damage not in damaged), "")
+    if remains.validated[digest]:
+        raise CorruptionError(remains.validated[digest])
 
 
 def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:
@@ -323,13 +323,13 @@ def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment)
     ]
 
 
-def subjects_of(one: Remains, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
+def subjects_of(remains: Remains, copy: Copy, store_id: bytes, env: Environment) -> list[str]:
     """Return the subjects in a block, as far as its footer lists them."""
     row = copy.row
     expected = BlockExpectation(
         store_id, copy.written_as, bytes(row["block_id"]), bytes(row["digest"]), int(row["file_size"])
     )
-    file = one.blocks(env).open(copy.written_as, expected.block_id)
+    file = remains.blocks(env).open(copy.written_as, expected.block_id)
     try:
         subjects = BlockReader.open(file, expected).footer.subjects
     finally:

@@ -144,10 +144,10 @@ def look(
         if row is not None:
             check_row(row, reader, stream)
         found = [
-            Wrong(one.frame, one.offset_bytes, one.first, one.end, one.reason)
-            for one in reader.verify(block.first, content=row is not None)
+            Wrong(damage.frame, damage.offset_bytes, damage.first, damage.end, damage.reason)
+            for damage in reader.verify(block.first, content=row is not None)
         ]
-        return [one for one in found if not one.is_settled(stream)]
+        return [wrong for wrong in found if not wrong.is_settled(stream)]
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         offset_bytes, reason = place_and_reason(error)
@@ -226,7 +226,7 @@ def copy_block(block: LiveBlock, sources: Sequence[BlockStore], target: BlockSto
         try:
             lost_frames = _write(block, parts, opened, replacement, unread)
             lost = _sequences(block, parts.footer, lost_frames)
-            if own and all(one.frame in lost_frames for one in own):
+            if own and all(wrong.frame in lost_frames for wrong in own):
                 replacement.discard()
                 return Made(False, lost, tuple(unread))
             _check(block, replacement, lost_frames)
@@ -365,9 +365,11 @@ def _check(block: LiveBlock, replacement: Replacement, lost: set[int]) -> None:
     """Read the new file as anyone would. Raises CorruptionError: what was written is not what is there."""
     file = replacement.open()
     try:
-        for one in BlockReader.open(file, block.expected).verify():
-            if one.frame not in lost:
-                raise CorruptionError(f"{replacement.path}: the new copy does not read as it was written: {one.reason}")
+        for damage in BlockReader.open(file, block.expected).verify():
+            if damage.frame not in lost:
+                raise CorruptionError(
+                    f"{replacement.path}: the new copy does not read as it was written: {damage.reason}"
+                )
     finally:
         file.close()
 

@@ -63,7 +63,7 @@ def compare(
         held = np.concatenate((held[: count_max // 2], held[len(held) - count_max // 2 :]))
     blocks = live_blocks(state, stream, rows[held])
     sizes = _sizes_one_by_one(blocks, volume) if count_max is not None else _sizes_at_once(blocks, volume)
-    differing = [(one, size) for one, size in zip(blocks, sizes, strict=True) if size != one.file_size]
+    differing = [(block, size) for block, size in zip(blocks, sizes, strict=True) if size != block.file_size]
     if not differing:
         return None
     found, found_sizes = zip(*differing, strict=True)
@@ -72,26 +72,26 @@ def compare(
 
 def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     sizes = []
-    for one in blocks:
+    for block in blocks:
         try:
-            sizes.append(volume.blocks.size(one.written_as, one.block_id))
+            sizes.append(volume.blocks.size(block.written_as, block.block_id))
         except OSError as error:
             raise_if_limit(error)
-            sizes.append(one.file_size if is_of_process(error) else -1)  # what may not be looked at is no drift
+            sizes.append(block.file_size if is_of_process(error) else -1)  # what may not be looked at is no drift
     return sizes
 
 
 def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     sizes: dict[bytes, dict[bytes, int]] = {}
-    for incarnation in {one.written_as for one in blocks}:
+    for incarnation in {block.written_as for block in blocks}:
         try:
             sizes[incarnation] = volume.blocks.sizes(incarnation)
         except OSError as error:
             raise_if_limit(error)
             if is_of_process(error):
-                return [one.file_size for one in blocks]
+                return [block.file_size for block in blocks]
             sizes[incarnation] = {}
-    return [sizes[one.written_as].get(one.block_id, -1) for one in blocks]
+    return [sizes[block.written_as].get(block.block_id, -1) for block in blocks]
 
 
 def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
@@ -100,15 +100,22 @@ def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
     Raises what a session raises.
     """
     events = []
-    for one in drifts:
-        others = [volume.reports for volume in session.writable if volume.volume_id != one.volume.volume_id]
-        for block, size in zip(one.blocks[: reports.REPORT_COUNT_MAX], one.sizes, strict=False):
+    for drift in drifts:
+        others = [volume.reports for volume in session.writable if volume.volume_id != drift.volume.volume_id]
+        for block, size in zip(drift.blocks[: reports.REPORT_COUNT_MAX], drift.sizes, strict=False):
             reason = "the file is missing" if size < 0 else f"file size: expected {block.file_size}, found {size}"
             left = Report(
-                block.written_as, block.block_id, one.volume.volume_id, block.first, block.end, 0, reason, env.now_ns()
+                block.written_as,
+                block.block_id,
+                drift.volume.volume_id,
+                block.first,
+                block.end,
+                0,
+                reason,
+                env.now_ns(),
             )
             reports.leave(others, left)
-        event = one.event()
+        event = drift.event()
         if not is_told(session.state, event):
             events.append(event)
     if events:
@@ -122,8 +129,8 @@ def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment)
     """
     if len(volumes) < 2:
         return False, []
-    counted = {one.volume_id: one for one in volumes if is_recorded(state, one)}
-    due = any(_has_reports(one, env) for one in counted.values())
+    counted = {volume.volume_id: volume for volume in volumes if is_recorded(state, volume)}
+    due = any(_has_reports(volume, env) for volume in counted.values())
     due = due or any(missing_copies(stream, counted) for stream in state.streams.values())
     drifts, left = [], COMPARED_AT_OPEN_MAX
     for stream in state.streams.values():
@@ -147,5 +154,5 @@ def _has_reports(volume: Volume, env: Environment) -> bool:
 def everywhere(session: Session, env: Environment) -> list[Drift]:
     """Return the drift of all streams on all volumes that can be written, from the names and sizes of all blocks."""
     state = session.state
-    found = [compare(state, stream, one, env) for stream in state.streams.values() for one in session.writable]
-    return [one for one in found if one is not None]
+    found = [compare(state, stream, volume, env) for stream in state.streams.values() for volume in session.writable]
+    return [drift for drift in found if drift is not None]

@@ -53,8 +53,8 @@ class Outcome:
 def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[bytes, bytes], LiveBlock]:
     """Return those of the blocks that the manifest still names, by (incarnation, block id), as it names them now."""
     wanted: dict[bytes, list[bytes]] = defaultdict(list)
-    for one in blocks:
-        wanted[one.incarnation].append(one.block_id)
+    for block in blocks:
+        wanted[block.incarnation].append(block.block_id)
     found = {}
     for incarnation, block_ids in wanted.items():
         stream = state.by_incarnation(incarnation)
@@ -75,15 +75,15 @@ def heal(session: Session, patients: Sequence[Patient], env: Environment, declar
     live = still_live(session.state, [one.block for one in patients])
     ward = _Ward(session, env, declare_lost)
     outcomes = []
-    for one in patients:
-        block = live.get((one.block.incarnation, one.block.block_id))
+    for patient in patients:
+        block = live.get((patient.block.incarnation, patient.block.block_id))
         if block is None:
-            ward.note_gone(one)
-            outcomes.append(Outcome(one.block, is_gone=True))
+            ward.note_gone(patient)
+            outcomes.append(Outcome(patient.block, is_gone=True))
             continue
         stream = session.state.by_incarnation(block.incarnation)
         assert stream is not None
-        outcomes.append(ward.treat(stream, block, one))
+        outcomes.append(ward.treat(stream, block, patient))
     ward.write_down()
     return outcomes
 
@@ -106,7 +106,7 @@ class _Ward:
         """Make new copies of one block wherever there is a bad one."""
         outcome = Outcome(block)
         sources = self._sources(stream, patient)
-        writable = {one.volume_id: one.blocks for one in self._session.writable}
+        writable = {volume.volume_id: volume.blocks for volume in self._session.writable}
         lost, unread = SequenceSet.empty(), set[str]()
         for volume_id in stream.placement:
             wrong = patient.wrong.get(volume_id)
@@ -150,7 +150,12 @@ class _Ward:
         """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
         if wrong and (is_missed or not wrong[0].is_missing):
             where = next(
-                (str(block.path_in(one.blocks)) for one in self._session.volumes if one.volume_id == volume_id), ""
+                (
+                    str(block.path_in(volume.blocks))
+                    for volume in self._session.volumes
+                    if volume.volume_id == volume_id
+                ),
+                "",
             )
             self._findings.note(block.stream, volume_id.hex(), f"{where}: {wrong[0].reason}")
 
@@ -177,7 +182,7 @@ class _Ward:
     def _sources(self, stream: StreamState, patient: Patient) -> list[BlockStore]:
         """Return the volumes to copy from: those that are not known to be bad first."""
         volumes = read_volumes(self._session.state, stream, self._session.volumes)
-        return [one.blocks for one in sorted(volumes, key=lambda one: one.volume_id in patient.wrong)]
+        return [volume.blocks for volume in sorted(volumes, key=lambda volume: volume.volume_id in patient.wrong)]
 
     def _failed(self, volume_id: bytes, error: OSError | StorageError) -> None:
         logger.warning("a block could not be repaired: %s", error)

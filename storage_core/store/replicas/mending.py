@@ -108,7 +108,7 @@ class Mending:
         findings: Findings,
     ) -> None:
         """Take up the copies that reports name; reports about what is not there any more are told and removed."""
-        writable = {one.volume_id: one for one in session.writable}
+        writable = {volume.volume_id: volume for volume in session.writable}
         for file, report in told:
             stream = _written_as(session.state, report.incarnation)
             block = _find(session.state, stream, report.block_id) if stream is not None else None
@@ -123,7 +123,7 @@ class Mending:
 
     def _add_missing(self, session: Session, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
         """Take up copies that the manifest says a volume does not have, as many as there is room for."""
-        writable = {one.volume_id: one for one in session.writable}
+        writable = {volume.volume_id: volume for volume in session.writable}
         if self._here != frozenset(writable):
             self._here = frozenset(writable)
             self._due.restart()
@@ -177,13 +177,17 @@ class Mending:
         told: list[tuple[ReportFile, Report]],
     ) -> None:
         """Note in index.db that reported copies are whole now: what found them damaged may have written that there."""
-        whole = {(*_key(one.block), volume_id): one.block for one in outcomes for volume_id in one.repaired}
-        whole |= {(*_key(one.block), volume_id): one.block for one in patients for volume_id in one.proven}
-        reported = {(one.incarnation, one.block_id, one.volume_id) for _, one in told} & whole.keys()
+        whole = {
+            (*_key(outcome.block), volume_id): outcome.block for outcome in outcomes for volume_id in outcome.repaired
+        }
+        whole |= {
+            (*_key(patient.block), volume_id): patient.block for patient in patients for volume_id in patient.proven
+        }
+        reported = {(report.incarnation, report.block_id, report.volume_id) for _, report in told} & whole.keys()
         if not reported:
             return
         volumes = {volume_id for *_, volume_id in reported}
-        indexes = Indexes([one for one in session.writable if one.volume_id in volumes], self._env)
+        indexes = Indexes([volume for volume in session.writable if volume.volume_id in volumes], self._env)
         for copy in reported:
             indexes.verified(copy[2], whole[copy], True)
         save_indexes(session, indexes.by_volume)
@@ -210,7 +214,7 @@ class Mending:
 
 def _note_recovered(patients: Sequence[Patient], told: Sequence[tuple[ReportFile, Report]], findings: Findings) -> None:
     """Note what reports say of copies that read whole now: it was found once, and a disk that errs at times is bad."""
-    whole = {(*_key(one.block), volume_id): one.block for one in patients for volume_id in one.proven}
+    whole = {(*_key(patient.block), volume_id): patient.block for patient in patients for volume_id in patient.proven}
     for _, report in told:
         block = whole.get((report.incarnation, report.block_id, report.volume_id))
         if block is not None and report.reason != reports.FILE_IS_MISSING:
@@ -249,7 +253,7 @@ def _left_on(volume: Volume) -> list[tuple[ReportFile, Report]]:
 
 
 def _written_as(state: StoreState, incarnation: bytes) -> StreamState | None:
-    return next((one for one in state.streams.values() if incarnation in one.incarnations), None)
+    return next((stream for stream in state.streams.values() if incarnation in stream.incarnations), None)
 
 
 def _find(state: StoreState, stream: StreamState, block_id: bytes) -> LiveBlock | None:

@@ -96,10 +96,10 @@ class Survey:
         self._env = env
         self.view: View = metadata.view(lock_timeout_s)
         self.standings: Mapping[bytes, Finding] = _decided(metadata.standings(lock_timeout_s), self.view.state)
-        voters = {one.volume_id for one in self.view.state.voters}
-        self.volumes: tuple[Volume, ...] = tuple(one for one in metadata.volumes() if one.volume_id in voters)
-        self._at = {one.volume_id: one for one in self.volumes}
-        self._indexes = {one.volume_id: one.read_index() for one in self.volumes if _readable(one)}
+        voters = {voter.volume_id for voter in self.view.state.voters}
+        self.volumes: tuple[Volume, ...] = tuple(volume for volume in metadata.volumes() if volume.volume_id in voters)
+        self._at = {volume.volume_id: volume for volume in self.volumes}
+        self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if _readable(volume)}
         self._reported = self._reports()
 
     def standing(self, volume_id: bytes) -> Finding:
@@ -108,8 +108,8 @@ class Survey:
 
     def lag(self, volume_id: bytes) -> int:
         """Return how many entries a volume's log is behind the commit index."""
-        one = self.standing(volume_id)
-        return 0 if one.state == VolumeState.CURRENT else max(0, self.view.index - one.index)
+        finding = self.standing(volume_id)
+        return 0 if finding.state == VolumeState.CURRENT else max(0, self.view.index - finding.index)
 
     def leader(self, volume_ids: Iterable[bytes]) -> bytes | None:
         """Return the first of these volumes that may vote, None if there is none.
@@ -149,9 +149,9 @@ class Survey:
     def _reports(self) -> dict[bytes, dict[_Copy, int]]:
         """Return, by volume, which copies readers reported, and when last."""
         found: dict[bytes, dict[_Copy, int]] = {}
-        for one in self.volumes:
+        for volume in self.volumes:
             try:
-                left = one.reports.read() if _readable(one) else []
+                left = volume.reports.read() if _readable(volume) else []
             except OSError as error:
                 raise_if_limit(error)
                 continue  # a volume that cannot be looked at has its own state
@@ -228,14 +228,16 @@ class Survey:
 
 def _decided(standings: Mapping[bytes, Finding], state: StoreState) -> Mapping[bytes, Finding]:
     """Return the standings; without a majority nobody can tell what was committed, and no volume counts as current."""
-    voting = [one.volume_id for one in state.voters if not one.learner]
+    voting = [voter.volume_id for voter in state.voters if not voter.learner]
     count = sum(standings.get(one, NOT_A_VOLUME).state in _CAN_VOTE for one in voting)
     if count >= majority(len(voting)):
         return standings
     reason = f"{count} of {len(voting)} volumes can vote, {majority(len(voting))} are needed to tell what was committed"
     return {
-        volume_id: replace(one, state=VolumeState.BEHIND, reason=reason) if one.state == VolumeState.CURRENT else one
-        for volume_id, one in standings.items()
+        volume_id: replace(standing, state=VolumeState.BEHIND, reason=reason)
+        if standing.state == VolumeState.CURRENT
+        else standing
+        for volume_id, standing in standings.items()
     }
 
 

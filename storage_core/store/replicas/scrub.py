@@ -70,16 +70,16 @@ class Scrub:
         at_hand = self._metadata.volumes()
         indexes = Indexes(at_hand, self._env)
         streams = sorted(
-            (one for one in state.streams.values() if names is None or one.name in names),
-            key=lambda one: one.incarnation,
+            (stream for stream in state.streams.values() if names is None or stream.name in names),
+            key=lambda stream: stream.incarnation,
         )
         start = _cursor(indexes) if names is None else BEGINNING
         if start == BEGINNING:
             self._look_at_metadata(state, at_hand)
         end = self._read(state, streams, at_hand, indexes, start, limit_bytes, rate_bytes_per_s, progress)
         self._bad = still_wrong(self._metadata.view(self._lock_timeout_s).state, self._bad)
-        for one in self._bad:
-            self._damage.extend(block_damage(one, at_hand))
+        for checked in self._bad:
+            self._damage.extend(block_damage(checked, at_hand))
         if names is None:
             for index in indexes.by_volume.values():
                 index.scrubbed_to = end
@@ -88,15 +88,15 @@ class Scrub:
         return {
             "ok": not self._damage,
             "checked_blocks": self._checked,
-            "damage": [one.to_json() for one in self._damage],
+            "damage": [damage.to_json() for damage in self._damage],
             "done": end is None,
         }
 
     def _look_at_metadata(self, state: StoreState, at_hand: Sequence[Volume]) -> None:
         self._damage.extend(absent_volumes(state, self._metadata, self._lock_timeout_s))
-        for one in at_hand:
-            if one.identity is not None:
-                found = damage_beside_writers(self._metadata, one, self._env, self._lock_timeout_s)
+        for volume in at_hand:
+            if volume.identity is not None:
+                found = damage_beside_writers(self._metadata, volume, self._env, self._lock_timeout_s)
                 self._damage.extend(found)
                 for damage in found:
                     self._findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
@@ -115,14 +115,14 @@ class Scrub:
         """Read copies from `start` on; return where the next portion goes on, None if the end was reached."""
         begun_ns, read_size = self._env.now_ns(), 0
         ahead = CHUNK_SIZE_MAX if limit_bytes is None else min(CHUNK_SIZE_MAX, limit_bytes // max(1, len(at_hand)))
-        for one in check_blocks(state, streams, at_hand, self._env, progress, start=start, ahead_size_max=ahead):
+        for block in check_blocks(state, streams, at_hand, self._env, progress, start=start, ahead_size_max=ahead):
             if limit_bytes is not None and read_size >= limit_bytes:
-                return (one.block.incarnation, one.block.first)
-            indexes.note(one)
-            self._checked += len(one.found)
-            read_size += one.block.file_size * len(one.found)
-            if any(one.found.values()):
-                self._bad.append(one)
+                return (block.block.incarnation, block.block.first)
+            indexes.note(block)
+            self._checked += len(block.found)
+            read_size += block.block.file_size * len(block.found)
+            if any(block.found.values()):
+                self._bad.append(block)
             if rate_bytes_per_s is not None:
                 due_s = read_size / rate_bytes_per_s
                 passed_s = (self._env.now_ns() - begun_ns) / 1_000_000_000
@@ -137,7 +137,7 @@ class Scrub:
         try:
             with self._metadata.session(self._lock_timeout_s) as session:
                 drifts = [
-                    drift.compare(state, stream, one, self._env) for stream in streams for one in session.writable
+                    drift.compare(state, stream, volume, self._env) for stream in streams for volume in session.writable
                 ]
                 drift.tell(session, [one for one in drifts if one is not None], self._env)
                 events = [*self._findings.events(session.state), *self._leave_reports(session)]
@@ -157,11 +157,11 @@ class Scrub:
             for volume_id, found in checked.found.items():
                 if not found or (found[0].is_missing and volume_id not in block.held_by):
                     continue  # it is behind, and the manifest says so
-                one = found[0]
+                wrong = found[0]
                 others = [volume.reports for volume in session.writable if volume.volume_id != volume_id]
-                reports.leave(others, report_of(block, volume_id, one, self._env))
-                if not one.is_missing:
-                    told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {one.reason}")
+                reports.leave(others, report_of(block, volume_id, wrong, self._env))
+                if not wrong.is_missing:
+                    told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {wrong.reason}")
         return [
             Event("damaged", stream, "", volume_id.hex(), "current", "damaged", f"{len(found)} blocks; {found[0]}")
             for (stream, volume_id), found in told.items()

@@ -75,11 +75,13 @@ def verify(
     damage = absent_volumes(state, metadata, lock_timeout_s)
     told = {one.volume for one in damage}
     bad_files: list[Damage] = []
-    for one in volumes:
-        if one.identity is not None:
-            bad_files.extend(damage_beside_writers(metadata, one, env, lock_timeout_s))
-        elif one.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
-            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, f"the volume is {one.state}: {one.reason}"))
+    for volume in volumes:
+        if volume.identity is not None:
+            bad_files.extend(damage_beside_writers(metadata, volume, env, lock_timeout_s))
+        elif volume.name not in told:  # it could be read a moment ago, and now nothing of it is looked at
+            damage.append(
+                Damage("", volume.name, str(volume.path), 0, 0, 0, f"the volume is {volume.state}: {volume.reason}")
+            )
     indexes = Indexes(volumes, env)
     count = 0
     bad: list[Checked] = []
@@ -118,7 +120,9 @@ class Found:
     def leave_reports(self, volumes: Sequence[Volume], env: Environment) -> None:
         """Leave word of bad copies for the next holder, who has the lock."""
         for block, volume_id, wrong in self._copies():
-            others = [one.reports for one in volumes if one.volume_id != volume_id and one.identity is not None]
+            others = [
+                volume.reports for volume in volumes if volume.volume_id != volume_id and volume.identity is not None
+            ]
             reports.leave(others, report_of(block, volume_id, wrong, env))
 
     def _copies(self) -> Iterator[tuple[LiveBlock, bytes, Wrong]]:
@@ -142,14 +146,14 @@ def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float)
     """Return the volumes that take no part in the store, or hold what is not its present, as damage."""
     standings = metadata.standings(lock_timeout_s)
     damage = []
-    for one in metadata.volumes():
-        standing = standings.get(one.volume_id)
+    for volume in metadata.volumes():
+        standing = standings.get(volume.volume_id)
         if standing is None or standing.state in (VolumeState.CURRENT, VolumeState.BEHIND):
             continue
         is_other = standing.state in (VolumeState.FOREIGN, VolumeState.ROLLED_BACK)
-        if is_other or one.identity is None or not is_recorded(state, one):
-            reason = f"the volume is {standing.state}: {standing.reason or one.reason}"
-            damage.append(Damage("", one.name, str(one.path), 0, 0, 0, reason))
+        if is_other or volume.identity is None or not is_recorded(state, volume):
+            reason = f"the volume is {standing.state}: {standing.reason or volume.reason}"
+            damage.append(Damage("", volume.name, str(volume.path), 0, 0, 0, reason))
     return damage
 
 
@@ -172,7 +176,7 @@ def check_blocks(
     over; the streams are in the order of their incarnations then. A block of which no copy counts is yielded as well.
     `ahead_size_max`: bytes of blocks that are read before the first of them is yielded; one block at least.
     """
-    counted = {one.volume_id: one for one in volumes if counts(state, one)}
+    counted = {volume.volume_id: volume for volume in volumes if counts(state, volume)}
     placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
     total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
     done = 0
@@ -182,13 +186,15 @@ def check_blocks(
             passed = len(rows) if stream.incarnation < start[0] else int(np.searchsorted(rows["first"], start[1]))
             rows, done = rows[passed:], done + passed * len(there)
         for chunk in _chunks(live_blocks(state, stream, rows), ahead_size_max):
-            calls = [partial(_look_at, chunk, one, stream, env, one.volume_id in afresh) for one in there]
+            calls = [partial(_look_at, chunk, volume, stream, env, volume.volume_id in afresh) for volume in there]
             results = env.parallel(calls)
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
             for at, block in enumerate(chunk):
-                yield Checked(block, {one.volume_id: found[at] for one, found in zip(there, results, strict=True)})
+                yield Checked(
+                    block, {volume.volume_id: found[at] for volume, found in zip(there, results, strict=True)}
+                )
                 done += len(there)
                 if progress is not None:
                     progress(done, total)
@@ -224,12 +230,12 @@ def still_wrong(state: StoreState, checked: Sequence[Checked]) -> list[Checked]:
 def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlock]]:
     chunk: list[LiveBlock] = []
     size = 0
-    for one in blocks:
-        if chunk and (size + one.file_size > size_max or len(chunk) >= CHUNK_COUNT_MAX):
+    for block in blocks:
+        if chunk and (size + block.file_size > size_max or len(chunk) >= CHUNK_COUNT_MAX):
             yield chunk
             chunk, size = [], 0
-        chunk.append(one)
-        size += one.file_size
+        chunk.append(block)
+        size += block.file_size
     if chunk:
         yield chunk
 
@@ -237,19 +243,19 @@ def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlo
 def _look_at(
     blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, env: Environment, afresh: bool
 ) -> list[list[Wrong]]:
-    return [look(one, volume.blocks, stream, afresh) for one in blocks]
+    return [look(block, volume.blocks, stream, afresh) for block in blocks]
 
 
 def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
     """Return what is wrong with the copies of a block, for people."""
-    stores = {one.volume_id: one.blocks for one in volumes}
+    stores = {volume.volume_id: volume.blocks for volume in volumes}
     return [
         Damage(
-            checked.block.stream, volume_id.hex(), str(checked.block.path_in(stores[volume_id])), one.offset_bytes,
-            one.first, one.end, one.reason,
+            checked.block.stream, volume_id.hex(), str(checked.block.path_in(stores[volume_id])), wrong.offset_bytes,
+            wrong.first, wrong.end, wrong.reason,
         )
         for volume_id, found in checked.found.items()
-        for one in found
+        for wrong in found
     ]  # fmt: skip
 
 
@@ -258,7 +264,7 @@ class Indexes:
 
     def __init__(self, volumes: Sequence[Volume], env: Environment) -> None:
         self._env = env
-        self.by_volume = {one.volume_id: one.read_index() for one in volumes if one.identity is not None}
+        self.by_volume = {volume.volume_id: volume.read_index() for volume in volumes if volume.identity is not None}
         self._held: dict[tuple[bytes, bytes], dict[bytes, tuple[int, int]]] = {}
 
     def note(self, checked: Checked) -> None:
@@ -281,12 +287,12 @@ class Indexes:
 def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None:
     """Write what was verified into index.db of the volumes, a cache: one that cannot be written is told, not raised."""
     known = {incarnation for stream in session.state.streams.values() for incarnation in stream.incarnations}
-    for one in session.writable:
-        if one.volume_id in indexes:
+    for volume in session.writable:
+        if volume.volume_id in indexes:
             try:
-                indexes[one.volume_id].save(known)
+                indexes[volume.volume_id].save(known)
             except OSError as error:
-                logger.info("%s: index.db was not written: %s", one.path, error)
+                logger.info("%s: index.db was not written: %s", volume.path, error)
 
 
 # --- metadata
@@ -309,7 +315,7 @@ def damage_beside_writers(metadata: Metadata, volume: Volume, env: Environment, 
     for _ in range(LOOKS_WITHOUT_LOCK):
         env.sleep(LOOK_PAUSE_S)
         again = set(metadata_damage(metadata, volume, env))
-        found = [one for one in found if one in again]
+        found = [damage for damage in found if damage in again]
     return found
 
 
@@ -349,7 +355,7 @@ def _journaled(journal: PlacementJournal) -> tuple[int, list[tuple[str, str]]]:
     It is written after the log is durable, and never before: metadata that ends sooner is older than the volume.
     """
     try:
-        return max((one.index for one in journal.read()), default=0), []
+        return max((placement.index for placement in journal.read()), default=0), []
     except (StorageError, OSError) as error:
         raise_if_of_process(error)
         return 0, [(str(journal.path), str(error))]

@@ -67,9 +67,9 @@ class BlockStore:
         One that is there may have been made by a process that was killed before its name was durable.
         """
         directory = self.directory(incarnation)
-        for one in (directory.parent, directory):
-            self._files.make_directory(one)
-            self._files.sync_directory(one.parent)
+        for path in (directory.parent, directory):
+            self._files.make_directory(path)
+            self._files.sync_directory(path.parent)
 
     def remove(self, incarnation: bytes) -> None:
         """Remove all that was written under an incarnation. `sync_removals` makes that durable.

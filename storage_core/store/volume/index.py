@@ -96,8 +96,8 @@ class VolumeIndex:
         """Write the index of these streams; a reader of a half-written one makes it anew."""
         cursor = {_CURSOR: [[*self.scrubbed_to, 0]]} if self.scrubbed_to is not None else {}
         streams = {
-            incarnation: [[block_id, *values] for block_id, values in sorted(one.blocks.items())]
-            for incarnation, one in sorted(self._streams.items())
+            incarnation: [[block_id, *values] for block_id, values in sorted(stream.blocks.items())]
+            for incarnation, stream in sorted(self._streams.items())
             if incarnation in incarnations
         }
         payload = pack(cursor | streams)

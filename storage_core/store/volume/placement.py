@@ -93,7 +93,7 @@ def read_volumes(state: StoreState, stream: StreamState, volumes: Sequence[Volum
         position = stream.placement.index(volume.volume_id) if placed else len(stream.placement)
         return not is_recorded(state, volume), not placed, position
 
-    readable = [one for one in volumes if one.is_there or one.state is not VolumeState.MISSING]
+    readable = [volume for volume in volumes if volume.is_there or volume.state is not VolumeState.MISSING]
     return tuple(sorted(readable, key=rank))
 
 
@@ -103,10 +103,10 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
     A volume that is down is taken where there is no other: it gets its blocks when it is repaired. Raises ValueError
     if the store has fewer volumes, NoQuorumError if fewer than a majority of those chosen are of use.
     """
-    voters = [one.volume_id for one in state.voters if not one.learner]
+    voters = [voter.volume_id for voter in state.voters if not voter.learner]
     if replica_count > len(voters):
         raise ValueError(f"num_replicas: {replica_count} replicas need as many volumes; the store has {len(voters)}")
-    usable = {one.volume_id for one in volumes if is_recorded(state, one)}
+    usable = {volume.volume_id for volume in volumes if is_recorded(state, volume)}
     kept = state.streams.kept_sizes()
     # Stable: in the order of the voters.
     best = sorted(voters, key=lambda one: (one not in usable, kept.get(one, 0)))[:replica_count]
@@ -115,4 +115,4 @@ def choose(state: StoreState, volumes: Sequence[Volume], replica_count: int) -> 
             f"num_replicas: of {replica_count} replicas {majority(replica_count)} must be on volumes that can be "
             f"written now; the store has {len(usable)} of those; repair the others first"
         )
-    return tuple(one for one in voters if one in best)
+    return tuple(voter for voter in voters if voter in best)

@@ -115,7 +115,7 @@ class PlacementJournal:
         """
         if not placements:
             return
-        content = b"".join(_encode(one) for one in placements)
+        content = b"".join(_encode(placement) for placement in placements)
         together(self._files, self.path, partial(self._append, content, is_checked))
 
     def _append(self, content: bytes, is_checked: bool) -> None:

@@ -157,10 +157,12 @@ def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
         assert first_error is not None
         raise first_error
     ours = _of_one_store(found, len(paths))
-    counts = Counter(one.volume_id for one in ours)
-    single = [one for one in ours if counts[one.volume_id] == 1]
+    counts = Counter(volume.volume_id for volume in ours)
+    single = [volume for volume in ours if counts[volume.volume_id] == 1]
     if not single:
-        raise _at_two_paths(ours[0].volume_id, [one.path for one in ours if one.volume_id == ours[0].volume_id])
+        raise _at_two_paths(
+            ours[0].volume_id, [volume.path for volume in ours if volume.volume_id == ours[0].volume_id]
+        )
     return single
 
 
@@ -172,9 +174,9 @@ def _at_two_paths(volume_id: bytes, places: Sequence[Path]) -> ValueError:
 def _of_one_store(found: Sequence[Volume], path_count: int) -> list[Volume]:
     """Return the volumes of the store that most of the paths belong to. Raises NotAStoreError, naming all."""
     by_store: dict[bytes, list[Volume]] = {}
-    for one in found:
-        assert one.identity is not None
-        by_store.setdefault(one.identity.store_id, []).append(one)
+    for volume in found:
+        assert volume.identity is not None
+        by_store.setdefault(volume.identity.store_id, []).append(volume)
     most = max(by_store.values(), key=len)
     if len(by_store) == 1 or len(most) >= majority(path_count):
         return most
@@ -198,8 +200,8 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
         removed = ", ".join(str(one.path) for one in known)
         raise NotAStoreError(f"{removed} was removed from store {store_id.hex()}; name a volume that is part of it")
     search = list(known)
-    for one in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
-        for volume_id, path in _neighbours(one, recorded):
+    for volume in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
+        for volume_id, path in _neighbours(volume, recorded):
             there = look(files, path, volume_id, store_id)
             before = at.get(volume_id)
             if there.identity is None:
@@ -246,27 +248,27 @@ def recorded_paths(volumes: Sequence[Volume]) -> dict[bytes, str]:
     if len(volumes) == 1:
         return {volumes[0].volume_id: "."}
     if volumes[0].is_remote:
-        return {one.volume_id: str(one.path) for one in volumes}
+        return {volume.volume_id: str(volume.path) for volume in volumes}
     base = os.path.dirname(os.path.abspath(volumes[0].path))
-    return {one.volume_id: os.path.relpath(os.path.abspath(one.path), base) for one in volumes}
+    return {volume.volume_id: os.path.relpath(os.path.abspath(volume.path), base) for volume in volumes}
 
 
-def _neighbours(one: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Path]]:
+def _neighbours(volume: Volume, recorded: dict[bytes, str]) -> list[tuple[bytes, Path]]:
     """Return where every volume is if all of them stand to `one` as they were recorded."""
-    if one.volume_id not in recorded:
+    if volume.volume_id not in recorded:
         return []
-    if one.is_remote:
-        return [(volume_id, place(path) if path != "." else one.path) for volume_id, path in recorded.items()]
-    origin = os.path.normpath(f"{_DEEP}/{recorded[one.volume_id]}")
+    if volume.is_remote:
+        return [(volume_id, place(path) if path != "." else volume.path) for volume_id, path in recorded.items()]
+    origin = os.path.normpath(f"{_DEEP}/{recorded[volume.volume_id]}")
     found = []
     for volume_id, path in recorded.items():
         step = os.path.relpath(os.path.normpath(f"{_DEEP}/{path}"), origin)
-        found.append((volume_id, Path(os.path.normpath(one.path / step))))
+        found.append((volume_id, Path(os.path.normpath(volume.path / step))))
     return found
 
 
-def _same_place(one: Path, other: Path) -> bool:
-    return real_place(one) == real_place(other)
+def _same_place(path: Path, other: Path) -> bool:
+    return real_place(path) == real_place(other)
 
 
 def _has_identity(files: Files, path: Path) -> bool:

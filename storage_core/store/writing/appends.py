@@ -149,7 +149,7 @@ def _check_target(session: Session, target: WriteTarget) -> None:
     if stream is None or stream.name != target.stream:
         raise OutdatedTransaction
     takes = (stream.config.subjects, _message_size_max(stream.config), len(stream.placement))
-    used = {one.volume_id for one in target.volumes}
+    used = {volume.volume_id for volume in target.volumes}
     is_same = all(getattr(target, name) == value for name, value in _instructions(stream.config).items())
     if (
         not is_same
@@ -260,10 +260,18 @@ def _roll_up(session: Session, incarnation: bytes, new: range, limits: Limits, e
 def _append(
     transaction: Transaction, parts: Sequence[AppendedBlocks], writer: WriterBatch | None, content: bytes
 ) -> Append:
-    one = writer or WriterBatch("", "")
-    is_routed = transaction.is_routed and bool(one.writer)
+    batch = writer or WriterBatch("", "")
+    is_routed = transaction.is_routed and bool(batch.writer)
     return Append(
-        transaction.id, tuple(parts), one.writer, one.batch, one.query, one.run, content, one.any_content, is_routed
+        transaction.id,
+        tuple(parts),
+        batch.writer,
+        batch.batch,
+        batch.query,
+        batch.run,
+        content,
+        batch.any_content,
+        is_routed,
     )
 
 
@@ -280,14 +288,14 @@ def _content(staged: Sequence[StagedBlock]) -> bytes:
 
 def retire(session: Session, failures: Sequence[WriteFailure]) -> None:
     """Let the session know of disks that a task found broken: from here on nothing on them counts."""
-    for one in failures:
-        if one.errno in BROKEN_DISK:
-            session.failed(one.volume_id, OSError(one.errno, os.strerror(one.errno), one.reason))
+    for failure in failures:
+        if failure.errno in BROKEN_DISK:
+            session.failed(failure.volume_id, OSError(failure.errno, os.strerror(failure.errno), failure.reason))
 
 
 def _tell(session: Session, failures: Sequence[WriteFailure]) -> None:
     """Write down which volumes missed blocks though their disks are not broken; the append is done, come what may."""
-    reasons = {one.volume_id: one.reason for one in failures if one.errno not in BROKEN_DISK}
+    reasons = {failure.volume_id: failure.reason for failure in failures if failure.errno not in BROKEN_DISK}
     if not reasons:
         return
     try:
@@ -307,7 +315,9 @@ def _tell_again(session: Session, writer: WriterBatch, content: bytes, result: m
     what = "nothing was stored this time" if is_same else "with other content; what was stored first counts"
     reason = f"batch {writer.batch!r} of writer {writer.writer!r} came again: {what}"
     stream = next(iter(result.appended)) if len(result.appended) == 1 else ""
-    if any((one.kind, one.stream, one.reason) == ("batch_again", stream, reason) for one in session.state.events):
+    if any(
+        (event.kind, event.stream, event.reason) == ("batch_again", stream, reason) for event in session.state.events
+    ):
         return
     try:
         session.propose(RecordEvents((Event("batch_again", stream, reason=reason),)))
@@ -353,7 +363,7 @@ def _part(
         rows[at] = (
             summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
             summary.data_size, summary.time_min_ns, summary.time_max_ns, 0, summary.msg_id_count, 0,
-            placement.holders_mask(stream, [one.volume_id for one in held]),
+            placement.holders_mask(stream, [volume.volume_id for volume in held]),
         )  # fmt: skip
         if summary.subjects is not None:
             set_of[at] = sets.setdefault(summary.subjects, len(sets) + 1)
@@ -400,7 +410,7 @@ def _whole_block(
         block_id=summary.block_id,
         digest=summary.digest,
         file_size=summary.file_size,
-        copies=tuple(CopyPlace(one.volume_id, str(one.path), True) for one in held),
+        copies=tuple(CopyPlace(volume.volume_id, str(volume.path), True) for volume in held),
         block_first=first,
         first=first,
         end=first + summary.span,
@@ -500,7 +510,7 @@ def _again(found: np.ndarray) -> np.ndarray:
 
 def _duplicate_size(removed: SequenceSet, blocks: Sequence[BlockSlice], env: Environment) -> int:
     """Return the message bytes of the duplicates, read from the staged blocks."""
-    touched = [one for one in blocks if removed.count_in(one.first, one.end)]
+    touched = [block for block in blocks if removed.count_in(block.first, block.end)]
     return int(sum(sizes.sum() for _, sizes in measured(touched, removed, env)))
 
 
@@ -534,7 +544,7 @@ def abort(session: Session, transaction: Transaction, env: Environment) -> bool:
 def _sweep(blocks: BlockStore, target: WriteTarget, transaction_id: bytes, state: StoreState) -> None:
     """Unlink the blocks of an aborted transaction. Only the block's own header says whose it is."""
     stream = state.by_incarnation(target.incarnation)
-    named = {bytes(one) for one in stream.blocks.rows["block_id"]} if stream is not None else set()
+    named = {bytes(row) for row in stream.blocks.rows["block_id"]} if stream is not None else set()
     for block_id in blocks.ids(target.incarnation):
         if block_id not in named and transaction_of(blocks, target.incarnation, block_id) == transaction_id:
             blocks.delete(target.incarnation, block_id)

@@ -97,7 +97,7 @@ class _StreamWindow:
         rows = stream.blocks.rows if rows is None else rows
         rows = rows[rows["msg_id_count"] > 0]
         rows = rows[state.within(rows["committed_ns"], window_ns, clock_ns)]
-        rows = rows[[bytes(one) not in self._known for one in rows["block_id"]]]
+        rows = rows[[bytes(row) not in self._known for row in rows["block_id"]]]
         for block in whole_blocks(state, stream, rows, volumes):
             self._add(block.block_id, *ask_block(block, _begun_and_hashes, env))
         is_complete = True

@@ -46,7 +46,7 @@ class MirroredFile:
         self.failures: dict[bytes, OSError] = {}  # by volume
         self._needed, self._env = needed, env
         self._incarnation, self._block_id = incarnation, block_id
-        self._blocks = {one.volume_id: one.blocks(env.files) for one in volumes}
+        self._blocks = {volume.volume_id: volume.blocks(env.files) for volume in volumes}
         self.path = self._path(volumes[0].volume_id)
         self._files: dict[bytes, File] = {}  # empty until the first round
         self.is_made = False  # whether there are files, which take a descriptor each until they are closed

@@ -55,7 +55,7 @@ def _sweep(session: Session, blocks: BlockStore, stream: StreamState, env: Envir
 
 def _unnamed(state: StoreState, stream: StreamState, block_ids: Iterable[bytes]) -> list[bytes]:
     """Return those of the blocks that neither the manifest nor a delete names."""
-    named = {bytes(one) for one in (*stream.blocks.rows["block_id"], *state.deletes["block_id"])}
+    named = {bytes(row) for row in (*stream.blocks.rows["block_id"], *state.deletes["block_id"])}
     return [block_id for block_id in block_ids if block_id not in named]
 
 

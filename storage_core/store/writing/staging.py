@@ -157,7 +157,7 @@ class Stager:
             self._partition,
             position,
             block.summary,
-            tuple((one.volume_id, one.instance_id) for one in target.volumes if one.volume_id in held),
+            tuple((volume.volume_id, volume.instance_id) for volume in target.volumes if volume.volume_id in held),
             _failures(block.file.failures),
             block.hash_sum if self._hashed else None,
             self._has_rollup,
@@ -174,18 +174,18 @@ class Stager:
         try:
             yield
         except OSError as error:
-            others = [one for one in self._sink.failures.values() if one is not error]
+            others = [failure for failure in self._sink.failures.values() if failure is not error]
             raise _refusal(self._target, error, others) from error
 
 
 def _failures(failures: Mapping[bytes, OSError]) -> tuple[WriteFailure, ...]:
-    return tuple(WriteFailure(volume_id, one.errno or 0, str(one)) for volume_id, one in failures.items())
+    return tuple(WriteFailure(volume_id, failure.errno or 0, str(failure)) for volume_id, failure in failures.items())
 
 
 def _refusal(target: WriteTarget, error: OSError, others: list[OSError]) -> StorageError:
     """Return what a task fails with after the decisive `error`; too few volumes of the placement took a block."""
     where = f"stream {target.stream!r}, {error.filename or target.volumes[0].uri}"
-    also = "".join(f"; also {one}" for one in others)
+    also = "".join(f"; also {other}" for other in others)
     if target.replica_count > 1:
         also += f"; {target.quorum} of {target.replica_count} volumes must take a block"
     if error.errno in FULL:
