@@ -382,7 +382,8 @@ class Consumer:
             waiting = pending_set(consumer.pending.within(acknowledged(consumer, kind, meant)))
             if not waiting:
                 return 0
-            deadline_ns = self._store.environment.now_ns() + delay_ns if kind == NAK else 0
+            # Without a delay they are due whatever the clock says next.
+            deadline_ns = self._store.environment.now_ns() + delay_ns if delay_ns else 0
             command = Acknowledge(self._incarnation, self.name, kind, waiting.encode(), deadline_ns)
             result = session.propose(command)
             assert isinstance(result, machine.ConsumerDone)

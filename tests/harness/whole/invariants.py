@@ -227,20 +227,27 @@ class Invariants:
         return machine
 
     def is_known_to_be_old(self, position: int) -> None:
-        """A volume that was put back to an older copy is called that, if the others say what was durable there."""
+        """A volume that was put back to an older copy is called that, if the others say what was durable there.
+
+        A copy from before a repair made the volume anew is of another instance, and foreign.
+        """
         world = self._world
         machine = self._copy_without(())
         files, paths = machine.files(), world.volumes.paths
         good = [one for one in world.volumes.good if one not in world.volumes.outages]
         if not good or world.volumes.blacked_out:
             return
-        volume_id = read_identity(files, paths[position]).volume_id
-        own = VolumeLog(files, paths[position], read_identity(files, paths[position])).read().tip[0]
+        identity = read_identity(files, paths[position])
+        volume_id = identity.volume_id
+        own = VolumeLog(files, paths[position], identity).read().tip[0]
         log = VolumeLog(files, paths[good[0]], read_identity(files, paths[good[0]])).read()
         said = max([decode_envelope(entry.payload).durable.get(volume_id, 0) for entry in log.entries], default=0)
         store = machine.open(read_only=True, paths=world.volumes.ways_in())  # a writable one would mend it
         standing = store.metadata.standings(0.0).get(volume_id)
-        if own < said and (standing is None or standing.state != VolumeState.ROLLED_BACK):
+        voter = store.state().voter(volume_id)
+        is_remade = voter is not None and voter.instance_id != identity.instance_id
+        expected = VolumeState.FOREIGN if is_remade else VolumeState.ROLLED_BACK
+        if own < said and (standing is None or standing.state != expected):
             raise Violation(f"{paths[position].name} ends at {own}, was durable up to {said}, and is {standing}")
 
     # --- verification and repair

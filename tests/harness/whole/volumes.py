@@ -107,7 +107,7 @@ class Volumes:
 
     def save_images(self) -> None:
         """Keep what is durable of each volume now, to roll one back to it later, or to go on with all elsewhere."""
-        if not self.bad and not self.outages:
+        if not self.bad and not self.outages and not self._away:
             self._copies.append(_whole(self._machine.disk, self.paths))
             del self._copies[:-IMAGES_KEPT_MAX]
         for position, path in enumerate(self.paths):

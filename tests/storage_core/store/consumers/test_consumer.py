@@ -112,6 +112,14 @@ def test_a_clock_that_is_set_back_lets_nothing_wait_for_longer_than_ack_wait(mac
     assert fetched(again, 10) == [9, 10]
 
 
+def test_what_is_asked_for_again_comes_first_though_the_clock_was_set_back(machine: Machine) -> None:
+    consumer = reader(machine)
+    assert fetched(consumer, 4) == [1, 2, 3, 4]
+    consumer.nak([2, 3])
+    machine.clock.now -= 3_000 * SECOND_NS
+    assert fetched(consumer, 3) == [2, 3, 5]
+
+
 def test_nak_asks_again_at_once_or_later_and_term_never(machine: Machine) -> None:
     consumer = reader(machine)
     assert fetched(consumer, 4) == [1, 2, 3, 4]
