@@ -166,7 +166,7 @@ def test_the_line_for_images_puts_bytecode_into_the_archive(tmp_path: Path) -> N
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("pyspark/__init__.py", "")
         file.writestr("pyspark/sql/__init__.py", "where = __file__")
-    (line,) = re.findall(r"`(cd [^`]*zipfile -c[^`]*)`", (ROOT / "docs" / "guide" / "spark.md").read_text())
+    (line,) = re.findall(r"`(cd [^`]*zipfile -c[^`]*)`", (ROOT / "docs" / "guide" / "where-it-runs.md").read_text())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "SPARK_HOME": str(home), "TMPDIR": str(tmp_path)}
     subprocess.run(["bash", "-c", line], env=environment, check=True)
