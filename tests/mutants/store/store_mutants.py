@@ -324,8 +324,8 @@ def acknowledges_what_it_hands_out() -> list[Replacement]:
 
 
 def takes_what_is_asked_for_again_as_done() -> list[Replacement]:
-    def acknowledge(consumer: ConsumerState, command: Any) -> tuple[ConsumerState, int]:
-        return plain(consumer, structs.replace(command, kind=consumers.ACK))
+    def acknowledge(stream: StreamState, consumer: ConsumerState, command: Any) -> tuple[ConsumerState, int]:
+        return plain(stream, consumer, structs.replace(command, kind=consumers.ACK))
 
     plain = consumers._acknowledge
     return [(consumers, "_acknowledge", acknowledge)]

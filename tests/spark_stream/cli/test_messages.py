@@ -154,7 +154,7 @@ def test_a_purge_leaves_what_it_is_told_to(jstream, orders, words: list[object],
 def test_nothing_is_removed_without_consent(jstream, orders, words: list[object]) -> None:
     outcome = jstream("stream", *words)
     assert outcome.code == 2
-    assert "nothing was done" in outcome.err
+    assert "Nothing was changed" in outcome.err
     assert "--force" in outcome.err
     assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == [1, 4, 5, 6]
 
