@@ -44,17 +44,7 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     finished = _finished_before(paths, settings, env)
     if finished is not None:
         return finished
-    made = env.now_ns()
-    store_id = env.new_id()
-    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
-    found = [
-        Volume(identity.volume_id, path, identity, files=env.files)
-        for identity, path in zip(identities, paths, strict=True)
-    ]
-    places = recorded_paths(found)
-    voters = tuple(
-        Voter(identity.volume_id, identity.instance_id, places[identity.volume_id]) for identity in identities
-    )
+    made, store_id, volumes, voters = _new_volumes(paths, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
             _make_parents(path, settings.is_shared, env)
@@ -65,11 +55,27 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
         for volume in made:
             unfinished.write_mark(volume, made, env)
 
-    fill(found, first, settings, env, mark)
+    fill(volumes, first, settings, env, mark)
     with translated(", ".join(map(str, paths))):
         for path in paths:
             unfinished.remove_mark(path, env)
-    return found
+    return volumes
+
+
+def _new_volumes(paths: Sequence[Path], env: Environment) -> tuple[int, bytes, list[Volume], tuple[Voter, ...]]:
+    """Return what a new store at these paths is known by: when it was made, its id, its volumes and its voters."""
+    made = env.now_ns()
+    store_id = env.new_id()
+    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
+    volumes = [
+        Volume(identity.volume_id, path, identity, files=env.files)
+        for identity, path in zip(identities, paths, strict=True)
+    ]
+    places = recorded_paths(volumes)
+    voters = tuple(
+        Voter(identity.volume_id, identity.instance_id, places[identity.volume_id]) for identity in identities
+    )
+    return made, store_id, volumes, voters
 
 
 def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
@@ -77,17 +83,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
 
     Of several that try it at once one wins: who creates the first record on the first volume, by name.
     """
-    made = env.now_ns()
-    store_id = env.new_id()
-    identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made) for _ in paths]
-    found = [
-        Volume(identity.volume_id, path, identity, files=env.files)
-        for identity, path in zip(identities, paths, strict=True)
-    ]
-    places = recorded_paths(found)
-    voters = tuple(
-        Voter(identity.volume_id, identity.instance_id, places[identity.volume_id]) for identity in identities
-    )
+    made, store_id, volumes, voters = _new_volumes(paths, env)
     first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
@@ -99,7 +95,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
             object_probe.check(path, env)
         begun: list[Volume] = []
         try:
-            for volume in sorted(found, key=lambda one: str(one.path)):
+            for volume in sorted(volumes, key=lambda volume: str(volume.path)):
                 volume.log.begin([first.vote, first.entry], None)
                 begun.append(volume)
             for volume in reversed(begun):  # whoever sees an identity finds all the rest
@@ -108,7 +104,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
             for volume in begun:
                 empty(volume.path, env)
             raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
-    return found
+    return volumes
 
 
 def _finished_before(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume] | None:
