@@ -400,7 +400,7 @@ def test_glob_that_matches_nothing_waits_and_says_so_once(
             assert reader.reportLatestOffset() == {}
     assert reader.partitions({}, {}) == []
     reader.stop()
-    (said,) = [one.message for one in caplog.records]
+    (said,) = caplog.messages
     assert said.endswith("matches 'PAY*' yet: the query waits for one")
     store.add_stream({"name": "PAYMENTS", "subjects": ["pay.>"]})
     store.stream("PAYMENTS").publish("pay.a", b"1")
@@ -504,7 +504,7 @@ def test_query_reads_on_while_the_consumer_cannot_be_told(tmp_path: Path, orders
 
     with caplog.at_level(logging.WARNING, "jstream"):
         assert [len(one) for one in made.run(between=take_away)] == [6, 4]
-    assert any("consumer etl is told later what was finished" in one.message for one in caplog.records)
+    assert any("consumer etl is told later what was finished" in message for message in caplog.messages)
     for one in away:
         one.with_suffix(".away").rename(one)
     assert made.run() == []
@@ -547,7 +547,7 @@ def test_query_that_goes_on_past_losses_waits_for_a_volume_that_is_away(
     away.unmount()
     with caplog.at_level(logging.WARNING, "jstream"):
         assert made.run(available_now=False) == []
-    assert any("waits before sequence 6" in one.message for one in caplog.records)
+    assert any("waits before sequence 6" in message for message in caplog.messages)
     kinds = [one["kind"] for one in away.store.events() if one["stream"] == "ORDERS"]
     assert kinds == ["consumer_unreadable" if consumer else "query_unreadable"]
     away.mount()

@@ -118,7 +118,7 @@ def test_open_files_stay_within_the_setting_or_it_is_said(
     pieces = [(draw.choice(names), 2, FRAME // 3) for _ in range(40)]
     written, _ = write_all(store, files, pieces)
     assert VOLUMES < files.most <= most
-    assert sum("open_files_max is" in record.getMessage() for record in caplog.records) == warnings
+    assert sum("open_files_max is" in message for message in caplog.messages) == warnings
     assert {name: numbers(store, name) for name in written} == written
 
 
