@@ -1,9 +1,10 @@
 """What the metadata keeps of a durable consumer. The messages that wait for it are in pending.py."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
+from storage_core.frozen import replace
 from storage_core.metadata.commands import Event, QueryStart
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.pending import PendingMessages, decode_pending, pending_set

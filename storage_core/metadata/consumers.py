@@ -3,8 +3,6 @@
 Part of the state machine (machine.py), and pure like it: times and deadlines come with the commands.
 """
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 
@@ -15,6 +13,7 @@ from storage_core.errors import (
     NotFoundError,
     RequirementError,
 )
+from storage_core.frozen import replace
 from storage_core.metadata.commands import (
     Acknowledge,
     AddConsumer,

@@ -8,11 +8,10 @@ What cannot happen: a message that is shown goes (rows that the new block lacks 
 changes (the run begins and ends where it did), a `msg_id` that counts is forgotten.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from storage_core.errors import RequirementError
+from storage_core.frozen import replace
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import MergeBlocks
 from storage_core.metadata.manifest import Table, decode_blocks

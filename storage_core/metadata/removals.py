@@ -1,12 +1,12 @@
 """Commands that take messages or their blocks away: removed, lost, unlinked."""
 
 from bisect import bisect_left
-from dataclasses import replace
 
 import numpy as np
 
 from storage_core import errors
 from storage_core.chunked_set import ChunkedSet
+from storage_core.frozen import replace
 from storage_core.metadata.commands import DeclareLost, Event, Remove, Unlinked
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumers import anchored

@@ -8,9 +8,8 @@ Consumers of the latter two keep which messages they are done with and that are 
 message that was handed out too often is not waited for any more, and is not done: it stays, as in JetStream.
 """
 
-from dataclasses import replace
-
 from storage_core.errors import RequirementError
+from storage_core.frozen import replace
 from storage_core.metadata.config import INTEREST, LIMITS, WORKQUEUE
 from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.consumer_state import ConsumerState

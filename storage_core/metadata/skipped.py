@@ -8,10 +8,9 @@ subjects a block has: nothing is read here.
 A consumer's events tell of it when its count has doubled since they last did, or an hour later.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
+from storage_core.frozen import replace
 from storage_core.metadata.commands import Event
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.consumer_state import CONSUMER_EVENTS_KEPT, ConsumerState

@@ -1,11 +1,10 @@
 """Commands about the store as a whole: its first entry, its volumes, events, transactions that are forgotten."""
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 
 from storage_core import errors
+from storage_core.frozen import replace
 from storage_core.metadata.commands import (
     ChangeVolumes,
     EditStore,

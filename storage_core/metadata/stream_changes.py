@@ -1,11 +1,10 @@
 """Commands about streams: made, changed, deleted, restored, and which volumes have their blocks."""
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 
 from storage_core import errors
+from storage_core.frozen import replace
 from storage_core.metadata.commands import (
     AddStream,
     ChangePlacement,
