@@ -1,10 +1,9 @@
 """Commands that bring blocks: appends and merges, each a transaction with one outcome."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from storage_core import errors
+from storage_core.frozen import replace
 from storage_core.metadata import subject_sets
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeBlocks
 from storage_core.metadata.config import NEW
@@ -55,7 +54,8 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
         present = stream
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
         _check_limits(present, stream)
-        state = replace(state, pending_deletes=add_pending_deletes(state.pending_deletes, stream, dead, time_ns))
+        if len(dead):
+            state = replace(state, pending_deletes=add_pending_deletes(state.pending_deletes, stream, dead, time_ns))
         if command.writer:
             result = BatchResult(result.first, result.end, result.duplicate_count, command.content)
             writer = _with_batch(stream.writers.get(command.writer), command, result, stream.first_sequence)
@@ -223,24 +223,27 @@ def _with_blocks(
     end = int(rows["first"][-1] + rows["span"][-1]) if len(rows) else first
     sets, remap = subject_sets.merged(stream.subject_sets, part.subject_sets)
     rows["subject_set"] = remap[np.frombuffer(part.subject_set_of, "<i4")]
-    removed, is_dead = stream.removed, np.zeros(len(rows), bool)
+    removed, kept, dead = stream.removed, rows, rows[:0]
     if part.duplicates:
         relative = SequenceSet.decode(part.duplicates)
         duplicates = SequenceSet(relative.starts + first, relative.ends + first)
         run = np.searchsorted(duplicates.starts, rows["first"], side="right") - 1
         is_dead = (run >= 0) & (duplicates.ends[np.maximum(run, 0)] >= rows["first"] + rows["span"])
-        removed = removed.union(duplicates)
+        removed, kept, dead = removed.union(duplicates), rows[~is_dead], rows[is_dead]
     histories = stream.histories
     if end > first and (not histories or histories[-1][0] != place.history):
         histories = (*histories, (place.history, first))
-    expiries = np.zeros(len(rows), EXPIRY_DTYPE)
+    expiries = stream.expiries
     if part.expires:
-        expiries["first"], expiries["due_ns"] = rows["first"], np.frombuffer(part.expires, "<i8")
+        due = np.zeros(len(rows), EXPIRY_DTYPE)
+        due["first"], due["due_ns"] = rows["first"], np.frombuffer(part.expires, "<i8")
+        due = due[np.isin(due["first"], kept["first"])]
+        expiries = expiries.append(due[due["due_ns"] > 0])
     grown = replace(
         stream,
-        expiries=stream.expiries.append(expiries[~is_dead & (expiries["due_ns"] > 0)]),
+        expiries=expiries,
         next_sequence=end,
-        blocks=stream.blocks.append(rows[~is_dead]),
+        blocks=stream.blocks.append(kept),
         removed=removed,
         message_count=stream.message_count + int(rows["row_count"].sum()) - part.duplicate_count,
         data_size=stream.data_size + int(rows["data_size"].sum()) - part.duplicate_size,
@@ -248,7 +251,7 @@ def _with_blocks(
         histories=histories,
         subject_sets=sets,
     )
-    return grown, rows[is_dead], BatchResult(first, end, part.duplicate_count)
+    return grown, dead, BatchResult(first, end, part.duplicate_count)
 
 
 def _with_batch(writer: WriterState | None, command: Append, result: BatchResult, first_sequence: int) -> WriterState:

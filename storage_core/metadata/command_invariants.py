@@ -10,14 +10,14 @@ all at once.
 A program whose command is refused here stops before it has written anything.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from storage_core.block.format import ID_SIZE
 from storage_core.chunked_set import ChunkedSet
+from storage_core.errors import CorruptionError
 from storage_core.metadata.commands import (
     Abort,
     Acknowledge,
@@ -59,7 +59,6 @@ from storage_core.metadata.invariants import (
     SIZE_MAX,
     STREAM_SEQUENCE_MAX,
     VOLUME_COUNT_MAX,
-    check_blocks,
     check_config,
     check_consumer_config,
     check_distinct,
@@ -67,6 +66,7 @@ from storage_core.metadata.invariants import (
     check_events,
     check_id,
     check_number,
+    check_rows,
     check_settings,
     check_subject_sets,
     check_volume_change,
@@ -74,16 +74,19 @@ from storage_core.metadata.invariants import (
     check_within,
     refuse,
 )
-from storage_core.metadata.manifest import EXPIRY_DTYPE, Table, decode_blocks
+from storage_core.metadata.manifest import BLOCK_DTYPE, EXPIRY_DTYPE, decode_blocks
 from storage_core.metadata.removals import REASONS
-from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.state import StoreState
 from storage_core.sequences import SequenceSet
 
 _KINDS = (ACK, NAK, TERM, WITHHOLD)  # of acknowledgements
 
 
-def check_command(state: StoreState, envelope: Envelope) -> None:
-    """Raise CorruptionError, saying what came and what was expected, for a command that no program of ours writes."""
+def check_command(state: StoreState, envelope: Envelope, are_appends_good: bool = False) -> None:
+    """Raise CorruptionError, saying what came and what was expected, for a command that no program of ours writes.
+
+    `are_appends_good`: what an append brings passed `check_appended`, with what others bring in one go.
+    """
     check_number("time_ns", envelope.time_ns, 0)
     command = envelope.command
     if (events := getattr(command, "events", None)) is not None:
@@ -91,6 +94,21 @@ def check_command(state: StoreState, envelope: Envelope) -> None:
     if (incarnation := getattr(command, "incarnation", None)) is not None:
         check_id("incarnation", incarnation)
     _CHECKS[type(command)](state, command)
+    if isinstance(command, Append) and not are_appends_good:
+        check_appended(command.streams)
+
+
+def are_appends_good(envelopes: Iterable[Envelope]) -> bool:
+    """Return whether all that appends among these commands bring is such as our programs write.
+
+    If not, `check_command` says of each command by itself whether it is, and what is wrong.
+    """
+    parts = [part for one in envelopes if isinstance(one.command, Append) for part in one.command.streams]
+    try:
+        check_appended(parts)
+    except (CorruptionError, OverflowError):
+        return False
+    return True
 
 
 def _nothing(state: StoreState, command: object) -> None:
@@ -153,6 +171,7 @@ def _record_holders(state: StoreState, command: RecordHolders) -> None:
 
 
 def _append(state: StoreState, command: Append) -> None:
+    """Of an append as a whole, and that the numbers of its streams have room for what it brings."""
     check_id("transaction", command.transaction)
     if len(command.content) not in CONTENT_SIZES:
         refuse("content", f"{CONTENT_SIZES[-1]} bytes or none", f"{len(command.content)} bytes")
@@ -161,43 +180,62 @@ def _append(state: StoreState, command: Append) -> None:
     for part in command.streams:
         check_id("incarnation", part.incarnation)
         stream = state.by_incarnation(part.incarnation)
-        if stream is not None:
-            _check_appended(stream, part)
+        rows = decode_blocks(part.rows, "rows")
+        if stream is not None and len(rows):
+            last, length = int(rows["first"][-1]), int(rows["span"][-1])
+            check_number("first", last, 0, STREAM_SEQUENCE_MAX - stream.next_sequence)
+            check_number("span", length, 1, STREAM_SEQUENCE_MAX - stream.next_sequence - last)
+            check_number("data_size", int(rows["data_size"].sum()), 0, SIZE_MAX - stream.data_size)
 
 
-def _check_appended(stream: StreamState, part: AppendedBlocks) -> None:
-    """What holds of the blocks of a stream holds of those that one append brings, from their first sequence on."""
-    rows = decode_blocks(part.rows, "rows").copy()
-    if part.expires:
-        check_equal("bytes of expires", len(part.expires), 8 * len(rows))
-    check_equal("bytes of subject_set_of", len(part.subject_set_of), 4 * len(rows))
-    check_subject_sets(part.subject_sets, len(rows))
-    duplicates = SequenceSet.decode(part.duplicates) if part.duplicates else SequenceSet.empty()
-    first, span = stream.next_sequence, 0
+def check_appended(parts: Sequence[AppendedBlocks]) -> None:
+    """Raise CorruptionError unless what appends bring to streams holds by itself, whatever their states are.
+
+    That is what holds of the blocks of a stream, of one that begins with them. All parts are looked at in one go, as if
+    each went on where the one before it ended: for those of a log together that takes a fraction of one after another.
+    A log may be refused by that only for what the parts come to together, so whoever asks for many asks for each then.
+    """
+    tables: list[np.ndarray] = []
+    starts, shown_counts = [1], list[int]()
+    gone_starts: list[np.ndarray] = []
+    gone_ends: list[np.ndarray] = []
+    for part in parts:
+        rows, start, span = decode_blocks(part.rows, "rows"), starts[-1], 0
+        if part.expires:
+            check_equal("bytes of expires", len(part.expires), 8 * len(rows))
+        check_equal("bytes of subject_set_of", len(part.subject_set_of), 4 * len(rows))
+        check_subject_sets(part.subject_sets, len(rows))
+        if len(rows):
+            last, length = int(rows["first"][-1]), int(rows["span"][-1])
+            check_number("first", last, 0, STREAM_SEQUENCE_MAX - start)
+            check_number("span", length, 1, STREAM_SEQUENCE_MAX - start - last)
+            span = last + length
+        shown_counts.append(span)
+        if part.duplicates:
+            duplicates = SequenceSet.decode(part.duplicates)
+            check_within("duplicates", duplicates, 0, span)
+            shown_counts[-1] -= len(duplicates)
+            gone_starts.append(duplicates.starts + start)
+            gone_ends.append(duplicates.ends + start)
+        tables.append(rows)
+        starts.append(start + span)
+    counts = [len(table) for table in tables]
+    places = np.cumsum([0, *counts])
+    rows = np.empty(places[-1], BLOCK_DTYPE)
+    for table, place, end in zip(tables, places[:-1], places[1:], strict=True):
+        rows[place:end] = table  # numpy.concatenate would compare all fields of each two
     if len(rows):
-        last = int(rows["first"][-1])
-        check_number("first", last, 0, STREAM_SEQUENCE_MAX - first)
-        check_number("span", int(rows["span"][-1]), 1, STREAM_SEQUENCE_MAX - first - last)
-        span = last + int(rows["span"][-1])
-    check_within("duplicates", duplicates, 0, span)
-    rows["first"] += first
-    rows["committed_ns"], rows["subject_set"] = 0, np.frombuffer(part.subject_set_of, "<i4")
-    shown_count = span - len(duplicates)
-    check_blocks(
-        replace(
-            stream,
-            low_watermark=first,
-            next_sequence=first + span,
-            blocks=Table.of(rows),
-            removed=ChunkedSet.of(SequenceSet(duplicates.starts + first, duplicates.ends + first)),
-            message_count=shown_count,
-            subject_sets=part.subject_sets,
-        )
-    )
-    data_size = int(rows["data_size"].sum())  # rows that one payload has room for do not overflow
-    check_equal("duplicate_count", part.duplicate_count, int(rows["row_count"].sum()) - shown_count)
-    check_number("duplicate_size", part.duplicate_size, 0, data_size)
-    check_number("data_size", data_size, 0, SIZE_MAX - stream.data_size)
+        rows["first"] += np.repeat(np.array(starts[:-1]), counts)
+        rows["committed_ns"] = 0
+        rows["subject_set"] = np.frombuffer(b"".join([part.subject_set_of for part in parts]), "<i4")
+        gone = [np.concatenate([*columns, np.empty(0, np.int64)]) for columns in (gone_starts, gone_ends)]
+        set_counts = np.repeat(np.array([len(part.subject_sets) for part in parts]), counts)
+        check_rows(rows, 1, starts[-1], ChunkedSet.of(SequenceSet.from_columns(*gone)), set_counts)
+    sums = [np.concatenate(([0], rows[name].cumsum()))[places] for name in ("row_count", "data_size")]
+    row_counts, data_sizes = (np.diff(ends).tolist() for ends in sums)
+    for part, row_count, data_size, shown_count in zip(parts, row_counts, data_sizes, shown_counts, strict=True):
+        check_equal("duplicate_count", part.duplicate_count, row_count - shown_count)
+        check_number("duplicate_size", part.duplicate_size, 0, data_size)
 
 
 def _abort(state: StoreState, command: Abort) -> None:
@@ -215,11 +253,8 @@ def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
     dropped = SequenceSet.decode(command.dropped) if command.dropped else SequenceSet.empty()
     check_within("dropped", dropped, first, first + span)
     row["committed_ns"] = row["subject_set"] = 0
-    stream = state.by_incarnation(command.incarnation)
-    if stream is not None:  # what it may lack is compared with the blocks that it replaces
-        removed = ChunkedSet.of(SequenceSet.from_ranges([(first, first + span)]))
-        blocks = Table.of(row)
-        check_blocks(replace(stream, low_watermark=first, next_sequence=first + span, blocks=blocks, removed=removed))
+    removed = SequenceSet.from_ranges([(first, first + span)])  # what it may lack is compared with what it replaces
+    check_rows(row, first, first + span, ChunkedSet.of(removed), 0)
     if command.subjects is not None:
         check_subject_sets((command.subjects,))
 

@@ -8,10 +8,10 @@ refused one costs no write.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from storage_core import errors
+from storage_core.frozen import replace
 from storage_core.metadata import appends, removals, store_changes, stream_changes
 from storage_core.metadata.command_invariants import check_command
 from storage_core.metadata.commands import (
@@ -63,12 +63,14 @@ from storage_core.metadata.state import StoreState
 __all__ = ["AppendDone", "ConsumerDone", "Done", "Outcome", "Place", "Refused", "RemoveDone", "Result", "apply"]
 
 
-def apply(state: StoreState, place: Place, envelope: Envelope) -> tuple[StoreState, Result]:
+def apply(
+    state: StoreState, place: Place, envelope: Envelope, are_appends_good: bool = False
+) -> tuple[StoreState, Result]:
     """Return the state after the command, and what it came to.
 
-    Raises CorruptionError for a command that no program of ours writes.
+    `are_appends_good`: as `check_command` has it. Raises CorruptionError for a command that no program of ours writes.
     """
-    check_command(state, envelope)
+    check_command(state, envelope, are_appends_good)
     kind, clock_ns = type(envelope.command), envelope.time_ns
     time_ns = state.time_at(clock_ns)
     try:

@@ -6,7 +6,7 @@ planned with, and a holder may try a command before it proposes it.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from storage_core.bounded import decode
 from storage_core.chunked_set import ChunkedSet
 from storage_core.errors import CorruptionError, UnsupportedVersionError
+from storage_core.frozen import replace
 from storage_core.metadata.commands import Event, VolumeChange, Voter
 from storage_core.metadata.config import OLD, StoreSettings, StreamConfig
 from storage_core.metadata.consumer_state import ConsumerRecord, ConsumerState, consumer_of, consumer_record
@@ -342,7 +343,10 @@ class StoreState:
         # Compared by halves: numpy compares whole ids one by one.
         halves = np.ndarray((len(rows), 2), "<u8", rows, strides=(rows.itemsize, 8))
         wanted = np.frombuffer(transaction, "<u8")
-        at = np.flatnonzero((halves[:, 1] == wanted[1]) & (halves[:, 0] == wanted[0]))
+        equal = halves[:, 1] == wanted[1]
+        if not equal.any():
+            return 0
+        at = np.flatnonzero(equal & (halves[:, 0] == wanted[0]))
         return int(rows["outcome"][at[-1]]) if len(at) else 0
 
 

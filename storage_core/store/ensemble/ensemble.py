@@ -35,7 +35,7 @@ from storage_core.store.ensemble.known import Memory, on_each, unless_raised
 from storage_core.store.ensemble.logs import Lead, Pool
 from storage_core.store.ensemble.session import LookAgain, Session
 from storage_core.store.ensemble.settling import Relock
-from storage_core.store.ensemble.view import View, applied, trail_of
+from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
 from storage_core.store.volume.log_contents import End, LogContents, Mark
@@ -328,18 +328,21 @@ class Metadata:
         tail = at.log.read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
-        state, index, chain, trail = known.state, known.index, known.chain, known.trail
+        index, chain, trail = known.index, known.chain, known.trail
         all_used = tail.is_clean
+        entries: list[Entry] = []
         for record in tail.records:
             if not isinstance(record, Entry) or record.index <= index:
                 continue
             if record.index > commit.index or not record.follows(chain):
                 all_used = False
                 break
-            state, index, chain = applied(state, record), record.index, record.chain
+            entries.append(record)
+            index, chain = record.index, record.chain
             trail = longer_trail(trail, chain)
         if (index, chain) != (commit.index, commit.chain):
             return None
+        state = all_applied(known.state, entries)
         positions = {**known.positions, at.volume_id: tail.position if all_used else start}
         term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
         return replace(

@@ -1,10 +1,12 @@
 """A view of the metadata: committed state, and where in the logs of the volumes it stands."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from storage_core.errors import CorruptionError
+from storage_core.frozen import replace
 from storage_core.metadata import machine
+from storage_core.metadata.command_invariants import are_appends_good
 from storage_core.metadata.commands import decode_envelope
 from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.state import StoreState, Streams, decode_state
@@ -12,6 +14,8 @@ from storage_core.raft.entry import CommitRecord, Entry
 from storage_core.raft.snapshot_format import longer_trail
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.volume.log_contents import Position
+
+RUN_SIZE_MAX = 1 << 20  # bytes of entries that are decoded before the first of them is applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,34 @@ class View:
 
 def applied(state: StoreState, entry: Entry) -> StoreState:
     """Return the state after a committed entry; a refused command leaves it as it was. Raises CorruptionError."""
-    try:
-        return machine.apply(state, machine.Place(entry.index, entry.history), decode_envelope(entry.payload))[0]
-    except CorruptionError as error:
-        raise CorruptionError(f"entry {entry.index} of the metadata log: {error}", **error.fields) from error
+    return all_applied(state, [entry])
+
+
+def all_applied(state: StoreState, entries: Sequence[Entry]) -> StoreState:
+    """Return the state after committed entries. Raises CorruptionError, naming the one that is none of ours."""
+    for run in _runs(entries):
+        try:
+            envelopes = []
+            for entry in run:
+                envelopes.append(decode_envelope(entry.payload))
+            are_good = are_appends_good(envelopes)
+            for entry, envelope in zip(run, envelopes, strict=True):
+                state, _ = machine.apply(state, machine.Place(entry.index, entry.history), envelope, are_good)
+        except CorruptionError as error:
+            raise CorruptionError(f"entry {entry.index} of the metadata log: {error}", **error.fields) from error
+    return state
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Yield the entries in runs that are looked at together, so that their commands take little memory."""
+    start = size = 0
+    for at, entry in enumerate(entries):
+        size += len(entry.payload)
+        if size > RUN_SIZE_MAX:
+            yield entries[start : at + 1]
+            start, size = at + 1, 0
+    if start < len(entries):
+        yield entries[start:]
 
 
 def moved_on(view: View, state: StoreState, entry: Entry) -> View:
@@ -65,8 +93,7 @@ def first_state(lead: Lead) -> StoreState:
 def replay(lead: Lead, state: StoreState | None = None) -> StoreState:
     """Return the state at the end of a log; `state`: that at its beginning. Raises CorruptionError."""
     state = first = first_state(lead) if state is None else state
-    for entry in lead.entries:
-        state = applied(state, entry)
+    state = all_applied(state, lead.entries)
     if state.streams is not first.streams:
         check_block_ids(state)
     return state

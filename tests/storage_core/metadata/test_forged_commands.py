@@ -6,6 +6,7 @@ decode, it is corruption, it is refused, or the invariants of a state still hold
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -16,6 +17,7 @@ from harness.metadata_history import INIT, ONE, OTHER, VOLUME, History, blocks, 
 
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.metadata import machine
+from storage_core.metadata.command_invariants import are_appends_good
 from storage_core.metadata.commands import (
     Abort,
     Acknowledge,
@@ -62,9 +64,9 @@ from storage_core.metadata.invariants import check_block_ids, check_state
 from storage_core.metadata.machine import Place, Refused
 from storage_core.metadata.manifest import BLOCK_DTYPE, decode_blocks, encode_blocks
 from storage_core.metadata.state import StoreState, decode_state, encode_state, encode_stream
-from storage_core.raft.entry import CHAIN_START, make_entry
+from storage_core.raft.entry import CHAIN_START, Entry, make_entry
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble.view import applied
+from storage_core.store.ensemble.view import all_applied, applied
 
 MUTATIONS = 50  # of each command
 OTHER_VOLUME, THIRD, NEW = b"W" * 16, b"3" * 16, b"4" * 16
@@ -203,48 +205,53 @@ PART_FIELDS = blocks(1).__struct_fields__
 BIG, SMALL = 1 << 62, -(1 << 62)
 
 
+FORGED_APPENDS = [
+    append(transaction=b""),
+    append(transaction=b"x" * 15),
+    append(content=b"x" * 8),
+    append(rows=b"x"),
+    append(rows=bytes(2)),
+    append(rows=b"\x01\0" + b"x" * 100),
+    append(subject_set_of=b""),
+    append(subject_set_of=np.array([1, 0], "<i4").tobytes()),
+    append(subject_set_of=np.array([-1, 0], "<i4").tobytes()),
+    append(subject_sets=(("a",),) * 3),
+    append(subject_sets=(("a" * 70_000,),)),
+    append(first=2),
+    append(first=4),
+    append(first=-3),
+    append(first=BIG),
+    append(first=(1 << 63) - 1),
+    append(span=0),
+    append(span=BIG),
+    append(span=(1 << 63) - 1),
+    append(row_count=0),
+    append(row_count=1),
+    append(row_count=3),
+    append(row_count=SMALL),
+    append(data_size=-1),
+    append(data_size=BIG),
+    append(file_size=0),
+    append(file_size=BIG),
+    append(msg_id_count=-1),
+    append(msg_id_count=3),
+    append(time_min_ns=5),
+    append(duplicates=b"\x01\x00\x00\x00"),
+    append(duplicates=some(7), duplicate_count=1),
+    append(duplicates=some(1), duplicate_count=2),
+    append(duplicate_count=-1),
+    append(duplicate_count=1),
+    append(duplicate_size=-1),
+    append(duplicate_size=51),
+    append(streams=(blocks(1), blocks(1))),
+    append(streams=(blocks(1, incarnation=b"1"),)),
+]
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        append(transaction=b""),
-        append(transaction=b"x" * 15),
-        append(content=b"x" * 8),
-        append(rows=b"x"),
-        append(rows=bytes(2)),
-        append(rows=b"\x01\0" + b"x" * 100),
-        append(subject_set_of=b""),
-        append(subject_set_of=np.array([1, 0], "<i4").tobytes()),
-        append(subject_set_of=np.array([-1, 0], "<i4").tobytes()),
-        append(subject_sets=(("a",),) * 3),
-        append(subject_sets=(("a" * 70_000,),)),
-        append(first=2),
-        append(first=4),
-        append(first=-3),
-        append(first=BIG),
-        append(first=(1 << 63) - 1),
-        append(span=0),
-        append(span=BIG),
-        append(span=(1 << 63) - 1),
-        append(row_count=0),
-        append(row_count=1),
-        append(row_count=3),
-        append(row_count=SMALL),
-        append(data_size=-1),
-        append(data_size=BIG),
-        append(file_size=0),
-        append(file_size=BIG),
-        append(msg_id_count=-1),
-        append(msg_id_count=3),
-        append(time_min_ns=5),
-        append(duplicates=b"\x01\x00\x00\x00"),
-        append(duplicates=some(7), duplicate_count=1),
-        append(duplicates=some(1), duplicate_count=2),
-        append(duplicate_count=-1),
-        append(duplicate_count=1),
-        append(duplicate_size=-1),
-        append(duplicate_size=51),
-        append(streams=(blocks(1), blocks(1))),
-        append(streams=(blocks(1, incarnation=b"1"),)),
+        *FORGED_APPENDS,
         AddStream(ONE, config("AGAIN"), (VOLUME,)),
         AddStream(b"", config("AGAIN"), (VOLUME,)),
         AddStream(NEW, config("../x"), (VOLUME,)),
@@ -295,6 +302,32 @@ BIG, SMALL = 1 << 62, -(1 << 62)
 def test_a_command_that_nobody_writes_is_corruption(command: Command) -> None:
     with pytest.raises(CorruptionError, match="entry 50 of the metadata log"):
         applied(lived().state, make_entry(CHAIN_START, 50, 1, b"history1", encode_envelope(Envelope(20_000, command))))
+
+
+@pytest.mark.parametrize("forged", FORGED_APPENDS)
+def test_a_forged_append_among_others_of_a_log_is_named(forged: Append) -> None:
+    """Appends that are replayed together are looked at in one go, as if each went on where the one before it ended."""
+    parts = [
+        blocks(3, 2, subjects=[("a", "b"), ("c",)], holes=[1], hidden=[4, 0], seed=60),
+        blocks(),
+        blocks(1, hidden=[0], seed=61),
+        blocks(7, incarnation=OTHER, seed=62),
+    ]
+    good: list[Command] = [Append(transaction(60 + at), (part,)) for at, part in enumerate(parts)]
+    state = lived().state
+    one_by_one = state
+    for entry in entries(good):
+        one_by_one = applied(one_by_one, entry)
+    assert encode_state(all_applied(state, entries(good))) == encode_state(one_by_one)
+    assert are_appends_good([decode_envelope(entry.payload) for entry in entries(good)])
+    for place in range(len(good) + 1):
+        with pytest.raises(CorruptionError, match=f"entry {50 + place} of the metadata log"):
+            all_applied(state, entries([*good[:place], forged, *good[place:]]))
+
+
+def entries(commands: Sequence[Command]) -> list[Entry]:
+    payloads = [encode_envelope(Envelope(20_000, command)) for command in commands]
+    return [make_entry(CHAIN_START, 50 + at, 1, b"history1", payload) for at, payload in enumerate(payloads)]
 
 
 @pytest.mark.parametrize("time_ns", [-1, 1 << 63])
