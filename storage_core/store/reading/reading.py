@@ -15,6 +15,7 @@ read fails, also one that goes on past losses: it would pass over messages that 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
 from storage_core.store.reading.successors import Successors
 from storage_core.store.volume import reports, volumes
+from storage_core.store.volume.block_store import BlockStore
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -154,7 +156,7 @@ class _Reading:
     def close(self) -> None:
         for copy in self._opened:
             if isinstance(copy, _Copy):
-                copy.file.close()
+                copy.close()
 
     def rows(self, first: int, end: int, start: int, before: tuple[_Finding, ...]) -> Rows:
         """Yield the rows of [first, end) from the first copy from `start` on that can be opened.
@@ -300,6 +302,7 @@ class _Copy:
 
     def __init__(self, copy: CopyPlace, path: Path, file: "_Readable", reader: BlockReader) -> None:
         self.copy, self.path, self.file, self.reader = copy, path, file, reader
+        self.close = file.close
 
     def finding(self, damage: FrameDamage) -> _Finding:
         error, self.file.error = self.file.error, None
@@ -326,14 +329,22 @@ class _Readable:
 
 
 def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
+    """Return a copy, open, or what keeps it from being opened; all of it is one call on its volume."""
     blocks = copy.blocks(env.files)
     path = blocks.path(one.written_as, one.block_id)
+    try:
+        return blocks.on_volume(partial(_open_here, one, copy, blocks, path, env))()
+    except OSError as error:  # no answer in time
+        return _cannot_be_opened(copy, path, error)
+
+
+def _open_here(one: BlockSlice, copy: CopyPlace, blocks: BlockStore, path: Path, env: Environment) -> _Copy | _Finding:
     try:
         file = blocks.open(one.written_as, one.block_id)
     except (FileNotFoundError, NotADirectoryError) as error:
         return _missing(one, copy, path, FileNotFoundError(*error.args), env)
     except OSError as error:
-        return _wrong(copy, path, 0, f"the file cannot be opened: {error.strerror}", error)
+        return _cannot_be_opened(copy, path, error)
     readable = _Readable(file)
     try:
         return _Copy(copy, path, readable, BlockReader.open(readable, expectation(one)))
@@ -343,6 +354,10 @@ def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Findin
     except BaseException:
         file.close()
         raise
+
+
+def _cannot_be_opened(copy: CopyPlace, path: Path, error: OSError) -> _Finding:
+    return _wrong(copy, path, 0, f"the file cannot be opened: {error.strerror}", error)
 
 
 def _wrong(copy: CopyPlace, path: Path, offset_bytes: int, reason: str, error: Exception | None) -> _Finding:
@@ -406,7 +421,7 @@ def ask_block(one: BlockSlice, question: Callable[[BlockReader], T], env: Enviro
             findings.append(_wrong(copy, opened.path, *place_and_reason(error), error))
             continue
         finally:
-            opened.file.close()
+            opened.close()
         for finding in findings:
             if finding.is_bad:
                 _leave_report(one, finding, one.first, one.end, env)
