@@ -324,6 +324,9 @@ class DeadlineFile:
         self.path, self._inner, self.opened_size = path, inner, inner.opened_size
         self._volume, self._timeout_s = files.volume(path), files.timeout_s
 
+    def run(self, call: Callable[[], T]) -> T:
+        return self._volume.run(call, self._timeout_s)
+
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         return self._volume.run(partial(self._inner.read_at, offset_bytes, size), self._timeout_s)
 
@@ -377,6 +380,11 @@ def together(files: Files, path: Path, call: Callable[[], T]) -> T:
     Handing a call to a thread takes longer than most calls do.
     """
     return files.run(path, call) if isinstance(files, DeadlineFiles) else call()
+
+
+def on_file(file: File, call: Callable[[], T]) -> T:
+    """Return what `call` returns; all that it does with the open file has one deadline, and one thread."""
+    return file.run(call) if isinstance(file, DeadlineFile) else call()
 
 
 class VolumeCall(Generic[T]):

@@ -7,6 +7,7 @@ then columns that point into that buffer. docs/formats/block.md, section 9, says
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +27,11 @@ from storage_core.block.format import (
 )
 from storage_core.block.opening import Opened, open_block, reread
 from storage_core.block.payload import LEAD_SIZE, check_payload, decode_payload, decode_sizes
+from storage_core.block.pieces import ReadMemory, pieces
 from storage_core.block.projection import Projection
 from storage_core.block.request import FrameRequest, FrameSelection, select_frames
 from storage_core.block.runs import SequenceRuns
+from storage_core.deadlines import on_file
 from storage_core.errors import CorruptFrameError
 from storage_core.files import File
 
@@ -71,6 +74,10 @@ class BlockReader:
     def name(self) -> str:
         """The file, for messages."""
         return self._name
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     @property
     def codec(self) -> str:
@@ -122,24 +129,34 @@ class BlockReader:
             sizes.append(of_frame)
         return self.footer.runs, np.concatenate(sizes)
 
-    def verify(self, first_sequence: int = 0, content: bool = False) -> Iterator[FrameDamage]:
+    def verify(
+        self, first_sequence: int = 0, content: bool = False, memory: ReadMemory | None = None
+    ) -> Iterator[FrameDamage]:
         """Read the whole file again and yield all damage: every bit of it is looked at.
 
         `first_sequence` is that of relative 0, for the sequences in the reports. A block that was opened without
         expectation is decoded and validated as well. `content`: so is every block, and compared with what the footer
-        says of its messages; for a manifest that came from outside with its blocks. Raises OSError from the file.
+        says of its messages; for a manifest that came from outside with its blocks. `memory`: that of another block,
+        which is not read any more. Raises OSError from the file.
         """
-        for defect in reread(self._file, self._opened):
-            yield FrameDamage(self._name, defect.offset_bytes, -1, 0, 0, 0, defect.reason)
+        for around in on_file(self._file, lambda: list(reread(self._file, self._opened))):
+            yield FrameDamage(self._name, around.offset_bytes, -1, 0, 0, 0, around.reason)
         projection = Projection(self.footer, FrameRequest(first_sequence=first_sequence), self._everything())
         frames = self.footer.frames
-        buffer = bytearray(int(np.diff(frames.offsets).max()))
         check, whole = (ContentCheck(self.footer) if content else None), True
-        for position in range(frames.count):
-            lost, defect_found = self._verify_frame(position, memoryview(buffer), check)
-            if defect_found is not None:
-                yield self._damage(projection, position, defect_found, lost)
-                whole = False
+        memory = memory or ReadMemory()
+        for first, end in pieces(frames.offsets):
+            try:
+                looked_at = on_file(self._file, partial(self._verify_frames, first, end, memory))
+            except OSError:
+                memory.drop()
+                raise
+            for position, (lost, defect) in enumerate(looked_at, first):
+                if defect is None and not (self._opened.vouched and check is None):
+                    lost, defect = self._verify_content(position, check)
+                if defect is not None:
+                    yield self._damage(projection, position, defect, lost)
+                    whole = False
         wrong = check.finish() if check is not None and whole else ""
         if wrong:
             yield FrameDamage(self._name, frames.end_offset, -1, 0, 0, 0, f"footer: {wrong}")
@@ -230,24 +247,32 @@ class BlockReader:
         positions = self.footer.frames.messages.tolist()
         return FrameSelection(positions, [True] * len(positions), 0, self.footer.row_count)
 
-    def _verify_frame(
-        self, position: int, buffer: memoryview, check: ContentCheck | None
-    ) -> tuple[bool, Defect | None]:
-        """Return whether messages are lost, and what is wrong with the frame or its padding."""
+    def _verify_frames(self, first: int, end: int, memory: ReadMemory) -> list[tuple[bool, Defect | None]]:
+        """Read neighbouring frames; return of each whether messages are lost, and what is wrong with it."""
+        bounds = self.footer.frames.offsets[first : end + 1].tolist()
+        room = memory.room(bounds[-1] - bounds[0])
+        room = room[: self._file.read_into(bounds[0], room)]
+        ends = zip(bounds[:-1], bounds[1:], strict=True)
+        parts = [room[lo - bounds[0] : hi - bounds[0]] for lo, hi in ends]
+        return [self._verify_frame(position, part) for position, part in enumerate(parts, first)]
+
+    def _verify_frame(self, position: int, found: memoryview) -> tuple[bool, Defect | None]:
+        """Return whether messages are lost, and what is wrong with a frame or its padding; `found` is all of it."""
         frames = self.footer.frames
         offset, extent = int(frames.offsets[position]), int(frames.offsets[position + 1] - frames.offsets[position])
         size = FRAME_HEADER_SIZE + int(frames.payload_sizes[position])
-        found = self._file.read_into(offset, buffer[:extent])
-        defect = self._frame_defect(position, buffer[: min(found, size)], size, verify=True)
-        is_messages = int(frames.kinds[position]) == KIND_MESSAGES
+        defect = self._frame_defect(position, found[:size], size, verify=True)
         if defect is not None:
-            return is_messages, defect
-        padding = bytes(buffer[size:found])
+            return int(frames.kinds[position]) == KIND_MESSAGES, defect
+        padding = bytes(found[size:])
         if padding != bytes(extent - size):
             what = f"padding of frame {position}"
             return False, Defect(self._name, offset + size, what, f"{extent - size} zero bytes", padding.hex())
-        if self._opened.vouched and check is None:
-            return False, None
+        return False, None
+
+    def _verify_content(self, position: int, check: ContentCheck | None) -> tuple[bool, Defect | None]:
+        """Return the same of what is in a frame that is as it was written."""
+        is_messages = int(self.footer.frames.kinds[position]) == KIND_MESSAGES
         try:
             if is_messages:
                 self._decode(position, _EVERY_FIELD, verify=True, check=check)

@@ -14,6 +14,7 @@ of it happens under the volume's lock, so a `.repair` file that is met there is 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from storage_core.block.format import (
     decode_trailer,
     digest_of,
 )
+from storage_core.block.pieces import ReadMemory
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import File
@@ -125,36 +127,65 @@ def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None 
 
 
 def look(
-    block: LiveBlock, blocks: BlockStore, stream: StreamState, afresh: bool = False, row: np.void | None = None
+    block: LiveBlock,
+    blocks: BlockStore,
+    stream: StreamState,
+    afresh: bool = False,
+    row: np.void | None = None,
+    memory: ReadMemory | None = None,
 ) -> list[Wrong]:
     """Read one copy from end to end; return what is wrong with it, but for what is settled. Never raises.
 
     `afresh`: from the disk, past the page cache. `row`: what a manifest says of the block that is not this store's own;
-    then it has to say what the footer says, and all messages are validated.
+    then it has to say what the footer says, and all messages are validated. `memory`: to read into, for many blocks.
     """
     try:
-        file = blocks.open(block.written_as, block.block_id, afresh)
-    except (FileNotFoundError, NotADirectoryError):
-        return [Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)]
-    except OSError as error:
-        raise_if_of_process(error)
-        return [Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)]
+        reader = blocks.on_volume(partial(_open_reader, block, blocks, afresh))()
+    except OSError as error:  # no answer in time
+        reader = _unopened(block, error)
+    if isinstance(reader, Wrong):
+        return [reader]
     try:
-        reader = BlockReader.open(file, block.expected)
         if row is not None:
             check_row(row, reader, stream)
         found = [
             Wrong(damage.frame, damage.offset_bytes, damage.first, damage.end, damage.reason)
-            for damage in reader.verify(block.first, content=row is not None)
+            for damage in reader.verify(block.first, content=row is not None, memory=memory)
         ]
         return [wrong for wrong in found if not wrong.is_settled(stream)]
     except (StorageError, OSError) as error:
-        raise_if_of_process(error)
-        offset_bytes, reason = place_and_reason(error)
-        disk = error if isinstance(error, OSError) else None
-        return [Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)]
+        return [_unread(block, error)]
     finally:
+        reader.close()
+
+
+def _open_reader(block: LiveBlock, blocks: BlockStore, afresh: bool) -> BlockReader | Wrong:
+    try:
+        file = blocks.open(block.written_as, block.block_id, afresh)
+    except (FileNotFoundError, NotADirectoryError):
+        return Wrong(STRUCTURE, 0, block.first, block.end, "the file is missing", is_missing=True)
+    except OSError as error:
+        return _unopened(block, error)
+    try:
+        return BlockReader.open(file, block.expected)
+    except (StorageError, OSError) as error:
         file.close()
+        return _unread(block, error)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _unopened(block: LiveBlock, error: OSError) -> Wrong:
+    raise_if_of_process(error)
+    return Wrong(STRUCTURE, 0, block.first, block.end, f"the file cannot be opened: {error}", error=error)
+
+
+def _unread(block: LiveBlock, error: StorageError | OSError) -> Wrong:
+    raise_if_of_process(error)
+    offset_bytes, reason = place_and_reason(error)
+    disk = error if isinstance(error, OSError) else None
+    return Wrong(STRUCTURE, offset_bytes, block.first, block.end, reason, error=disk)
 
 
 def check_row(row: np.void, reader: BlockReader, stream: StreamState | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from storage_core.block.pieces import ReadMemory
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
@@ -180,13 +181,17 @@ def check_blocks(
     placed = [[counted[one] for one in stream.placement if one in counted] for stream in streams]
     total = sum(len(stream.blocks) * len(there) for stream, there in zip(streams, placed, strict=True))
     done = 0
+    memories = {volume_id: ReadMemory() for volume_id in counted}
     for stream, there in zip(streams, placed, strict=True):
         rows = stream.blocks.rows
         if stream.incarnation <= start[0]:
             passed = len(rows) if stream.incarnation < start[0] else int(np.searchsorted(rows["first"], start[1]))
             rows, done = rows[passed:], done + passed * len(there)
         for chunk in _chunks(live_blocks(state, stream, rows), ahead_size_max):
-            calls = [partial(_look_at, chunk, volume, stream, env, volume.volume_id in afresh) for volume in there]
+            calls = [
+                partial(_look_at, chunk, volume, stream, volume.volume_id in afresh, memories[volume.volume_id])
+                for volume in there
+            ]
             results = env.parallel(calls)
             for result in results:
                 if isinstance(result, BaseException):
@@ -241,9 +246,9 @@ def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlo
 
 
 def _look_at(
-    blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, env: Environment, afresh: bool
+    blocks: Sequence[LiveBlock], volume: Volume, stream: StreamState, afresh: bool, memory: ReadMemory
 ) -> list[list[Wrong]]:
-    return [look(block, volume.blocks, stream, afresh) for block in blocks]
+    return [look(block, volume.blocks, stream, afresh, memory=memory) for block in blocks]
 
 
 def block_damage(checked: Checked, volumes: Sequence[Volume]) -> list[Damage]:
