@@ -202,17 +202,22 @@ class LimitExceededError(StorageError):
     value: int | None = None  # of the limit
     present: int | None = None  # what the stream has of it
     given: int | None = None  # what came in addition
+    subject: str | None = None  # whose limit it is
 
-    def __init__(self, stream: str, limit: str, value: int, present: int, given: int) -> None:
-        super().__init__(stream, limit, value, present, given)
+    def __init__(
+        self, stream: str, limit: str, value: int, present: int, given: int, subject: str | None = None
+    ) -> None:
+        super().__init__(stream, limit, value, present, given, subject)
         self.stream, self.limit, self.value, self.present, self.given = stream, limit, value, present, given
+        self.subject = subject
 
     def sentence(self) -> str:
-        key = (self.limit or "").removeprefix("max_")
+        key = (self.limit or "").removeprefix("max_").removesuffix("_per_subject")
         unit = {"msgs": "messages"}.get(key, key if key in ("bytes", "consumers", "streams") else "")
         where = f"stream {self.stream!r}" if self.stream else "the whole store"
+        has = "it has" if self.subject is None else f"subject {self.subject!r} has"
         return (
-            f"{where}: {self.limit} is {self.value} {unit}; it has {self.present}, and "
+            f"{where}: {self.limit} is {self.value} {unit}; {has} {self.present}, and "
             f"{self.given} more came. Nothing was stored"
         )
 

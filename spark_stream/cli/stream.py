@@ -38,11 +38,13 @@ from spark_stream.cli.stream_options import (
     DenyPurgeOption,
     DescriptionOption,
     DiscardOption,
+    DiscardPerSubjectOption,
     DupeWindowOption,
     MaxAgeOption,
     MaxBytesOption,
     MaxConsumersOption,
     MaxMessagesOption,
+    MaxPerSubjectOption,
     MessageSizeOption,
     MetadataOption,
     ReplicasOption,
@@ -75,9 +77,11 @@ def add(
     max_msgs: MaxMessagesOption = None,
     max_bytes: MaxBytesOption = None,
     max_age: MaxAgeOption = None,
+    max_msgs_per_subject: MaxPerSubjectOption = None,
     max_consumers: MaxConsumersOption = None,
     retention: RetentionOption = None,
     discard: DiscardOption = None,
+    discard_per_subject: DiscardPerSubjectOption = None,
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
@@ -114,9 +118,11 @@ def edit(
     max_msgs: MaxMessagesOption = None,
     max_bytes: MaxBytesOption = None,
     max_age: MaxAgeOption = None,
+    max_msgs_per_subject: MaxPerSubjectOption = None,
     max_consumers: MaxConsumersOption = None,
     retention: RetentionOption = None,
     discard: DiscardOption = None,
+    discard_per_subject: DiscardPerSubjectOption = None,
     dupe_window: DupeWindowOption = None,
     deny_delete: DenyDeleteOption = None,
     deny_purge: DenyPurgeOption = None,
@@ -275,8 +281,12 @@ def _over_limits(store: "Store", config: dict[str, Any]) -> str:
     excess = store.excess(config)
     if excess is None:
         return ""
-    messages = counted(excess.message_count, "message")
-    return f"{messages} ({show_size(excess.data_size)}) below sequence {excess.low_watermark}"
+    messages = f"{counted(excess.message_count, 'message')} ({show_size(excess.data_size)})"
+    below, count = f"below sequence {excess.low_watermark}", len(excess.sequences)
+    if not count:
+        return f"{messages} {below}"
+    over = "over the limit of their subjects"
+    return f"{messages} {over}" if count == excess.message_count else f"{messages}, {count} {over}, the others {below}"
 
 
 def _summaries(store: "Store") -> list[dict[str, Any]]:
@@ -379,9 +389,10 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         ("max messages", "no limit" if config["max_msgs"] < 0 else config["max_msgs"]),
         ("max bytes", "no limit" if config["max_bytes"] < 0 else show_size(config["max_bytes"])),
         ("max age", format_duration(config["max_age"]) if config["max_age"] else "no limit"),
+        *([("max per subject", config["max_msgs_per_subject"])] if config["max_msgs_per_subject"] >= 0 else []),
         ("max consumers", "no limit" if config["max_consumers"] < 0 else config["max_consumers"]),
         *([("retention", config["retention"])] if config["retention"] != "limits" else []),
-        ("discard", config["discard"]),
+        ("discard", config["discard"] + (", per subject" if config["discard_new_per_subject"] else "")),
         ("dupe window", format_duration(config["duplicate_window"])),
         ("deny delete", config["deny_delete"]),
         ("deny purge", config["deny_purge"]),

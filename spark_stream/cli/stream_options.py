@@ -33,6 +33,10 @@ MaxBytesOption = Annotated[
 MaxAgeOption = Annotated[
     str | None, typer.Option("--max-age", metavar="DURATION", help="Age at which messages go: 1h, 7d; 0 for no limit.")
 ]
+MaxPerSubjectOption = Annotated[
+    int | None,
+    typer.Option("--max-msgs-per-subject", metavar="N", help="Messages of one subject at most; -1 for no limit."),
+]
 MaxConsumersOption = Annotated[
     int | None, typer.Option("--max-consumers", metavar="N", help="Durable consumers at most; -1 for no limit.")
 ]
@@ -42,6 +46,13 @@ RetentionOption = Annotated[
 ]
 DiscardOption = Annotated[
     str | None, typer.Option("--discard", metavar="old|new", help="Full: remove the oldest, or refuse new messages.")
+]
+DiscardPerSubjectOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--discard-per-subject/--no-discard-per-subject",
+        help="With --discard new: refuse messages of a subject that has its number.",
+    ),
 ]
 DupeWindowOption = Annotated[
     str | None, typer.Option("--dupe-window", metavar="DURATION", help="How long message ids are kept: 2m, 1h30m.")
@@ -93,9 +104,11 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "max_msgs": ("max_msgs", int),
     "max_bytes": ("max_bytes", lambda text: parse_size(text, "--max-bytes")),
     "max_age": ("max_age", lambda text: 0 if text == "-1" else parse_duration_option(text, "--max-age")),
+    "max_msgs_per_subject": ("max_msgs_per_subject", int),
     "max_consumers": ("max_consumers", int),
     "retention": ("retention", lambda text: "workqueue" if text == "work" else str(text)),
     "discard": ("discard", str),
+    "discard_per_subject": ("discard_new_per_subject", bool),
     "dupe_window": ("duplicate_window", lambda text: parse_duration_option(text, "--dupe-window")),
     "deny_delete": ("deny_delete", bool),
     "deny_purge": ("deny_purge", bool),

@@ -9,7 +9,7 @@ from storage_core.metadata.commands import Abort, Append, AppendedBlocks, MergeB
 from storage_core.metadata.config import NEW
 from storage_core.metadata.manifest import EXPIRY_DTYPE, decode_blocks, equals_any
 from storage_core.metadata.merging import apply_to as merged
-from storage_core.metadata.removals import drop_below
+from storage_core.metadata.removals import REASONS, drop_below
 from storage_core.metadata.results import AppendDone, Done, Place, Refused, Result, refuse, refuse_with
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.skipped import taken_away
@@ -53,6 +53,8 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
             state = _without_msg_ids(state, stream)
         present = stream
         stream, dead, result = _with_blocks(stream, part, place, time_ns)
+        if part.superseded:
+            state, stream = _without_superseded(state, stream, part, time_ns)
         _check_limits(present, stream)
         if len(dead):
             state = replace(state, pending_deletes=add_pending_deletes(state.pending_deletes, stream, dead, time_ns))
@@ -67,6 +69,19 @@ def append(state: StoreState, place: Place, time_ns: int, command: Append) -> tu
         writer = _with_batch(state.writers.get(command.writer), command, stored, SEQUENCE_MAX)
         state = replace(state, writers={**state.writers, command.writer: writer})
     return decided(state, place, command.transaction, COMMITTED), AppendDone(appended, False)
+
+
+def _without_superseded(
+    state: StoreState, stream: StreamState, part: AppendedBlocks, time_ns: int
+) -> tuple[StoreState, StreamState]:
+    """Return both without what the limits of subjects take; consumers that had not acknowledged it have missed it."""
+    superseded = SequenceSet.decode(part.superseded).clip(stream.low_watermark, stream.next_sequence)
+    gone = stream.removed.left_of(superseded)
+    _, why = REASONS["limits"]
+    stream, events = taken_away(stream, gone, time_ns, why)
+    stream = replace(stream, removed=stream.removed.union(gone))
+    state = with_events(state, events, time_ns)
+    return drop_below(state, stream, stream.low_watermark, time_ns, gone, part.superseded_size)
 
 
 def _check_limits(before: StreamState, after: StreamState) -> None:

@@ -1,7 +1,7 @@
 """Configuration of streams and of a store: the keys, their defaults, and what is refused.
 
 Names and meanings are those of JetStream where it has them. A key whose meaning this version does not carry out is
-refused by name unless it asks for what happens anyway (`max_msgs_per_subject=-1` keeps all of them, and so do we).
+refused by name unless it asks for what happens anyway (`subject_delete_marker_ttl=0` makes none, and nor do we).
 """
 
 import re
@@ -37,8 +37,6 @@ MAX_AGE_MIN_NS = 100_000_000  # as in JetStream
 
 # Keys that JetStream or the contract knows and that mean nothing here yet, with the value that changes nothing.
 _NOT_YET: dict[str, tuple[object, ...]] = {
-    "max_msgs_per_subject": (-1, 0),
-    "discard_new_per_subject": (False,),
     "storage": ("file",),
     "no_ack": (False,),
     "first_seq": (0, 1),
@@ -57,11 +55,13 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "allow_msg_counter": (False,),
     "allow_msg_schedules": (False,),
 }
-_LIMITS = ("max_msgs", "max_bytes", "max_consumers")  # of a whole stream; -1 and 0 both are no limit, as in JetStream
+_LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject", "max_consumers")  # -1 and 0 both are none, as in JetStream
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
 _NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
-_FLAGS = ("deny_delete", "deny_purge", "allow_rollup_hdrs", "allow_msg_ttl", "sealed")
+_FLAGS = (
+    "deny_delete", "deny_purge", "allow_rollup_hdrs", "allow_msg_ttl", "discard_new_per_subject", "sealed",
+)  # fmt: skip
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +74,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_msgs: int = -1
     max_bytes: int = -1  # of subjects, headers and data
     max_age: int = 0  # by the time of the message; 0 is no limit
+    max_msgs_per_subject: int = -1  # the newest are kept, or with discard_new_per_subject the oldest
     max_consumers: int = -1
     retention: str = LIMITS
     discard: str = OLD
+    discard_new_per_subject: bool = False
     duplicate_window: int = 2 * MINUTE_NS
     compression: str = "zstd"
     deny_delete: bool = False
@@ -222,6 +224,11 @@ def _check_limits(config: StreamConfig) -> None:
         raise ValueError(f"max_age: {format_duration(config.max_age)} is not 0 (no limit) or 100ms and more")
     if config.discard not in (OLD, NEW):
         raise ValueError(f"discard: {config.discard!r} is unknown; valid values are {OLD} and {NEW}")
+    if config.discard_new_per_subject and (config.discard != NEW or config.max_msgs_per_subject < 0):
+        raise ValueError(
+            f"discard_new_per_subject: it needs discard {NEW} and a max_msgs_per_subject; the stream has discard "
+            f"{config.discard} and max_msgs_per_subject {config.max_msgs_per_subject}"
+        )
     if config.retention not in RETENTIONS:
         raise ValueError(f"retention: {config.retention!r} is unknown; valid values are {', '.join(RETENTIONS)}")
     if config.allow_rollup_hdrs and config.deny_purge:

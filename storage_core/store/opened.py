@@ -33,6 +33,7 @@ from storage_core.store.writing import appends, removal
 from storage_core.store.writing.appends import CommitResult, WriterBatch
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits, may_go
+from storage_core.store.writing.per_subject import SubjectIndex
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.retention import release
 from storage_core.store.writing.staging import StagedBlock, Transaction
@@ -49,7 +50,7 @@ class OpenStore:
 
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
-        self._window, self._limits = MsgIdWindow(), Limits(env)
+        self._window, self._limits, self._subjects = MsgIdWindow(), Limits(env), SubjectIndex(env)
         self._commits = CommitGroups(partial(self.session, may_assume=True))
         self.read_only = read_only
 
@@ -209,7 +210,7 @@ class OpenStore:
         """
         return self._commits.run(
             lambda session: appends.commit(
-                session, transaction, staged, writer, overwrite, self._window, self._limits, self._env
+                session, transaction, staged, writer, overwrite, self._window, self._limits, self._subjects, self._env
             )
         )
 

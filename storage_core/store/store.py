@@ -29,7 +29,7 @@ from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
 from storage_core.store.stream import Stream
 from storage_core.store.volume import placement
-from storage_core.store.writing import appends
+from storage_core.store.writing import appends, per_subject
 from storage_core.store.writing.limits import Excess, Limits
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Store(OpenStore):
             with session.group():
                 session.propose(EditStream(stream.incarnation, merged))
                 self.release(session, stream.incarnation)
-                appends.enforce(session, stream.incarnation, self._limits)
+                appends.enforce(session, stream.incarnation, self._limits, "max_msgs_per_subject" in given)
         return Stream(self, stream.incarnation, name)
 
     def excess(self, config: StreamConfig | Mapping[str, Any]) -> Excess | None:
@@ -213,7 +213,12 @@ class Store(OpenStore):
         state = self.state()
         stream = self.stream_state(str(given.get("name")), state)
         merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-        return Limits(self._env).excess(state, replace(stream, config=merged), self.volumes())
+        edited = replace(stream, config=merged)
+        over = Limits(self._env).excess(state, edited, self.volumes())
+        if "max_msgs_per_subject" not in given:
+            return over
+        left = replace(edited, low_watermark=over.low_watermark) if over is not None else edited
+        return per_subject.added(over, edited, *per_subject.excess(state, left, self.volumes(), self._env))
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""

@@ -39,9 +39,12 @@ def blocks(
     hidden: Sequence[int] = (),
     holes: Sequence[int] = (),
     overwrite: bool = False,
+    superseded: Sequence[int] = (),
+    superseded_size: int = 0,
     seed: int | None = None,
 ) -> AppendedBlocks:
     """Return blocks of these spans; each message has `size` bytes. `hidden`: duplicates, `holes`: no rows, relative.
+    `superseded`: absolute.
 
     `seed`: what the ids of the blocks are made of; None: nobody else's.
     """
@@ -60,7 +63,8 @@ def blocks(
     gone = SequenceSet.from_sequences([*hidden, *holes])
     return AppendedBlocks(
         incarnation, encode_blocks(rows), sets, which.tobytes(), gone.encode() if gone else b"",
-        len(hidden), len(hidden) * size, overwrite,
+        len(hidden), len(hidden) * size, overwrite, b"",
+        SequenceSet.from_sequences(superseded).encode() if superseded else b"", superseded_size,
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class ModelStream:
     batches: dict[tuple[str, str], Any] = field(default_factory=dict)  # by (writer, batch)
     consumers: dict[str, "ModelConsumer"] = field(default_factory=dict)
     max_msgs: int = -1
+    max_msgs_per_subject: int = -1
     is_left_over: bool = False  # what is over the limit stays for now
 
     def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
@@ -61,8 +62,13 @@ class ModelStream:
                     seen_now[row.msg_id] = self.next_sequence
             self.next_sequence += 1
         self.msg_ids.update({msg_id: (sequence, now_ns) for msg_id, sequence in seen_now.items()})
+        self.enforce_limit_of_subjects()
         self.enforce_limit()
         return range(first, self.next_sequence)
+
+    def enforce_limit_of_subjects(self) -> None:
+        for subject in {row.subject for row in self.messages.values()} if self.max_msgs_per_subject >= 0 else ():
+            self.purge(subject, keep=self.max_msgs_per_subject)
 
     def enforce_limit(self) -> None:
         over = len(self.messages) - self.max_msgs

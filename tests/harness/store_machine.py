@@ -33,6 +33,7 @@ from storage_core.store.writing.staging import StagedBlock, Transaction
 
 NAMES = ("a", "b")
 MAX_SIZE = 64  # bytes of a message
+PER_SUBJECT = {"a": -1, "b": 2}  # max_msgs_per_subject
 TIMES = st.integers(0, 50)
 PROCESSES = st.integers(0, 1)
 SEQUENCES = st.integers(1, 40)
@@ -104,13 +105,13 @@ class StoreMachine(RuleBasedStateMachine):
     def add(self, process: int, name: str, codec: str) -> None:
         config = {
             "name": name, "subjects": [f"{name}.>"], "block_max_msgs": 3, "duplicate_window": "1h",
-            "max_msg_size": MAX_SIZE, "compression": codec,
+            "max_msg_size": MAX_SIZE, "compression": codec, "max_msgs_per_subject": PER_SUBJECT[name],
         }  # fmt: skip
         if name in self.model.streams:
             self.refused(lambda: self.stores[process].add_stream(config), AlreadyExistsError)
         else:
             self.incarnations[name] = self.stores[process].add_stream(config).incarnation
-            self.model.streams[name] = ModelStream()
+            self.model.streams[name] = ModelStream(max_msgs_per_subject=PER_SUBJECT[name])
 
     @precondition(lambda self: self.step % 8 == 0)
     @rule(process=PROCESSES, name=st.sampled_from(NAMES))

@@ -33,6 +33,7 @@ _NOTHING: tuple[object, ...] = (None, False, 0, -1, "", [], {})  # values that a
 # Taken care of, or of no use here.
 _OURS = ("name", "subjects", "num_replicas", "storage", "Created", "created", "metadata", "first_seq")
 _CONSUMER_OURS = ("name", "Name", "durable_name", "Created", "created", "num_replicas", "max_waiting", "metadata")
+_LAST = ("discard_new_per_subject",)  # of a stream, since others have to be there first
 _CODECS = {"s2": "lz4"}  # what stands for a codec that we do not write
 # Keys of STAN's subscriptions that say who read, not how.
 _STAN_IDENTITY = ("id", "client_id", "queue_group", "is_offline", "inbox", "ack_inbox")
@@ -99,7 +100,7 @@ def stream_config(name: str, foreign: ForeignStream, num_replicas: int) -> tuple
     except ValueError as error:
         notes.append(f"it takes every subject (>) here: {error}")
         values["subjects"] = [">"]
-    for key, value in foreign.config.items():
+    for key, value in sorted(foreign.config.items(), key=lambda item: item[0] in _LAST):
         if key in _OURS or value in _NOTHING:
             continue
         if key == "max_age":

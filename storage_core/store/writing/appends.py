@@ -12,7 +12,7 @@ it.
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
 from storage_core.errors import DiskFullError, RequirementError, StorageError
 from storage_core.metadata import machine
-from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents
+from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents, Remove
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
@@ -37,12 +37,13 @@ from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import expiry, rollups
+from storage_core.store.writing import expiry, per_subject, rollups
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
 from storage_core.store.writing.orphans import transaction_of
+from storage_core.store.writing.per_subject import SubjectIndex, Superseded
 from storage_core.store.writing.retention import release
 from storage_core.store.writing.staging import StagedBlock, Transaction, WriteFailure, WriteTarget
 
@@ -167,6 +168,7 @@ def commit(
     overwrite: Sequence[str],
     window: MsgIdWindow,
     limits: Limits,
+    subjects: SubjectIndex,
     env: Environment,
 ) -> CommitResult:
     """Name the staged blocks; see Store.commit."""
@@ -200,10 +202,19 @@ def commit(
         for name in chosen:  # what is too old makes room, where there is none for anything new
             enforce(session, transaction.targets[name].incarnation, limits)
         parts = [
-            _part(session, transaction.targets[name], blocks, name in overwrite, window, env, transaction.is_local)
+            _part(
+                session, transaction.targets[name], blocks, name in overwrite, window, subjects, env,
+                transaction.is_local,
+            )
             for name, blocks in chosen.items()
-        ]
-        result = session.propose(_append(transaction, parts, writer, content))
+        ]  # fmt: skip
+        result = session.propose(_append(transaction, [part for part, _ in parts], writer, content))
+        assert isinstance(result, machine.AppendDone)
+        for name, (_, superseded) in zip(chosen, parts, strict=True):
+            if superseded is not None:
+                stream = session.state.by_incarnation(transaction.targets[name].incarnation)
+                assert stream is not None, name  # appended to just now
+                subjects.appended(stream, superseded.new, result.appended[name].first, result.appended[name].end)
     assert isinstance(result, machine.AppendDone)
     for name in {block.stream for block in staged if block.has_rollup} & result.appended.keys():
         got = result.appended[name]
@@ -223,17 +234,23 @@ def commit(
     return CommitResult(appended, result.already)
 
 
-def enforce(session: Session, incarnation: bytes, limits: Limits) -> int:
+def enforce(session: Session, incarnation: bytes, limits: Limits, all_subjects: bool = False) -> int:
     """Remove what the stream has over its limits; return how many messages that were.
 
-    Where the block at the edge cannot be read now, that is left to whoever writes next: the limits are there for room,
-    and what is stored stays stored.
+    `all_subjects`: also over those of single subjects, which every append keeps to. Where the block at the edge cannot
+    be read now, that is left to whoever writes next: the limits are there for room, and what is stored stays stored.
     """
     stream = session.state.by_incarnation(incarnation)
     if stream is None:
         return 0
     count = 0
-    for ask in (partial(expiry.command, limits=limits), limits.command):
+    questions: list[Callable[[StoreState, StreamState, Sequence[Volume]], Remove | None]] = [
+        partial(expiry.command, limits=limits),
+        limits.command,
+    ]
+    if all_subjects:
+        questions.append(partial(per_subject.command, env=limits.env))
+    for ask in questions:
         stream = session.state.by_incarnation(incarnation)
         assert stream is not None, incarnation
         try:
@@ -346,17 +363,18 @@ def _part(
     blocks: list[StagedBlock],
     overwrite: bool,
     window: MsgIdWindow,
+    subjects: SubjectIndex,
     env: Environment,
     is_own: bool,
-) -> AppendedBlocks:
-    """Return what the append adds to one stream, after a look at the files."""
+) -> tuple[AppendedBlocks, Superseded | None]:
+    """Return what the append adds to one stream, after a look at the files, and what it takes the place of."""
     state, stream = session.state, session.state.by_incarnation(target.incarnation)
     assert stream is not None, target.stream  # the command was checked
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     sets: dict[tuple[str, ...], int] = {}
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
-    first = 0
+    first, is_limited = 0, stream.config.max_msgs_per_subject >= 0
     copies = good_copies(session, stream, blocks, env, is_own)
     for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
@@ -367,18 +385,23 @@ def _part(
         )  # fmt: skip
         if summary.subjects is not None:
             set_of[at] = sets.setdefault(summary.subjects, len(sets) + 1)
-        if summary.msg_id_count:
+        if summary.msg_id_count or is_limited:
             slices.append(_whole_block(state, stream, block, held, first))
         first += summary.span
     removed, size = SequenceSet.empty(), 0
-    if slices and stream.config.duplicate_window:
+    if any(block.summary.msg_id_count for block in blocks) and stream.config.duplicate_window:
         found = np.concatenate([ask_block(one, msg_ids, env) + _place_of(one) for one in slices])
         again = _again(found)
         if not overwrite:
             again |= window.seen(state, stream, session.volumes, found[:, :2], env)
         removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
-    return AppendedBlocks(
+    superseded = None
+    subjects.check(stream)
+    if is_limited:
+        names = _subjects_of(blocks)
+        superseded = subjects.superseded(state, stream, session.volumes, slices, removed, names, overwrite)
+    part = AppendedBlocks(
         incarnation=target.incarnation,
         rows=encode_blocks(rows),
         subject_sets=tuple(sets),
@@ -388,7 +411,17 @@ def _part(
         duplicate_size=size,
         overwrite=overwrite,
         expires=_expires(blocks),
+        superseded=superseded.sequences.encode() if superseded and superseded.sequences else b"",
+        superseded_size=superseded.data_size if superseded else 0,
     )
+    return part, superseded
+
+
+def _subjects_of(blocks: Sequence[StagedBlock]) -> list[str] | None:
+    """Return the subjects of the blocks' messages; None where a block has more than it lists."""
+    listed = [block.summary.subjects for block in blocks]
+    known = [names for names in listed if names is not None]
+    return sorted({name for names in known for name in names}) if len(known) == len(listed) else None
 
 
 def _expires(blocks: Sequence[StagedBlock]) -> bytes:

@@ -160,12 +160,13 @@ class SortedRuns:
     def hash_count(self) -> int:
         return sum(len(high) for high, _, _ in self._runs)
 
-    def add(self, hashes: np.ndarray, position: int) -> None:
-        """Take in (n, 2) uint64 hashes; `position` is what a search says of where they were met."""
+    def add(self, hashes: np.ndarray, position: int | np.ndarray) -> None:
+        """Take in (n, 2) uint64 hashes; `position`, of all or of each, is what a search says of where it was met."""
         if not len(hashes):
             return
         order = np.argsort(hashes[:, 0], kind="stable")
-        run = (hashes[order, 0], hashes[order, 1], np.full(len(hashes), position, np.int64))
+        positions = np.broadcast_to(np.asarray(position, np.int64), len(hashes))
+        run = (hashes[order, 0], hashes[order, 1], positions[order])
         while self._runs and len(self._runs[-1][0]) < 2 * len(run[0]):
             before = self._runs.pop()
             high, low, positions = (np.concatenate(pair) for pair in zip(before, run, strict=True))

@@ -14,7 +14,7 @@ max_age               messages go from the first one on, up to the first that is
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,11 +44,12 @@ _BLOCKS_KEPT_OF_ONE = 8  # a removal that touches more reads them one after anot
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a stream has over its limits: all its messages below a sequence."""
+    """What a stream has over its limits: all its messages below a sequence, and single ones behind it."""
 
     low_watermark: int
     message_count: int
     data_size: int
+    sequences: SequenceSet = field(default_factory=SequenceSet.empty)  # over the limits of their subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,13 @@ class _Column:
     sequences: SequenceSet
     values: np.ndarray  # parallel to the sequences in ascending order
     is_whole: bool = True
+
+    def of(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the numbers of these messages, which are all in the column."""
+        starts, ends = self.sequences.starts, self.sequences.ends
+        run = np.searchsorted(starts, sequences, side="right") - 1
+        numbers: np.ndarray = self.values[(np.cumsum(ends - starts) - ends)[run] + sequences]
+        return numbers
 
     @property
     def nbytes(self) -> int:

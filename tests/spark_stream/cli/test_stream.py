@@ -55,7 +55,8 @@ def test_the_config_of_one_stream_makes_another_and_options_win_over_it(jstream,
         ("{", "not JSON"),
         ("[]", "not an object"),
         ('{"max_age": 5}', "max_age"),
-        ('{"max_msgs_per_subject": 5}', "max_msgs_per_subject"),
+        ('{"max_msgs_per_subject": -5}', "max_msgs_per_subject"),
+        ('{"discard_new_per_subject": true}', "discard_new_per_subject"),
         ('{"subject": ["a"]}', "did you mean 'subjects'?"),
     ],
 )
@@ -116,6 +117,23 @@ def test_limits_are_set_as_the_nats_command_has_them(jstream) -> None:
     jstream.done("stream", "edit", "FULL", "--max-msgs", -1, "--max-bytes", -1, "--max-age", 0, "--max-consumers", -1)
     config = config_of(jstream, "FULL")
     assert [config[key] for key in wanted] == [-1, -1, 0, -1, "new"]
+
+
+def test_limits_of_subjects_are_set_and_what_they_remove_is_said_before(jstream, store) -> None:
+    jstream.done("stream", "add", "KV", "--subjects", "kv.*", "--max-msgs-per-subject", 2)
+    for subject in "abaa":
+        jstream.done("pub", f"kv.{subject}", "x")
+    dry = jstream("stream", "edit", "KV", "--max-msgs-per-subject", 1, "--dry-run")
+    assert "would remove 1 message (5 B) over the limit of their subjects\n" in dry.err
+    done = jstream("stream", "edit", "KV", "--max-msgs-per-subject", 1, "--max-msgs", 2, "--force")
+    assert "removed 2 messages (10 B), 1 over the limit of their subjects, the others below sequence 3\n" in done.err
+    words = ("--max-msgs-per-subject", 1, "--discard", "new", "--discard-per-subject")
+    jstream.done("stream", "edit", "KV", *words)
+    config = config_of(jstream, "KV")
+    assert (config["max_msgs_per_subject"], config["discard_new_per_subject"]) == (1, True)
+    refused = jstream("pub", "kv.a", "x")
+    assert (refused.code, "max_msgs_per_subject is 1 messages; subject 'kv.a' has 1" in refused.err) == (1, True)
+    assert "discard: new, per subject" in jstream.done("stream", "info", "KV")
 
 
 def test_an_edit_that_removes_messages_says_so_before_and_asks(jstream, orders) -> None:

@@ -21,9 +21,11 @@ def test_defaults() -> None:
         "max_msgs": -1,
         "max_bytes": -1,
         "max_age": 0,
+        "max_msgs_per_subject": -1,
         "max_consumers": -1,
         "retention": "limits",
         "discard": "old",
+        "discard_new_per_subject": False,
         "duplicate_window": 120_000_000_000,
         "compression": "zstd",
         "deny_delete": False,
@@ -127,8 +129,6 @@ def test_what_is_refused(key: str, value: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("key", "harmless", "asked"),
     [
-        ("max_msgs_per_subject", -1, 1),
-        ("discard_new_per_subject", False, True),
         ("no_ack", False, True),
         ("first_seq", 1, 100),
         ("mirror", None, "OTHER"),
@@ -153,6 +153,8 @@ def test_keys_that_do_nothing_yet_are_refused_by_name_unless_they_change_nothing
     ("keys", "said"),
     [
         ({"max_bytes": 100, "max_msg_size": 101}, "max_msg_size: 101 bytes are more than max_bytes, 100"),
+        ({"max_msgs_per_subject": 1, "discard_new_per_subject": True}, "discard_new_per_subject: it needs discard new"),
+        ({"discard": "new", "discard_new_per_subject": True}, "discard_new_per_subject: it needs discard new"),
         ({"max_age": "1m", "duplicate_window": "2m"}, "duplicate_window: 2m is longer than max_age, 1m"),
     ],
 )
@@ -163,7 +165,8 @@ def test_limits_that_contradict_each_other_are_refused(keys: dict[str, Any], sai
 
 
 def test_no_limit_has_two_spellings_and_the_duplicate_window_follows_a_short_max_age() -> None:
-    none = StreamConfig.from_mapping({**NAME, "max_msgs": 0, "max_bytes": 0, "max_consumers": 0, "max_age": 0})
+    keys = ("max_msgs", "max_bytes", "max_msgs_per_subject", "max_consumers", "max_age")
+    none = StreamConfig.from_mapping({**NAME, **dict.fromkeys(keys, 0)})
     assert none == StreamConfig.from_mapping(NAME)
     assert StreamConfig.from_mapping({**NAME, "max_age": "1m"}).duplicate_window == 60_000_000_000
     assert StreamConfig.from_mapping({**NAME, "max_age": "1h"}).duplicate_window == 120_000_000_000

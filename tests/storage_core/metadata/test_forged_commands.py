@@ -125,6 +125,7 @@ def commands(history: History) -> list[Command]:
         ChangePlacement(ONE, (OTHER_VOLUME, VOLUME), (EVENT,)),
         Append(transaction(3), routed, "w", "1", "q", "r", bytes(16), is_routed=True),
         Append(transaction(4), (blocks(2, overwrite=True, seed=7),), "w", "1", "q", "s", bytes(16)),
+        Append(transaction(6), (blocks(2, seed=8, superseded=[1, 4, 13], superseded_size=30),)),
         Abort(transaction(8)),
         Remove(ONE, some(1, 6), 20, low_watermark=4, reason="purge"),
         DeclareLost(ONE, some(5), 10, "no copy is left"),
@@ -173,7 +174,7 @@ def test_there_is_one_of_every_kind_and_each_is_carried_out() -> None:
     assert [step(history.state, encode_envelope(Envelope(20_000, one))) for one in tried] == ["applied"] * len(tried)
 
 
-@pytest.mark.parametrize("place", range(30))
+@pytest.mark.parametrize("place", range(31))
 def test_a_forged_command_leaves_a_state_whose_invariants_hold(place: int) -> None:
     history = lived()
     state, command = (StoreState(), INIT) if place == 0 else (history.state, commands(history)[place - 1])

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from storage_core import errors
 from storage_core.metadata.commands import (
     Abort,
+    AddConsumer,
     AddStream,
     Append,
     Command,
@@ -25,6 +26,7 @@ from storage_core.metadata.commands import (
     TakeOver,
     Unlinked,
 )
+from storage_core.metadata.consumer_config import ConsumerConfig
 from storage_core.metadata.machine import AppendDone, Done, Refused, RemoveDone
 from storage_core.metadata.shared_map import SharedMap
 from storage_core.metadata.state import (
@@ -164,6 +166,21 @@ def test_overwrite_removes_what_was_there_in_the_same_step(one: History) -> None
     assert (stream.first_sequence, stream.next_sequence, stream.message_count, stream.data_size) == (4, 6, 2, 20)
     assert (len(one.state.pending_deletes), len(one.state.replaced)) == (0, 1)
     assert len(stream.blocks) == 1
+
+
+def test_what_an_append_takes_the_place_of_goes_in_the_same_step() -> None:
+    history = History(INIT, AddStream(ONE, config(max_msgs=3, discard="new"), (VOLUME,)))
+    history.apply(Append(transaction(1), (blocks(2, seed=1),)))
+    history.apply(AddConsumer(ONE, ConsumerConfig(name="reader"), 1))
+    history.apply(Append(transaction(2), (blocks(3, seed=2, superseded=[1, 2, 4], superseded_size=30),)))
+    stream = history.stream()
+    assert (list(stream.shown().ranges()), stream.message_count, stream.data_size) == ([(3, 4), (5, 6)], 2, 20)
+    assert (len(stream.blocks), len(history.state.pending_deletes)) == (1, 1)
+    assert stream.consumers["reader"].skipped == 3
+    before = history.state
+    over = Append(transaction(3), (blocks(3, seed=3, superseded=[3], superseded_size=10),))
+    assert refusal(history.apply(over))[0] is errors.LimitExceededError
+    assert history.state is before
 
 
 def test_overwrite_is_a_purge_and_is_denied_as_one() -> None:

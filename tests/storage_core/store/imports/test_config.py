@@ -85,7 +85,10 @@ def test_a_configuration_is_taken_over_key_by_key() -> None:
 
 
 def test_limits_are_carried_over_but_not_what_would_remove_messages_at_once() -> None:
-    keys = {"max_msgs": 10, "max_bytes": 1 << 20, "max_consumers": 3, "discard": "new", "retention": "interest"}
+    keys = {
+        "discard_new_per_subject": True, "max_msgs_per_subject": 2, "max_msgs": 10, "max_bytes": 1 << 20,
+        "max_consumers": 3, "discard": "new", "retention": "interest",
+    }  # fmt: skip
     config, notes = stream_config("S", foreign(**keys, max_age=3_600_000_000_000), 1)
     assert {key: getattr(config, key) for key in keys} == keys
     assert config.max_age == 0

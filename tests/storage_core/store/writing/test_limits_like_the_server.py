@@ -60,12 +60,13 @@ class Both:
     async def begin(self) -> None:
         assert "error" not in await self.call("STREAM.CREATE.S", **self._theirs())
 
-    async def publish(self) -> None:
-        reply = json.loads((await self._client.request(SUBJECT, DATA, timeout=10)).data)
+    async def publish(self, subject: str = SUBJECT) -> None:
+        reply = json.loads((await self._client.request(subject, DATA, timeout=10)).data)
         try:
-            sequence = self._stream.publish(SUBJECT, DATA).sequence
+            sequence = self._stream.publish(subject, DATA).sequence
         except LimitExceededError as error:
-            limit = {"max_msgs": "messages", "max_bytes": "bytes"}[error.limit or ""]
+            limits = {"max_msgs": "messages", "max_bytes": "bytes", "max_msgs_per_subject": "messages per subject"}
+            limit = limits[error.limit or ""]
             assert reply["error"]["description"] == f"maximum {limit} exceeded"
         else:
             assert reply.get("seq") == sequence, reply
@@ -142,6 +143,9 @@ LIMITS: list[dict[str, Any]] = [
     {"max_msgs": 5, "discard": "new"},
     {"max_bytes": 4 * OUR_SIZE},
     {"max_msgs": 6, "max_bytes": 7 * OUR_SIZE, "discard": "new"},
+    {"max_msgs_per_subject": 2, "max_msgs": 6},
+    {"max_msgs_per_subject": 2, "max_msgs": 4, "discard": "new"},
+    {"max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": True},
 ]
 
 
@@ -151,10 +155,11 @@ def test_random_operations_leave_the_same_messages(config: dict[str, Any], tmp_p
 
     async def story(both: Both) -> None:
         last = 0
+        subjects = ("s.x", "s.y", "s.z") if "max_msgs_per_subject" in config else (SUBJECT,)
         for step in range(OPERATIONS):
             what = choose.choice(["publish"] * 6 + ["remove", "remove", "purge", "edit"])
             if what == "publish":
-                await both.publish()
+                await both.publish(choose.choice(subjects))
             elif what == "remove" and last:
                 await both.remove(choose.randint(max(1, last - 8), last))
             elif what == "purge":
@@ -162,8 +167,9 @@ def test_random_operations_leave_the_same_messages(config: dict[str, Any], tmp_p
                     **choose.choice([{"keep": choose.randint(1, 4)}, {"up_to": choose.randint(1, last + 1)}])
                 )
             elif what == "edit":
-                key = choose.choice([one for one in config if one != "discard"])
-                await both.edit(**{key: choose.randint(2, 9) * (OUR_SIZE if key == "max_bytes" else 1)})
+                key = choose.choice([one for one in config if not one.startswith("discard")])
+                lowest, highest = (1, 4) if key == "max_msgs_per_subject" else (2, 9)
+                await both.edit(**{key: choose.randint(lowest, highest) * (OUR_SIZE if key == "max_bytes" else 1)})
             last = both._stream.last_sequence
             await both.check(f"JSTREAM_NATS_SEED={SEED} {config} step {step}: {what}")
 
@@ -208,6 +214,8 @@ def test_a_sealed_stream_keeps_what_it_has(tmp_path: Path) -> None:
         {"max_age": 99_000_000},
         {"max_age": 60_000_000_000, "duplicate_window": 61_000_000_000},
         {"discard": "all"},
+        {"max_msgs_per_subject": 1, "discard_new_per_subject": True},
+        {"discard": "new", "discard_new_per_subject": True},
     ],
 )
 def test_what_the_server_refuses_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
