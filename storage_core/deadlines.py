@@ -18,7 +18,8 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,7 @@ VARIABLE = "JSTREAM_VOLUME_TIMEOUT_S"
 TIMEOUT_S = 30.0
 IDLE_S = 5.0  # after which a thread without a call ends
 THREAD_COUNT_MAX = 16  # calls of one volume at a time; those beyond wait for their turn, within their deadline
+SPREAD_COUNT_MAX = 12  # of them, that share the work of one caller: the others are for everybody else
 _INSIDE = ("meta", "streams", "reports", "owners")  # directories of a volume
 _FILES = ("lock", "reserve", "probe", "probe.new")  # files of a volume, with those of these suffixes
 _SUFFIXES = (".volume", ".creating", ".restoring", ".db", ".journal")
@@ -158,17 +160,53 @@ class _Volume:
             raise call.error
         return call.result
 
-    def _worker(self, timeout_s: float) -> _Worker | None:
-        """Return a thread that has nothing to do; None if the process gets no more, as when it ends."""
+    def spread(self, calls: "Sequence[Callable[[], T]]", timeout_s: float) -> "list[T | BaseException]":
+        """Return what the calls return or raise, in order. The caller is a thread of this volume; free ones help it.
+
+        Nobody is waited for who has not begun, so callers cannot wait for each other.
+        """
+        outcomes: list[T | BaseException] = [NotImplementedError()] * len(calls)
+        left = deque(range(len(calls)))
+
+        def work() -> None:
+            while left:
+                try:
+                    number = left.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                outcomes[number] = outcome(calls[number])
+
+        helping: list[_Call] = []
+        while len(helping) + 1 < min(len(calls), SPREAD_COUNT_MAX):
+            helper = self._worker(None)
+            if helper is None:
+                break
+            helper.call = _Call(work)
+            helping.append(helper.call)
+            helper.wake.release()
+        work()
+        for call in helping:
+            self._outcome(call, timeout_s)
+        return outcomes
+
+    def _worker(self, timeout_s: float | None) -> _Worker | None:
+        """Return a thread that has nothing to do; None if the process gets no more, as when it ends.
+
+        `timeout_s`: for how long one is waited for; None: not at all, and nothing is raised.
+        """
         with self.mutex:
             while True:
                 if self.overdue_count:
+                    if timeout_s is None:
+                        return None
                     raise self._timed_out("an earlier call has not returned yet")
                 if self.idle:
                     return self.idle.pop()
                 if self.thread_count < THREAD_COUNT_MAX:
                     self.thread_count += 1
                     break
+                if timeout_s is None:
+                    return None
                 if not self.has_room.wait(timeout_s):
                     raise self._timed_out(f"{self.thread_count} calls have not returned for {timeout_s:g} s")
         worker = _Worker(self)
@@ -237,6 +275,14 @@ class _Volume:
                 self.deferred.append(call)
                 return
         call()
+
+
+def outcome(call: Callable[[], T]) -> "T | BaseException":
+    """Return what a call returns or raises."""
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 def _quietly(call: Callable[[], None]) -> None:
@@ -385,6 +431,16 @@ def together(files: Files, path: Path, call: Callable[[], T]) -> T:
 def on_file(file: File, call: Callable[[], T]) -> T:
     """Return what `call` returns; all that it does with the open file has one deadline, and one thread."""
     return file.run(call) if isinstance(file, DeadlineFile) else call()
+
+
+def at_once(files: Files, path: Path, calls: "Sequence[Callable[[], T]]") -> "list[T | BaseException]":
+    """Return what calls on this path's volume return or raise, in order; several are made at a time, within bounds.
+
+    All of them have one deadline.
+    """
+    if not isinstance(files, DeadlineFiles) or len(calls) < 2:
+        return [outcome(call) for call in calls]
+    return files.run(path, partial(files.volume(path).spread, calls, files.timeout_s))
 
 
 class VolumeCall(Generic[T]):

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from storage_core.deadlines import VolumeCall
+from storage_core.deadlines import VolumeCall, outcome
 from storage_core.files import OS_FILES, Files
 from storage_core.objects.reached import files_of
 from storage_core.store import lock_domain as machine
@@ -24,7 +24,7 @@ THREAD_COUNT_MAX = 64  # calls beyond wait for a free one; no call waits for ano
 
 def one_after_another(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
     """Return what the calls return or raise, in order."""
-    return [_outcome(call) for call in calls]
+    return [outcome(call) for call in calls]
 
 
 def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
@@ -34,7 +34,7 @@ def in_threads(calls: Sequence[Callable[[], T]]) -> "list[T | BaseException]":
     on_volumes = [call for call in calls if isinstance(call, VolumeCall) and call.has_thread]
     if len(on_volumes) == len(calls):
         return _in_threads_of_volumes(on_volumes)
-    running = [_threads().submit(_outcome, call) for call in calls]
+    running = [_threads().submit(outcome, call) for call in calls]
     interruption: BaseException | None = None
     while not all(one.done() for one in running):
         try:
@@ -53,13 +53,13 @@ def _in_threads_of_volumes(calls: "Sequence[VolumeCall[T]]") -> "list[T | BaseEx
     outcomes: list[T | BaseException] = []
     for call in calls:
         try:
-            waiting.append(_outcome(call.begin))
+            waiting.append(outcome(call.begin))
         except BaseException as error:  # Ctrl-C: what has begun is waited for, and then it counts
             interruption = error
             break
     for wait_for_it in waiting:
         try:
-            outcomes.append(wait_for_it if isinstance(wait_for_it, BaseException) else _outcome(wait_for_it))
+            outcomes.append(wait_for_it if isinstance(wait_for_it, BaseException) else outcome(wait_for_it))
         except BaseException as error:
             interruption = error
     if interruption is not None:
@@ -74,13 +74,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)
-
-
-def _outcome(call: Callable[[], T]) -> "T | BaseException":
-    try:
-        return call()
-    except Exception as error:
-        return error
 
 
 @dataclass(frozen=True, slots=True)

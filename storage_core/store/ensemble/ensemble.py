@@ -134,8 +134,10 @@ class Metadata:
         """Take in the volumes that the log speaks of; return whether there are any that were not known."""
         before = {volume.volume_id for volume in self._volumes}
         files = self.env.files  # looked at anew: another volume may lie by now where one was found before
-        looked = [volumes.look(files, volume.path, volume.volume_id, self.store_id) for volume in self._volumes]
-        known = [volume for volume in looked if volume.identity is not None]
+        looks = on_each(
+            self.env, self._volumes, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
+        )
+        known = [volume for volume in unless_raised(looks) if volume.identity is not None]
         if not known:
             raise self._nothing_left(self._volumes)
         self._volumes = tuple(volumes.complete(self.env.files, known, voters, self._paths))
@@ -206,7 +208,7 @@ class Metadata:
         known, seen = self.memory.known.view, None
         if known is None and not self._voters:
             seen = self._learn_voters()
-        at, commit, clean, agreed = self._best_commit_record()
+        at, commit, clean, agreed = self._best_commit_record(seen)
         if known is not None and commit == known.commit and clean:
             if known.state.voters != self._voters:  # changed in a session of this process
                 self._complete(known.state.voters)
@@ -240,8 +242,10 @@ class Metadata:
         """Find the other volumes by what those that were given say; return what was read.
 
         That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
-        another one, all are asked.
+        another one, all are asked. In object stores all are asked at once: that takes as long as to ask one.
         """
+        if self._is_remote:
+            return self._learn_voters_from_all()
         at, commit, _, _ = self._best_commit_record()
         found = [self.memory.found(at, for_state=True)]
         if not found[0].contents or found[0].contents.bad is not None or not self._all_record(commit):
@@ -253,6 +257,28 @@ class Metadata:
         self._voters = voters
         return found
 
+    @property
+    def _is_remote(self) -> bool:
+        return any(volume.is_remote for volume in self._volumes)
+
+    def _learn_voters_from_all(self) -> list[Found]:
+        found = self.memory.found_on(self._volumes)
+        lead = newest(found)
+        voters = self.memory.state_of(lead).voters if lead is not None else ()
+        if len(voters) > 1 or len(self._volumes) > 1:
+            self._complete(voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes])
+        self._voters = voters
+        read = {log.volume_id: log for log in found}
+        others = [volume for volume in self._volumes if volume.volume_id not in read]
+        read |= {log.volume_id: log for log in self.memory.found_on(others)}
+        return [read[volume.volume_id] for volume in self._volumes]
+
+    def _are_all(self, seen: list[Found] | None) -> bool:
+        """Return whether what was read are the logs of all volumes, whole, each of which says where it ends."""
+        logs = {log.volume_id: log.contents for log in seen or ()}
+        whole = [volume_id for volume_id, log in logs.items() if log is not None and log.bad is None and log.end]
+        return bool(whole) and whole == [volume.volume_id for volume in self._volumes]
+
     def _all_record(self, commit: CommitRecord | None) -> bool:
         """Return whether no volume that can be read has another commit record."""
         for volume in self._volumes:
@@ -263,9 +289,11 @@ class Metadata:
                 continue
         return True
 
-    def _best_commit_record(self) -> tuple[Volume, CommitRecord | None, bool, bool]:
+    def _best_commit_record(self, seen: list[Found] | None = None) -> tuple[Volume, CommitRecord | None, bool, bool]:
         """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
         a majority has this very one.
+
+        `seen`: what was read a moment ago, if it was.
         """
         best: tuple[Volume, CommitRecord | None] = (self._volumes[0], None)
         errors: list[StorageError | OSError] = []
@@ -275,7 +303,12 @@ class Metadata:
         learners = {voter.volume_id for voter in self._voters if voter.learner}
         if any(one.is_remote and one.identity is None for one in self._volumes):
             self.volumes()  # it may have given no answer for a moment
-        for volume, mark in zip(self._volumes, on_each(self.env, self._volumes, _mark), strict=True):
+        marks: list[Mark | BaseException]
+        if seen is not None and self._are_all(seen):
+            marks = [Mark(log.commit, True, log.end) for found in seen if (log := found.contents) is not None]
+        else:
+            marks = on_each(self.env, self._volumes, _mark)
+        for volume, mark in zip(self._volumes, marks, strict=True):
             if isinstance(mark, (StorageError, OSError)):
                 raise_if_limit(mark, volume.path)
                 errors.append(mark)
@@ -359,8 +392,12 @@ class Metadata:
         read before what another one has, and a volume of another copy of the store is known only by what both say.
         `seen`: what was read a moment ago, if it was. Raises CorruptionError if nothing leads there.
         """
-        found = self._seen_beside(seen) if seen is not None else self.memory.found_on(self.volumes())
-        if seen is None and len(found) > 1:
+        are_all = self._are_all(seen)
+        if seen is None:
+            found = self.memory.found_on(self.volumes())
+        else:
+            found = seen if are_all else self._seen_beside(seen)
+        if (seen is None or are_all) and len(found) > 1:
             found, commit = self._ours(found, commit)
         contents = {one.volume_id: one.contents for one in found if one.contents is not None}
         pool = Pool(contents.values())
@@ -379,7 +416,7 @@ class Metadata:
                 raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
         # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
         lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, contents.values(), above)
-        if seen is not None and not self._is_of_majority(lead, contents):
+        if seen is not None and not are_all and not self._is_of_majority(lead, contents):
             return self._read_up_to(commit, first, clean)
         index, term, chain = lead.tip
         view = View(

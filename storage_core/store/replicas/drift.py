@@ -7,12 +7,13 @@ nothing of it is served, because a read goes by digest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.os_errors import is_of_process, raise_if_limit
+from storage_core.os_errors import UnreachableError, is_of_process, raise_if_limit
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import LiveBlock, live_blocks
@@ -72,13 +73,21 @@ def compare(
 
 def _sizes_one_by_one(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
     sizes = []
-    for block in blocks:
-        try:
-            sizes.append(volume.blocks.size(block.written_as, block.block_id))
-        except OSError as error:
-            raise_if_limit(error)
-            sizes.append(block.file_size if is_of_process(error) else -1)  # what may not be looked at is no drift
+    calls = [partial(volume.blocks.size, block.written_as, block.block_id) for block in blocks]
+    for block, size in zip(blocks, volume.blocks.on_each(calls), strict=True):
+        if isinstance(size, int):
+            sizes.append(size)
+            continue
+        if not isinstance(size, OSError):
+            raise size
+        raise_if_limit(size)
+        sizes.append(block.file_size if _is_unknown(size) else -1)
     return sizes
+
+
+def _is_unknown(error: OSError) -> bool:
+    """Return whether nobody can tell: what may not be looked at, or gives no answer now, is no drift."""
+    return is_of_process(error) or isinstance(error, UnreachableError)
 
 
 def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
@@ -88,7 +97,7 @@ def _sizes_at_once(blocks: Sequence[LiveBlock], volume: Volume) -> list[int]:
             sizes[incarnation] = volume.blocks.sizes(incarnation)
         except OSError as error:
             raise_if_limit(error)
-            if is_of_process(error):
+            if _is_unknown(error):
                 return [block.file_size for block in blocks]
             sizes[incarnation] = {}
     return [sizes[block.written_as].get(block.block_id, -1) for block in blocks]

@@ -8,17 +8,17 @@ lies there is known by its name alone: whose it is says its own header, whether 
 
 import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from storage_core.block.format import HEADER_SIZE, BlockIdentity, decode_header
-from storage_core.deadlines import VolumeCall
+from storage_core.deadlines import VolumeCall, at_once, outcome
 from storage_core.file_kinds import FileKind
 from storage_core.files import File, Files, write_durably
-from storage_core.paths import place
+from storage_core.paths import is_in_object_store, place
 from storage_core.store.volume.identity import STREAMS
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,10 @@ class BlockStore:
         """Return the file sizes of the blocks under an incarnation, in bytes. Raises FileNotFoundError."""
         sizes = self._files.file_sizes(self.directory(incarnation))
         return {block_id: size for name, size in sizes.items() if (block_id := block_id_of(name)) is not None}
+
+    def on_each(self, calls: Sequence[Callable[[], T]]) -> list[T | BaseException]:
+        """Return what calls for single blocks return or raise: one by one, or several at once in an object store."""
+        return at_once(self._files, self._root, calls) if is_in_object_store(self._root) else list(map(outcome, calls))
 
     def size(self, incarnation: bytes, block_id: bytes) -> int:
         """Return the file size of a block, in bytes. Raises FileNotFoundError."""

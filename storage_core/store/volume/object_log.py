@@ -17,10 +17,13 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
+from storage_core.deadlines import at_once
 from storage_core.errors import (
     CorruptionError,
     StorageError,
@@ -29,7 +32,7 @@ from storage_core.errors import (
     UnsupportedVersionError,
     VolumeAwayError,
 )
-from storage_core.file_kinds import LOG_SEGMENT, SNAPSHOT
+from storage_core.file_kinds import LOG_SEGMENT, SNAPSHOT, FileKind
 from storage_core.files import Files
 from storage_core.os_errors import UnreachableError
 from storage_core.raft import object_log_format, snapshot_format
@@ -44,6 +47,8 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 READ_ATTEMPTS = 8  # of who meets records being removed
 NOTHING = b"JSTRMNIL"  # content of the first witness: the log begins with record 1
+Fetched = Mapping[Path, bytes | BaseException]  # what objects hold, or why that cannot be read
+NONE_FETCHED: Fetched = MappingProxyType({})
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(?:-([0-9a-f]{32}))?\.(rec|snap|base)")
 
 
@@ -93,9 +98,11 @@ class ObjectLog:
             raise CorruptionError(f"{self.directory} holds no snapshot: the metadata log is missing")
         contents = LogContents()
         witness = None
+        newest = names.snapshots[0]
+        fetched = self._fetch((number for number in names.records if number > _number(newest)), newest)
         try:
             for name in names.snapshots:
-                if self._begin(name, contents):
+                if self._begin(name, contents, fetched):
                     witness = name
                     break
             if witness is None:
@@ -108,7 +115,7 @@ class ObjectLog:
             there = set(numbers)
             for number in range(first, numbers[-1] + 1) if numbers else ():
                 if number in there:
-                    self._take(number, fold)
+                    self._take(number, fold, fetched)
                 else:
                     fold.hurt(f"{self._record_path(number)} is missing")
         except FileNotFoundError:
@@ -116,10 +123,27 @@ class ObjectLog:
         fold.end(Position(numbers[-1] if numbers else first - 1, fold.size, witness))
         return contents if self._is_there(witness) else None
 
-    def _take(self, number: int, fold: "_Fold") -> None:
+    def _fetch(self, numbers: Iterable[int], snapshot: str = "") -> Fetched:
+        """Return what these records hold, and the snapshot of that name, all read at once."""
+        kinds = {self.directory / snapshot: SNAPSHOT} if snapshot else {}
+        kinds |= {self._record_path(number): LOG_SEGMENT for number in numbers}
+        calls = [partial(self._content, path, kind) for path, kind in kinds.items()]
+        return dict(zip(kinds, at_once(self._files, self.directory, calls), strict=True))
+
+    def _content(self, path: Path, kind: FileKind, fetched: Fetched = NONE_FETCHED) -> bytes:
+        """Return what an object holds, as it was fetched, or else is now."""
+        data = fetched.get(path)
+        if isinstance(data, BaseException):
+            raise data
+        if data is not None:
+            return data
+        with closing(self._files.open(path)) as file:
+            return kind.read(file)
+
+    def _take(self, number: int, fold: "_Fold", fetched: Fetched) -> None:
         """Add a record to what was read; one that is damaged or missing breaks the chain."""
         try:
-            record, size = self._record(number)
+            record, size = self._record(number, fetched)
             start = self._base(record) if record.snapshot_id != NO_ID else None
         except UnsupportedVersionError:
             raise
@@ -128,20 +152,19 @@ class ObjectLog:
         else:
             fold.take(record, size, start)
 
-    def _record(self, number: int) -> tuple[LogRecord, int]:
+    def _record(self, number: int, fetched: Fetched = NONE_FETCHED) -> tuple[LogRecord, int]:
         path = self._record_path(number)
-        with closing(self._files.open(path)) as file:
-            data = LOG_SEGMENT.read(file)
+        data = self._content(path, LOG_SEGMENT, fetched)
         record = object_log_format.decode(data, path)
         ours = (record.store_id, record.volume_id, record.number)
         if ours != (self._identity.store_id, self._identity.volume_id, number):
             raise CorruptionError(f"{path} belongs to another store or volume, or was renamed from {record.number}")
         return record, len(data)
 
-    def _begin(self, name: str, contents: LogContents) -> bool:
+    def _begin(self, name: str, contents: LogContents, fetched: Fetched = NONE_FETCHED) -> bool:
         """Read a snapshot into the contents; return whether it is whole."""
         try:
-            snapshot = self._snapshot(self.directory / name)
+            snapshot = self._snapshot(self.directory / name, fetched)
         except UnsupportedVersionError:
             raise
         except CorruptionError as error:
@@ -163,10 +186,9 @@ class ObjectLog:
             raise CorruptionError(f"{path} is not what record {record.number} goes by")
         return snapshot
 
-    def _snapshot(self, path: Path) -> tuple[SnapshotHeader, SnapshotBody] | None:
+    def _snapshot(self, path: Path, fetched: Fetched = NONE_FETCHED) -> tuple[SnapshotHeader, SnapshotBody] | None:
         """Return a snapshot; None for the one that says that there was nothing before record 1."""
-        with closing(self._files.open(path)) as file:
-            data = SNAPSHOT.read(file)
+        data = self._content(path, SNAPSHOT, fetched)
         if data == NOTHING:
             return None
         header = snapshot_format.decode(data[:PAGE_SIZE])
@@ -236,9 +258,10 @@ class ObjectLog:
         entries: list[Entry] = []
         votes: list[Vote] = []
         size = position.offset_bytes
+        fetched = self._fetch(numbers)
         try:
             for number in numbers:
-                record, record_size = self._record(number)
+                record, record_size = self._record(number, fetched)
                 if record.snapshot_id != NO_ID:
                     return None
                 entries = [entry for entry in entries if entry.index <= record.base.index] + list(record.entries)

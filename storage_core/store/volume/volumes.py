@@ -202,8 +202,10 @@ def complete(files: Files, known: Sequence[Volume], voters: Sequence[Voter], pat
     search = list(known)
     for volume in search:  # grows: a copy of one volume beside the originals is told by where the others expect it
         for volume_id, path in _neighbours(volume, recorded):
-            there = look(files, path, volume_id, store_id)
             before = at.get(volume_id)
+            if volume.is_remote and before is not None and before.path == path:
+                continue  # addresses stand to nothing: all volumes tell the same
+            there = look(files, path, volume_id, store_id)
             if there.identity is None:
                 continue
             if before is None:

@@ -499,24 +499,24 @@ def good_copies(
 
 def _look(store_id: bytes, volume: Volume, blocks: Sequence[StagedBlock], is_own: bool) -> list[Exception | str]:
     """Return for each block what is wrong with its copy on this volume; empty text: nothing."""
-    assert volume.identity is not None
-    instance = (volume.volume_id, volume.identity.instance_id)
     found: list[Exception | str] = []
-    for block in blocks:
-        incarnation, block_id = block.incarnation, block.summary.block_id
-        if instance not in block.holders:
-            found.append(f"{volume.blocks.path(incarnation, block_id)} was not written")
-            continue
-        expected = BlockExpectation(store_id, incarnation, block_id, block.summary.digest, block.summary.file_size)
-        try:
-            size = volume.blocks.size(incarnation, block_id) if is_own else None
-            if size != block.summary.file_size:
-                _check(volume.blocks, expected)
-        except (StorageError, OSError) as error:
-            found.append(error)
-        else:
-            found.append("")
+    for reason in volume.blocks.on_each([partial(_look_at, store_id, volume, block, is_own) for block in blocks]):
+        if not isinstance(reason, str | StorageError | OSError):
+            raise reason
+        found.append(reason)
     return found
+
+
+def _look_at(store_id: bytes, volume: Volume, block: StagedBlock, is_own: bool) -> str:
+    assert volume.identity is not None
+    incarnation, block_id = block.incarnation, block.summary.block_id
+    if (volume.volume_id, volume.identity.instance_id) not in block.holders:
+        return f"{volume.blocks.path(incarnation, block_id)} was not written"
+    expected = BlockExpectation(store_id, incarnation, block_id, block.summary.digest, block.summary.file_size)
+    size = volume.blocks.size(incarnation, block_id) if is_own else None
+    if size != block.summary.file_size:
+        _check(volume.blocks, expected)
+    return ""
 
 
 def _check(blocks: BlockStore, expected: BlockExpectation) -> None:

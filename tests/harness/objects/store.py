@@ -89,9 +89,9 @@ class Client:
 
     def create(self, name: str, data: bytes) -> None:
         def act() -> None:
-            if name in self._bucket.objects:
+            content = bytes(bytearray(data))  # one of its own, by which it is known again: threads may race
+            if self._bucket.objects.setdefault(name, content) is not content:
                 raise FileExistsError(errno.EEXIST, "there may be such an object", f"{self.uri}/{name}")
-            self._bucket.objects[name] = data
 
         self._call("create", name, act)
 
@@ -118,14 +118,16 @@ class Client:
 
     def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
         def act() -> list[tuple[str, int]]:
-            there = sorted((name, len(data)) for name, data in self._bucket.objects.items() if name.startswith(prefix))
+            there = sorted(
+                (name, len(data)) for name, data in list(self._bucket.objects.items()) if name.startswith(prefix)
+            )
             return there[:count_max]
 
         yield from self._call("list", prefix, act)
 
     def children(self, prefix: str) -> list[str]:
         def act() -> list[str]:
-            below = (name[len(prefix) :] for name in self._bucket.objects if name.startswith(prefix))
+            below = (name[len(prefix) :] for name in list(self._bucket.objects) if name.startswith(prefix))
             return sorted({name.partition("/")[0] for name in below})
 
         return self._call("list", prefix, act)  # type: ignore[no-any-return]

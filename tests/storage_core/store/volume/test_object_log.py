@@ -1,5 +1,6 @@
 """The log of one volume in an object store: what one process does, what others do to it meanwhile."""
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -10,6 +11,7 @@ from harness.objects.scheduler import Scheduler
 from harness.objects.store import Bucket, Odds, Service
 from mutants.store import object_mutants
 
+from storage_core.deadlines import SPREAD_COUNT_MAX, DeadlineFiles
 from storage_core.errors import CorruptionError, SupersededError
 from storage_core.objects.files import ObjectFiles
 from storage_core.os_errors import UnreachableError
@@ -67,6 +69,38 @@ def test_everybody_reads_what_was_appended(service: Service, log: ObjectLog) -> 
     assert (contents.entries, contents.position) == ([FIRST, SECOND], position)
     assert contents.commit == commit_of(FIRST)
     assert process(service).read_mark().end == (SECOND.id, 1)
+
+
+def test_records_behind_a_snapshot_are_read_at_once(service: Service, log: ObjectLog) -> None:
+    position, before = log.read().position, FIRST
+    for _ in range(SPREAD_COUNT_MAX - 2):
+        entry = make_entry(before.chain, before.index + 1, 1, b"HISTORY1", b"more")
+        position, before = log.append(position, [entry], before.id), entry
+    waiting = Waiting(service, SPREAD_COUNT_MAX)
+    cold = ObjectLog(DeadlineFiles(ObjectFiles(waiting.connect)), VOLUME, IDENTITY)
+    assert (cold.read().tip, cold.read().position) == (before.id, position)
+    waiting = Waiting(service, SPREAD_COUNT_MAX - 2)
+    behind = ObjectLog(DeadlineFiles(ObjectFiles(waiting.connect)), VOLUME, IDENTITY)
+    tail = behind.read_tail(Position(1, 0, position.witness))
+    assert tail is not None and tail.position.segment == SPREAD_COUNT_MAX - 1
+
+
+class Waiting:
+    """No object is served before so many are asked for at a time."""
+
+    def __init__(self, service: Service, count: int) -> None:
+        self._service, self._asked = service, threading.Barrier(count)
+
+    def connect(self, uri: str):  # type: ignore[no-untyped-def]
+        client = self._service.connect(uri)
+        get = client.get
+
+        def wait(name: str, size: int) -> tuple[bytes, int]:
+            self._asked.wait(10.0)
+            return get(name, size)
+
+        client.get = wait  # type: ignore[method-assign]
+        return client
 
 
 def test_second_writer_at_one_place_is_refused(service: Service, log: ObjectLog) -> None:
