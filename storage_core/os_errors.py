@@ -20,6 +20,7 @@ from pathlib import Path
 
 from storage_core import access
 from storage_core.errors import ProcessError
+from storage_core.paths import is_in_object_store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -92,6 +93,8 @@ def of_process(error: BaseException, where: object = "") -> ProcessError:
     file = error.filename if isinstance(error, OSError) and error.filename else where
     if isinstance(file, bytes):
         file = os.fsdecode(file)
+    if code in RIGHTS and is_in_object_store(str(file)):
+        return ProcessError(str(file), code, str(getattr(error, "strerror", error)))
     return ProcessError(str(file), code, _advice(code, str(file)))
 
 

@@ -51,13 +51,20 @@ class RemoteObjectStore:
     def create(self, name: str, data: bytes) -> None:
         import obstore
 
-        self._call(name, lambda: obstore.put(self._store, name, data, mode="create", use_multipart=False), repeat=False)
+        def create() -> None:
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+
+        self._call("put", name, create, repeat=False)
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         import obstore
 
         in_parts = len(data) > PART_SIZE
-        self._call(name, lambda: obstore.put(self._store, name, data, use_multipart=in_parts, chunk_size=PART_SIZE))
+
+        def put() -> None:
+            obstore.put(self._store, name, data, use_multipart=in_parts, chunk_size=PART_SIZE)
+
+        self._call("put", name, put)
 
     def get(self, name: str, size: int) -> tuple[bytes, int]:
         import obstore
@@ -69,7 +76,7 @@ class RemoteObjectStore:
                 raise ConnectionAbortedError(errno.ECONNABORTED, f"{len(data)} bytes came", self._where(name))
             return data, int(answer.meta["size"])
 
-        return self._call(name, read)
+        return self._call("get", name, read)
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         import obstore
@@ -87,12 +94,12 @@ class RemoteObjectStore:
                     )
             return parts
 
-        return self._call(name, read)
+        return self._call("get", name, read)
 
     def size(self, name: str) -> int:
         import obstore
 
-        return int(self._call(name, lambda: obstore.head(self._store, name)["size"]))
+        return int(self._call("get", name, lambda: obstore.head(self._store, name)["size"]))
 
     def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
         import obstore
@@ -109,7 +116,7 @@ class RemoteObjectStore:
                     break
             return listed
 
-        yield from sorted(self._call(prefix, read))[:count_max]
+        yield from sorted(self._call("list", prefix, read))[:count_max]
 
     def children(self, prefix: str) -> list[str]:
         import obstore
@@ -119,7 +126,7 @@ class RemoteObjectStore:
             there = [str(item["path"]) for item in listed["objects"]]
             return there + [str(folder).rstrip("/") for folder in listed["common_prefixes"]]
 
-        return sorted(name[len(prefix) :] for name in self._call(prefix, read) if name.startswith(prefix))
+        return sorted(name[len(prefix) :] for name in self._call("list", prefix, read) if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
         import obstore
@@ -139,7 +146,7 @@ class RemoteObjectStore:
                 self._deletes_singly = True
                 self._delete_singly(name)
 
-        self._call(name, remove)
+        self._call("delete", name, remove)
 
     def _delete_singly(self, name: str) -> None:
         import obstore
@@ -151,7 +158,7 @@ class RemoteObjectStore:
             if error.code == HTTPStatus.NOT_FOUND:
                 return
             if error.code == HTTPStatus.FORBIDDEN:
-                raise PermissionError(errno.EACCES, f"HTTP {error.code}", self._where(name)) from None
+                raise _refusal("delete", f"HTTP {error.code}", self._where(name)) from None
             raise UnreachableError(errno.EHOSTUNREACH, f"HTTP {error.code}", self._where(name)) from None
         except OSError as error:
             raise UnreachableError(errno.EHOSTUNREACH, _plain(error), self._where(name)) from None
@@ -161,15 +168,18 @@ class RemoteObjectStore:
     def _where(self, name: str) -> str:
         return f"{self.uri}/{name}"
 
-    def _call(self, name: str, call: Callable[[], T], repeat: bool = True) -> T:
-        """Return what the call returns; it is repeated until the deadline, if it may be."""
+    def _call(self, verb: str, name: str, call: Callable[[], T], repeat: bool = True) -> T:
+        """Return what the call returns; it is repeated until the deadline, if it may be.
+
+        `verb`: which right it takes.
+        """
         self._begin()
         ends, pause_s = time.monotonic() + self._timeout_s, FIRST_PAUSE_S
         while True:
             try:
                 return call()
             except Exception as error:
-                mine = self._error(error, name)
+                mine = self._error(error, verb, name)
                 left_s = ends - time.monotonic()
                 if not repeat or left_s <= 0 or not isinstance(mine, OSError) or mine.errno in _FINAL:
                     raise mine from None  # what it was made of may quote a signed address
@@ -187,7 +197,7 @@ class RemoteObjectStore:
                 "here; start processes by spawn or forkserver"
             )
 
-    def _error(self, error: Exception, name: str) -> Exception:
+    def _error(self, error: Exception, verb: str, name: str) -> Exception:
         """Return an error of the client as one of the operating system."""
         from obstore import exceptions
 
@@ -198,8 +208,9 @@ class RemoteObjectStore:
             return FileNotFoundError(errno.ENOENT, "there is no such bucket", self.uri)
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, "no such object", where)
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return PermissionError(errno.EACCES, text, where)
+        is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        if is_refused or _code(error) in _CODES_OF_SETTINGS:
+            return _refusal(verb, text, where)
         if isinstance(error, exceptions.NotSupportedError):
             return OSError(errno.ENOTSUP, text, where)
         if isinstance(error, exceptions.BaseError) or type(error) is OSError:
@@ -208,12 +219,34 @@ class RemoteObjectStore:
 
 
 _FINAL = (errno.EEXIST, errno.ENOENT, errno.EACCES, errno.ENOTSUP)
+# What S3 answers with codes of HTTP that mean other things elsewhere: nothing becomes of it by trying again.
+_CODES_OF_SETTINGS = (
+    "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidToken", "PermanentRedirect", "RequestTimeTooSkewed",
+)  # fmt: skip
+
+
+def _refusal(verb: str, text: str, where: str) -> PermissionError:
+    return PermissionError(
+        errno.EACCES,
+        f"the object store refuses to {verb}; check the credentials, their right to {verb}, region and clock: {text}",
+        where,
+    )
+
+
+def _code(error: Exception) -> str:
+    """Return what S3 calls an error; empty if it does not."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return found[1] if found else ""
 
 
 def _plain(error: Exception) -> str:
-    """Return what an error says in one line, without what follows a `?` in an address."""
-    text = " ".join(str(error).split("Debug source:")[0].split())
-    return re.sub(r"\?[^\s\"')]*", "", text)[:300]
+    """Return what an error says in one line, without what follows a `?` in an address, and without documents.
+
+    These name keys and what was signed; but the code that the store gave is of use.
+    """
+    text, document, _ = str(error).split("Debug source:")[0].partition("<?xml")
+    text = re.sub(r"\?[^\s\"')]*", "", " ".join(text.split()))
+    return f"{text}{_code(error) if document else ''}"[:300]
 
 
 def _connect(uri: str, options: Mapping[str, str]) -> Any:

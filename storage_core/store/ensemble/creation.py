@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from storage_core.errors import AlreadyExistsError, RequirementError, SupersededError
+from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, SupersededError
 from storage_core.files import write_durably
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
 from storage_core.metadata.state import StoreState, encode_state
-from storage_core.paths import is_in_object_store, real_place
+from storage_core.paths import ObjectPath, is_in_object_store, real_place
 from storage_core.raft.entry import HISTORY_SIZE, START, CommitRecord, Entry, Vote, make_entry
 from storage_core.raft.snapshot_format import STATE_SIZE_MAX, SnapshotBody
 from storage_core.store import lock_domain
@@ -87,12 +87,13 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
     first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            there = sorted(env.files.list_directory(path))
+            there = _listed(path, env)
             if volume_file.FILE_NAME in there:
                 raise AlreadyExistsError(f"{path} holds a jstream store already")
             if there:
                 raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
             object_probe.check(path, env)
+        object_probe.check_distinct(paths, env)
         begun: list[Volume] = []
         try:
             for volume in sorted(volumes, key=lambda volume: str(volume.path)):
@@ -105,6 +106,17 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
                 empty(volume.path, env)
             raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
     return volumes
+
+
+def _listed(path: Path, env: Environment) -> list[str]:
+    """Return what lies at a prefix. Raises NotAStoreError if there is no such bucket: one is never made."""
+    try:
+        return sorted(env.files.list_directory(path))
+    except FileNotFoundError as error:
+        bucket = path.bucket if isinstance(path, ObjectPath) else path
+        raise NotAStoreError(
+            f"{path}: there is no bucket {bucket}. Make it first, or check its name, the region and the endpoint"
+        ) from error
 
 
 def _finished_before(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume] | None:

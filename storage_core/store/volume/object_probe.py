@@ -7,6 +7,7 @@ name, and the object is looked at by every kind of call.
 
 import errno
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +25,26 @@ def check(path: Path, env: Environment) -> None:
     """Raise UnsuitableFileSystemError naming what a store below this prefix could not rely on. Leaves nothing there."""
     for _ in range(ROUND_COUNT):
         _try_race(path, env.files, path / f"probe-{env.new_id().hex()}", env)
+
+
+def check_distinct(paths: Sequence[Path], env: Environment) -> None:
+    """Raise ValueError if two of the prefixes are one, by two names: volumes would be lost together."""
+    marks = {path: path / f"probe-{env.new_id().hex()}" for path in paths}
+    made: list[Path] = []
+    try:
+        for mark in marks.values():
+            made.append(mark)
+            with closing(env.files.create(mark)) as file:
+                file.write_at(0, b"whose?")
+                file.sync()
+        for path in paths:
+            names = env.files.list_directory(path)
+            for other, mark in marks.items():
+                if other != path and mark.name in names:
+                    raise ValueError(f"volumes: {path} and {other} are two names of one place")
+    finally:
+        for mark in made:
+            env.files.unlink(mark)
 
 
 def _try_race(prefix: Path, files: Files, path: Path, env: Environment) -> None:

@@ -1,22 +1,68 @@
 """A server of S3's language in this process, with as many buckets as a test wants: directories of `root`."""
 
+import io
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import localbucket
 
 SECRET = "a-secret-that-appears-nowhere"
+KEY_ID = "a-key-that-appears-nowhere"
 _numbers = itertools.count(1)
 
 
+class Faults:
+    """What becomes of requests. A test sets `judge`, which gets verb and address of one and returns its fate:
+
+    cut      the connection is cut, and nothing is done
+    lost     it is done, and the connection is cut before the answer
+    short    the answer is cut in its middle
+    whole    the range that is asked for is ignored
+    503 ...  that status, and nothing is done; with a code after a space, as S3 has them
+    nothing  it is done
+    """
+
+    def __init__(self) -> None:
+        self.judge: Callable[[str, str], str] = lambda verb, address: ""
+
+
+class _Handler(localbucket.S3Handler):  # type: ignore[misc]
+    faults: Faults
+
+    def _dispatch(self, action: Any) -> None:
+        fate = self.faults.judge(self.command, self.path)
+        status, _, code = fate.partition(" ")
+        if status.isdecimal():
+            self._read_body()
+            self._send_error(localbucket.S3Error(HTTPStatus(int(status)), code or "Fault", f"key {KEY_ID}"))
+            return
+        if fate == "whole":
+            del self.headers["Range"]
+        if fate in ("", "whole"):
+            super()._dispatch(action)
+            return
+        self.close_connection = True
+        if fate == "cut":
+            return
+        wire, self.wfile = self.wfile, io.BytesIO()
+        super()._dispatch(action)
+        answer = self.wfile.getvalue()
+        self.wfile = wire
+        if fate == "short":
+            head = answer.index(b"\r\n\r\n") + 4
+            self.wfile.write(answer[: head + (len(answer) - head) // 2])
+
+
 @contextmanager
-def serving(root: Path) -> Iterator[dict[str, str]]:
+def serving(root: Path, faults: Faults | None = None) -> Iterator[dict[str, str]]:
     """Serve the buckets; yield what a client needs to reach them."""
-    handler = type("Handler", (localbucket.S3Handler,), {"data_root": root})
+    handler = type("Handler", (_Handler,), {"data_root": root, "faults": faults or Faults()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
