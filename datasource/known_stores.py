@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from storage_core.files import OS_FILES, File
+from storage_core.paths import is_in_object_store
 
 log = logging.getLogger("jstream")
 FILE_SIZE_MAX = 1 << 20  # bytes; a store has at most a dozen paths
@@ -22,7 +23,10 @@ _remembered: dict[bytes, tuple[str, ...]] = {}
 
 
 def remember(store_id: bytes, paths: Sequence[str]) -> None:
-    """Note where the volumes of a store are, for other processes of this user. Never raises: it is a convenience."""
+    """Note where the volumes of a store are, for other processes of this user. Never raises: it is a convenience.
+
+    Settings of object stores are not noted: other processes take those of their own environment.
+    """
     noted = tuple(str(path) for path in paths)
     if _remembered.get(store_id) == noted:
         return
@@ -41,9 +45,13 @@ def find(store_id: bytes) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     paths = noted.get("paths") if isinstance(noted, dict) else None
-    if not isinstance(paths, list) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
+    if not isinstance(paths, list) or not all(isinstance(path, str) and _is_place(path) for path in paths):
         return ()
     return tuple(paths)
+
+
+def _is_place(path: str) -> bool:
+    return os.path.isabs(path) or is_in_object_store(path)
 
 
 def _name(store_id: bytes) -> str:

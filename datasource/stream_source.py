@@ -10,6 +10,7 @@ Every call reconciles: positions that the streams have left behind are told and 
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata.reconcile import CONTINUE, FAIL, Position, decide, facts_of
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.paths import is_in_object_store
 from storage_core.store.consumers.query import QueryReader
 from storage_core.store.consumers.query_position import QueryPosition, Start, beginning, onward
 from storage_core.store.reading.pending import Pending
@@ -43,6 +45,7 @@ log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 WAIT_S = 0.1  # how long such a query may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
+REMOTE_LOOK_EVERY_S = 1.0  # the same in object stores, where each look is paid for
 CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, StoreBusyError, VolumeFailedError)
 ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
 
@@ -64,6 +67,8 @@ class StreamSource:
         self._store = places.open_store(settings.paths, settings.lock_timeout_s, settings.take_over, settings.storage)
         if settings.consumer is not None:
             self._store.check_host()  # else it would read, and never acknowledge what it has read
+        self._is_remote = any(map(is_in_object_store, self._store.paths))
+        self._looked_s = -math.inf
         self._reader = QueryReader(self._store, settings.consumer, settings.consumer_takeover)
         self._policy = FAIL if settings.fail_on_data_loss else CONTINUE
         self._patience = Patience(settings.trigger_delay_max_s, clock())
@@ -121,8 +126,13 @@ class StreamSource:
         return names
 
     def _begun(self, starts: Mapping[str, Start]) -> Offsets:
-        known_stores.remember(self._store.id, self._store.paths)
+        self._remember()
         return {name: self._begin_at(at) for name, at in self._reader.begin(starts).items()}
+
+    def _remember(self) -> None:
+        """Tell listeners where the store is, if they can reach it: they have none of this query's settings."""
+        if not self._settings.storage:
+            known_stores.remember(self._store.id, self._store.paths)
 
     def _begin_at(self, at: QueryPosition) -> StreamOffset:
         return self._offset(at, at.position.next_sequence)
@@ -140,25 +150,30 @@ class StreamSource:
         """
         now_s = self._clock()
         is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
-        until_s = now_s + (WAIT_S if is_tight and self._targets is None else 0)
+        wait_s, look_every_s = (REMOTE_LOOK_EVERY_S,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
+        until_s = now_s + (wait_s if is_tight and self._targets is None else 0)
         while True:
             end = start if self._is_quiet(start) else self._look(start, limit)
             now_s = self._clock()
             if end != start or now_s >= until_s:
                 break
-            self._store.environment.sleep(LOOK_EVERY_S)
+            self._store.environment.sleep(look_every_s)
         self._returned_s = now_s if end == start else None
         return end
 
     def _is_quiet(self, start: Json) -> bool:
         if self._quiet is None or self._quiet[1] != start:
             return False
+        if self._is_remote and self._clock() - self._looked_s < REMOTE_LOOK_EVERY_S:
+            return True
+        self._looked_s = self._clock()
         self._seen = self._store.state()
         return self._quiet[0] is self._seen
 
     def _look(self, start: Json, limit: ReadLimit) -> Json:
+        self._looked_s = self._clock()
         known = {name: _carried(offset) for name, offset in self._decode(start).items()}
-        known_stores.remember(self._store.id, self._store.paths)
+        self._remember()
         state, begin = self._settled(known)
         is_said = self._acknowledge({name: offset.at.position for name, offset in begin.items()})
         joining = self._joining(state, known)

@@ -42,6 +42,7 @@ CREATION_MARK = FileKind("mark of a creation", 5 * PAGE_SIZE)  # an identity a v
 RESTORE_MARK = FileKind("mark of a restore", 20 + 16 * PAGE_SIZE)  # an identity a volume
 BACKUP_MARK = FileKind("mark of an unfinished backup", PAGE_SIZE)
 REPORT = FileKind("report of damage", 2 * PAGE_SIZE)
+LEASE = FileKind("lease", PAGE_SIZE)
 IMPORT_RECORD = FileKind("record of an import", 32 << 20)
 VOLUME_INDEX = FileKind("volume's index", 32 << 20)  # of a million blocks
 # A log goes on in a new segment from 8 MiB on. Room for a batch of the longest entries, and for what removes.

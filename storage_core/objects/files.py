@@ -21,6 +21,8 @@ FIRST_READ_SIZE = 256 << 10  # bytes that come with opening an object: small one
 
 # Names of these kinds are random, and used once: nothing can be there but this very object, put once more on the way.
 UNIQUE_SUFFIXES = (".blk", ".repair")
+# Of small objects that are put again as a whole: what they say is not metadata.
+REWRITTEN_SUFFIXES = (".lease",)
 
 
 class NewObject:
@@ -66,11 +68,12 @@ class NewObject:
 
 
 class OpenObject:
-    """An object that is read."""
+    """An object that is read, or put again as a whole."""
 
     def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
         self._store, self.path, self._name = store, path, name
         self._head, self.opened_size = store.get(name, FIRST_READ_SIZE)
+        self._is_changed = False
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         end = min(offset_bytes + size, self.opened_size)
@@ -86,13 +89,18 @@ class OpenObject:
         return len(data)
 
     def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
-        _refuse("an object is not changed", self.path)
+        if self.path.suffix not in REWRITTEN_SUFFIXES or offset_bytes:
+            _refuse("an object is not changed", self.path)
+        self._head, self.opened_size, self._is_changed = bytes(data), len(data), True
 
     def truncate(self, size: int) -> None:
         _refuse("an object is not changed", self.path)
 
     def sync(self) -> None:
-        """What can be read is durable."""
+        """Put what was written; what can be read is durable."""
+        if self._is_changed:
+            self._store.put(self._name, self._head)
+            self._is_changed = False
 
     def size(self) -> int:
         return self.opened_size

@@ -80,6 +80,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)
 class Environment:
     files: Files = OS_FILES
     now_ns: Callable[[], int] = time.time_ns
+    monotonic: Callable[[], float] = time.monotonic  # seconds of this host alone
     random_bytes: Callable[[int], bytes] = os.urandom
     lock_domain: Callable[[], str] = machine.lock_domain
     file_system: Callable[[Path], str] = machine.file_system  # that a path lies on

@@ -24,6 +24,8 @@ def test_paths_are_found_as_they_were_noted_last(folder: Path) -> None:
     assert known_stores.find(STORE) == ()
     known_stores.remember(STORE, ["/disk a/one", "/disk,b/two"])
     assert known_stores.find(STORE) == ("/disk a/one", "/disk,b/two")
+    known_stores.remember(STORE, ["s3://bucket/shop", "s3://other/shop"])
+    assert known_stores.find(STORE) == ("s3://bucket/shop", "s3://other/shop")
     known_stores.remember(STORE, ["/elsewhere"])
     assert known_stores.find(STORE) == ("/elsewhere",)
     assert known_stores.find(bytes(16)) == ()

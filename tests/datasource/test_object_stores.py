@@ -1,15 +1,17 @@
 """The data source on volumes in object stores, as Spark calls it and in a real session, with a server on loopback."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness.objects.server import SECRET
+from harness.objects.server import SECRET, Faults, serving
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
+from datasource.stream_source import StreamSource
 from storage_core import Store
-from storage_core.errors import RequirementError
 
 from .conftest import Driver
 
@@ -71,12 +73,44 @@ def test_rows_go_to_an_object_store_and_back(
     assert SECRET not in repr(partitions)
 
 
-def test_streaming_read_as_a_consumer_is_refused(store: Store, buckets: list[str], s3_options: dict[str, str]) -> None:
-    from datasource.stream_source import StreamSource
+def test_streaming_read_as_a_consumer_goes_on_where_it_was(
+    store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
+) -> None:
+    given = {"path": buckets[0], "stream": "ORDERS", "consumer": "billing", "startingOffsets": "consumer"}
+    for expected in (1, 301):
+        Driver(buckets[1]).write(orders(300), stream="ORDERS", **spelled(s3_options))
+        source = StreamSource(StreamReadSettings.parse(given | spelled(s3_options)))
+        start = source.initial()
+        assert start["ORDERS"]["sequence"] == expected
+        end = source.latest(start, ReadAllAvailable())
+        source.acknowledge(end)
+        source.close()
+    assert store.stream("ORDERS").consumer("billing").info()["ack_floor"]["stream_seq"] == 600
 
-    given = {"path": buckets[0], "stream": "ORDERS", "consumer": "billing", **spelled(s3_options)}
-    with pytest.raises(RequirementError, match="on local disks alone so far"):
-        StreamSource(StreamReadSettings.parse(given))
+
+def test_idle_query_looks_once_a_second(
+    store: Store, buckets: list[str], s3_root: Path, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, now_s = Faults(), [0.0]
+    asked: list[str] = []
+    with serving(s3_root, faults) as options:
+        given = {"path": buckets[0], "stream": "ORDERS", "startingOffsets": "earliest"} | spelled(options)
+        source = StreamSource(StreamReadSettings.parse(given), lambda: now_s[0])
+
+        def sleep(seconds: float) -> None:
+            now_s[0] += seconds
+
+        monkeypatch.setattr(source._store, "_env", replace(source._store.environment, sleep=sleep))
+        start = source.initial()
+        assert source.latest(start, ReadAllAvailable()) == start
+        faults.judge = lambda verb, address: asked.append(verb) or ""  # type: ignore[func-returns-value]
+        for _ in range(10):
+            assert source.latest(start, ReadAllAvailable()) == start
+            now_s[0] += 0.01
+        assert 9 <= now_s[0] <= 11
+        assert len(asked) <= 11 * 2 * len(buckets), "a listing and a record"
+        Driver(buckets[1]).write(orders(300), stream="ORDERS", **spelled(options))
+        assert source.latest(start, ReadAllAvailable()) != start
 
 
 @pytest.mark.spark

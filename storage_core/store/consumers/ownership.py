@@ -1,5 +1,8 @@
 """Who reads as a durable consumer: one live query. An OS lock says so, and ends with the process that holds it.
 
+In object stores a lease says so (leases.py). There the metadata gets the consumer's next generation first, also when
+the owner is gone, and the lease of that one is created then: who finds that somebody else was faster, gives way.
+
 A query owns a consumer by `flock` on one file of each volume, for as long as it runs: a majority of the volumes that
 are there, and if somebody else has any of them it is his. The kernel lets go when the process dies, so a restart after
 SIGKILL is no second query; one that is just dying is waited for. A second live query is refused, naming the first, or
@@ -12,7 +15,7 @@ comes back, so a name is never used for anything else, and `sweep` may unlink wh
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -24,12 +27,14 @@ from storage_core.metadata.commands import Event, TakeConsumer
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
 from storage_core.raft.rules import majority
+from storage_core.store.consumers import leases
+from storage_core.store.consumers.leases import EXPIRES_S, Leases
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.volume import locks
-from storage_core.store.volume.volumes import Volume, check_local
+from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "owners"  # of a volume
@@ -55,6 +60,15 @@ class Title:
         return blake2b(said, digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Former:
+    """Who has a title that is to be taken over."""
+
+    title: Title
+    holder: str
+    is_gone: bool  # it gives no sign of life
+
+
 def title_of(stream: StreamState, consumer: ConsumerState) -> Title:
     return Title(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
 
@@ -63,8 +77,10 @@ class Ownership:
     """The consumers that a query owns. For one thread at a time; a forked child owns nothing."""
 
     def __init__(self, store: OpenStore, take_over: bool) -> None:
-        check_local((volume.path for volume in store.volumes()), "streaming queries read as a consumer")
         self._store, self._take_over = store, take_over
+        volumes = store.volumes()
+        is_remote = any(volume.is_remote for volume in volumes)
+        self._leases = Leases(volumes, store.environment) if is_remote else None
         self.renew()
         locks.renew_in_children(self)
 
@@ -72,10 +88,14 @@ class Ownership:
         """Own nothing: a forked child is another process, and its locks are closed already."""
         self._titles: dict[tuple[bytes, str, int], Title] = {}  # by all of it but the generation
         self._locks: list[Lock] = []
+        if self._leases is not None:
+            self._leases.forget()
 
     def close(self) -> None:
         """Let go of everything."""
         self._release(self._locks)
+        if self._leases is not None:
+            self._leases.close()
         self.renew()
 
     def generation(self, stream: StreamState, consumer: ConsumerState) -> int:
@@ -91,7 +111,8 @@ class Ownership:
     def _check(self, title: Title, stream: StreamState, consumer: ConsumerState) -> bool:
         """Return whether the title is held; raises FencedError if it was, and another query has the next one."""
         held = self._titles.get(_key(title))
-        if held is not None and held != title:
+        is_lost = held is not None and self._leases is not None and self._leases.has_lost(held.file_name)
+        if held is not None and (held != title or is_lost):
             by = next((event.after for event in reversed(consumer.events) if event.kind == "consumer_taken_over"), "")
             raise FencedError(
                 f"consumer {consumer.name!r} of stream {stream.name!r} was taken over by another query"
@@ -106,19 +127,26 @@ class Ownership:
 
         Raises StoreBusyError naming the live query that has one, FencedError, and what writing raises.
         """
-        taken_from: dict[tuple[bytes, str], str] = {}
-        for stream, consumer in consumers:
-            title = title_of(stream, consumer)
-            if self._check(title, stream, consumer):
-                continue
-            holder = self._lock_or_wait(title)
-            if holder and not self._take_over:
+        taken_from: dict[tuple[bytes, str], _Former] = {}
+        titles = [(title_of(stream, consumer), stream, consumer) for stream, consumer in consumers]
+        titles = [wanted for wanted in titles if not self._check(*wanted)]
+        if self._leases is not None and len(titles) > 1:
+            with translated(self._store.label):
+                self._leases.observe(title.file_name for title, _, _ in titles)
+        for title, stream, consumer in titles:
+            holder, is_gone = self._lock_or_wait(title)
+            if holder and not (self._take_over or is_gone):
                 raise _busy(stream, consumer, holder)
             if holder:
-                taken_from[stream.incarnation, consumer.name] = holder
-        if taken_from:
+                taken_from[stream.incarnation, consumer.name] = _Former(title, holder, is_gone)
+        if not taken_from:
+            return False
+        if self._leases is None:
             self._store.together(lambda session: self._take(session, taken_from))
-        return bool(taken_from)
+        else:
+            for stream, consumer in self._store.together(lambda session: self._take(session, taken_from)):
+                self.own_new(stream, consumer)
+        return True
 
     def own_new(self, stream: StreamState, consumer: ConsumerState) -> None:
         """Own a consumer that was made in the session that goes on; raises StoreBusyError."""
@@ -126,40 +154,66 @@ class Ownership:
         if holder:
             raise _busy(stream, consumer, holder)
 
-    def _take(self, session: Session, taken_from: dict[tuple[bytes, str], str]) -> None:
-        """Own the next generation of these consumers: locked first, so that nobody else finds it free."""
-        for (incarnation, name), holder in taken_from.items():
+    def _take(
+        self, session: Session, taken_from: Mapping[tuple[bytes, str], _Former]
+    ) -> list[tuple[StreamState, ConsumerState]]:
+        """Own the next generation of these consumers: locked first, so that nobody else finds it free.
+
+        A lease is not: return the consumers whose next one is to be created when this is committed. Of several that
+        wait for an owner who is gone, the first takes the consumer over; the others find it taken.
+        """
+        taken: list[tuple[StreamState, ConsumerState]] = []
+        for (incarnation, name), former in taken_from.items():
             stream = session.state.by_incarnation(incarnation)
             consumer = stream.consumers.get(name.casefold()) if stream is not None else None
             if stream is None or consumer is None:  # deleted in the meantime
                 continue
             title = title_of(stream, consumer)
+            if self._leases is not None and title != former.title:
+                taken.append((stream, consumer))
+                continue
             title = replace(title, generation=title.generation + 1)
-            busy = self._lock(title)
-            if busy:
+            if self._leases is None and (busy := self._lock(title)):
                 raise _busy(stream, consumer, busy)
+            reason = "another query reads as it from now on, as option consumerTakeover says"
+            if former.is_gone:
+                reason = f"another query reads as it from now on: it gave no sign of life for {EXPIRES_S:g} s, or ended"
             by = locks.described(locks.holders_note())
-            event = Event(
-                "consumer_taken_over", stream.name, name, "", holder, by,
-                "another query reads as it from now on, as option consumerTakeover says",
-            )  # fmt: skip
-            logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, holder)
+            event = Event("consumer_taken_over", stream.name, name, "", former.holder, by, reason)
+            logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, former.holder)
             session.propose(TakeConsumer(incarnation, name, title.generation, (event,)))
+            taken.append((stream, replace(consumer, generation=title.generation)))
+        return taken
 
     # --- locks
 
-    def _lock_or_wait(self, title: Title) -> str:
-        """Lock the title's files; return who has them, if he does not let go within DYING_WAIT_S."""
+    def _lock_or_wait(self, title: Title) -> tuple[str, bool]:
+        """Lock the title's files; return who has them, if they are not let go of within DYING_WAIT_S.
+
+        Of a lease: who has it, and whether the owner is gone.
+        """
+        if self._leases is not None and not self._take_over:
+            with translated(self._store.label):
+                held, is_gone = self._leases.acquire_or_wait(title.file_name)
+            if held is None:
+                self._titles[_key(title)] = title
+            return str(held.owner) if held is not None else "", is_gone
         waited = 0.0
         while True:
             holder = self._lock(title)
             if not holder or self._take_over or waited >= DYING_WAIT_S:
-                return holder
+                return holder, False
             self._store.environment.sleep(PAUSE_S)
             waited += PAUSE_S
 
     def _lock(self, title: Title) -> str:
         """Lock the title's files on the volumes that are there; return who has one of them, else nothing."""
+        if self._leases is not None:
+            with translated(self._store.label):
+                held = self._leases.acquire(title.file_name)
+            if held is None:
+                self._titles[_key(title)] = title
+            return str(held.owner) if held is not None else ""
         found: list[Lock] = []
         try:
             with translated(self._store.label):
@@ -186,6 +240,11 @@ def alone(store: OpenStore, file_name: str) -> Iterator[str]:
 
     Yields nothing, or who has it: then this process has not. Raises what writing raises.
     """
+    volumes = store.volumes()
+    if any(volume.is_remote for volume in volumes):
+        with leases.alone(volumes, store.environment, file_name) as holder:
+            yield holder
+        return
     acquired: list[Lock] = []
     try:
         with translated(store.label):
@@ -267,6 +326,12 @@ def sweep(session: Session, env: Environment) -> int:
         directory = volume.path / DIRECTORY
         try:
             names = set(env.files.list_directory(directory)) - live
+            if volume.is_remote:
+                former = [name.removesuffix(leases.SUFFIX) for name in names]
+                former = [name for name in former if _FILE_NAME.fullmatch(name) and name not in live]
+                leases.sweep([volume], env, former)
+                swept += len(former)
+                continue
             swept += sum(_unlink_free(env, directory / name) for name in names if _FILE_NAME.fullmatch(name))
         except FileNotFoundError:  # no query has had a consumer here
             continue

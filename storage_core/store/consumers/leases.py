@@ -1,0 +1,386 @@
+"""Leases: rights that expire, of volumes in object stores, where there are no locks.
+
+    owners/<name>.lease     JSON: who has it (`Owner`), and a sign that is another one each time it is put
+
+Whoever wants a lease looks at it on all volumes, and creates it on each, in the order of their ids, if it is nowhere. A
+thread for each volume puts it again every RENEW_S; `close` deletes it. Clocks of hosts are never compared: who sees all
+signs unchanged for EXPIRES_S, by a clock of its own that does not go back, takes the owner for gone; at once if that is
+a process of this very machine which has ended.
+
+A lease is never taken away from its owner, who may only have slept: another one is created, under another name. So a
+lease alone protects nothing. It keeps the peace, and the number behind it, the fencing token, refuses the former owner.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import msgspec
+
+from storage_core.errors import CorruptionError, RequirementError
+from storage_core.file_kinds import LEASE
+from storage_core.files import Files
+from storage_core.objects.client import CALL_TIMEOUT_S
+from storage_core.raft.rules import majority
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.ensemble.known import on_each
+from storage_core.store.environment import Environment
+from storage_core.store.volume.volumes import Volume, label
+
+logger = logging.getLogger(__name__)
+DIRECTORY, SUFFIX = "owners", ".lease"  # of a volume; of the names in it
+RENEW_S = 10.0  # between two puts of a lease
+EXPIRES_S = 30.0  # without a new sign, as its observer counts them
+LOOK_S = 1.0  # between two looks of who waits
+_ENDED = ("Z", "X")  # states of a process that only waits for its parent to ask
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who has a lease, as its object says."""
+
+    owner: str  # random: of one `Leases`
+    sign: str  # random: of one put
+    host: str
+    pid: int
+    since: str
+    machine: str = ""  # boot of a kernel, and namespace of the pid within it; empty: nobody can tell
+    started: str = ""  # when the process was, by the kernel: a pid is used again
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since})"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that somebody else has."""
+
+    owner: Owner
+    signs: Mapping[bytes, str]  # by volume
+    machine: str  # of the observer
+
+    def has_ended(self) -> bool:
+        """Return whether its owner was a process of this machine, and is none any more."""
+        return bool(self.machine) and self.owner.machine == self.machine and _has_ended(self.owner)
+
+    def is_renewed_since(self, before: "Held") -> bool:
+        """Return whether somebody has put it since it was looked at before."""
+        return any(before.signs.get(volume_id, sign) != sign for volume_id, sign in self.signs.items())
+
+
+@dataclass(eq=False)
+class _Names:
+    """What the threads of one `Leases` share with it, and all that they keep alive."""
+
+    mine: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)  # somebody else has these, under the same name
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+
+class Leases:
+    """The leases that one process has for one purpose. For one thread at a time; a forked child has none of them.
+
+    Nobody has to close it: when it is forgotten, its leases are not renewed any more.
+    """
+
+    def __init__(self, volumes: Iterable[Volume], env: Environment) -> None:
+        there = (volume for volume in volumes if volume.identity is not None)
+        self._volumes = sorted(there, key=lambda volume: volume.volume_id)
+        self._env = env
+        self.forget()
+
+    def forget(self) -> None:
+        """Have nothing: as a forked child, in which no thread goes on."""
+        self._owner_id = self._env.new_id().hex()
+        self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._machine = _machine(self._env)
+        self._names = _Names()
+        encoded = partial(_encode, self._owner_id, self._since, self._machine)
+        self.renewals = [
+            Renewal(self._env.files, volume, self._names, self._owner_id, encoded) for volume in self._volumes
+        ]
+        self._threads: list[threading.Thread] = []
+        self._observed: dict[str, tuple[Held | None, float]] = {}  # what they were like, and when
+        weakref.finalize(self, self._names.stopped.set)
+
+    # --- one lease
+
+    def acquire(self, name: str) -> Held | None:
+        """Create a lease that nobody has; return None, or who has it. Raises OSError if too few volumes answer."""
+        found = self._look(name)
+        if found is not None:
+            return found
+        self._names.mine.add(name)
+        errors: list[OSError] = []
+        try:
+            for volume in self._volumes:
+                try:
+                    if not self._create(volume, name):
+                        found = self._look(name)
+                        break
+                except OSError as error:
+                    errors.append(error)  # it may be there all the same, and then it is renewed
+            else:
+                self._check_count(errors)
+                self._start()
+                return None
+        except BaseException:
+            self._release([name])
+            raise
+        self._release([name])
+        return found or self.acquire(name)  # it was let go of meanwhile
+
+    def acquire_or_wait(self, name: str) -> tuple[Held | None, bool]:
+        """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
+        held = self.acquire(name)
+        first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
+        while held is not None:
+            if first is not None and held.is_renewed_since(first):
+                return held, False
+            if held.has_ended() or self._env.monotonic() - begun_s >= EXPIRES_S:
+                return held, True
+            self._env.sleep(LOOK_S)
+            held = self.acquire(name)
+        return None, False
+
+    def observe(self, names: Iterable[str]) -> None:
+        """Begin to watch several leases at once, so that they are not waited for one after another."""
+        for name in names:
+            held = self._look(name)
+            if held is not None:
+                self._observed[name] = held, self._env.monotonic()
+
+    def has_lost(self, name: str) -> bool:
+        """Return whether somebody else has a lease of ours: somebody has removed it, and then it was free."""
+        return name in self._names.lost
+
+    def close(self) -> None:
+        """Give everything back. Never raises: what cannot be deleted expires."""
+        self._names.stopped.set()
+        for thread in self._threads:
+            thread.join(CALL_TIMEOUT_S)  # a put that is under way would bring the lease back
+        self._release(list(self._names.mine))
+        self.forget()
+
+    def _look(self, name: str) -> Held | None:
+        """Return who else has a lease, on any of the volumes."""
+        owners: dict[bytes, Owner] = {}
+        errors: list[OSError] = []
+        looks = on_each(self._env, self._volumes, lambda volume: read(self._env.files, _path(volume, name)))
+        for volume, outcome in zip(self._volumes, looks, strict=True):
+            if isinstance(outcome, OSError):
+                errors.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            elif outcome is not None and outcome.owner != self._owner_id:
+                owners[volume.volume_id] = outcome
+        self._check_count(errors)
+        if not owners:
+            return None
+        signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
+        return Held(next(iter(owners.values())), signs, self._machine)
+
+    def _check_count(self, errors: list[OSError]) -> None:
+        if errors and len(self._volumes) - len(errors) < majority(len(self._volumes)):
+            raise errors[0]
+
+    def _create(self, volume: Volume, name: str) -> bool:
+        """Create a lease on one volume; return whether it is ours."""
+        return _create(self._env.files, _path(volume, name), self._encoded())
+
+    def _encoded(self) -> bytes:
+        return _encode(self._owner_id, self._since, self._machine)
+
+    def _release(self, names: list[str]) -> None:
+        self._names.mine.difference_update(names)
+        release = partial(_release, self._env.files, self._owner_id, names)
+        for outcome in on_each(self._env, self._volumes, release):
+            if isinstance(outcome, BaseException):
+                logger.info("a lease is left to expire: %s", outcome)
+
+    # --- all of them, again and again
+
+    def _start(self) -> None:
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=work.run, name="jstream-lease", daemon=True) for work in self.renewals
+            ]
+            for thread in self._threads:
+                thread.start()
+
+
+class Renewal:
+    """Puts the leases of one `Leases` on one volume again. A volume that gives no answer holds up no other one."""
+
+    def __init__(self, files: Files, volume: Volume, names: _Names, owner_id: str, encoded: "partial[bytes]") -> None:
+        self._files, self._volume, self._names = files, volume, names
+        self._owner_id, self._encoded = owner_id, encoded
+
+    def run(self) -> None:
+        while not self._names.stopped.wait(RENEW_S):
+            try:
+                self.renew()
+            except Exception as error:  # the next time, before it expires
+                logger.info("%s: a lease is not renewed: %s", self._volume.path, error)
+
+    def renew(self) -> None:
+        for name in sorted(self._names.mine):
+            if self._names.stopped.is_set():
+                return
+            path = _path(self._volume, name)
+            try:
+                is_ours = self._put(path)
+            except FileNotFoundError:  # somebody has removed it
+                is_ours = _create(self._files, path, self._encoded())
+            if not is_ours and name in self._names.mine and name not in self._names.lost:
+                self._names.lost.add(name)
+                logger.warning("%s is another process's by now, though it was this one's", path)
+
+    def _put(self, path: Path) -> bool:
+        with closing(self._files.open(path, writable=True)) as file:
+            owner = _decode(LEASE.read(file))
+            if owner is not None and owner.owner != self._owner_id:
+                return False
+            file.write_at(0, self._encoded())
+            file.sync()
+        return True
+
+
+# --- objects
+
+
+def read(files: Files, path: Path) -> Owner | None:
+    """Return who has a lease on one volume; None if nobody has. One that cannot be understood is anybody's."""
+    try:
+        with closing(files.open(path)) as file:
+            data = LEASE.read(file)
+    except FileNotFoundError:
+        return None
+    except CorruptionError:
+        data = b""
+    return _decode(data) or Owner("", data[:64].hex(), "another host", 0, "an unknown time")
+
+
+def newest(volumes: Iterable[Volume], env: Environment, purpose: str) -> int:
+    """Return the highest number of the leases `<purpose>-<number>` on these volumes; 0 if there is none."""
+    prefix, numbers = f"{purpose}-", [0]
+    for outcome in on_each(env, list(volumes), lambda volume: env.files.list_directory(volume.path / DIRECTORY)):
+        for name in () if isinstance(outcome, BaseException) else outcome:
+            text = name.removeprefix(prefix).removesuffix(SUFFIX)
+            if name == f"{prefix}{text}{SUFFIX}" and text.isdecimal() and text.isascii():
+                numbers.append(int(text))
+    return max(numbers)
+
+
+@contextlib.contextmanager
+def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator[str]:
+    """Have the lease of a purpose of the store until the block ends. Yields nothing, or who has it.
+
+    The next number takes the place of one whose owner is gone.
+    """
+    there = list(volumes)
+    number = newest(there, env, purpose)
+    leases = Leases(there, env)
+    try:
+        with translated(label(there)):
+            held, is_gone = leases.acquire_or_wait(f"{purpose}-{number}")
+            if held is not None and is_gone:
+                held = leases.acquire(f"{purpose}-{number + 1}")
+                if held is None:
+                    sweep(there, env, [f"{purpose}-{number}"])
+        yield str(held.owner) if held is not None else ""
+    finally:
+        leases.close()
+
+
+def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[str]) -> None:
+    """Delete leases that mean nothing any more."""
+    for volume in volumes:
+        for name in names:
+            try:
+                env.files.unlink(_path(volume, name))
+            except OSError as error:
+                logger.info("%s: a lease is left: %s", volume.path, error)
+
+
+def _path(volume: Volume, name: str) -> Path:
+    return volume.path / DIRECTORY / f"{name}{SUFFIX}"
+
+
+def _create(files: Files, path: Path, data: bytes) -> bool:
+    """Create a lease; return whether the one that is there is ours: a creation may have been carried out twice."""
+    try:
+        with closing(files.create(path)) as file:
+            file.write_at(0, data)
+            file.sync()
+    except FileExistsError:
+        there, ours = read(files, path), _decode(data)
+        return there is not None and ours is not None and there.owner == ours.owner
+    return True
+
+
+def _release(files: Files, owner_id: str, names: list[str], volume: Volume) -> None:
+    for name in names:
+        owner = read(files, _path(volume, name))
+        if owner is not None and owner.owner == owner_id:
+            files.unlink(_path(volume, name))
+
+
+def _encode(owner_id: str, since: str, machine: str) -> bytes:
+    pid = os.getpid()
+    owner = Owner(owner_id, os.urandom(16).hex(), socket.gethostname(), pid, since, machine, _stat(pid)[1])
+    return msgspec.json.encode(owner)
+
+
+def _decode(data: bytes) -> Owner | None:
+    try:
+        return msgspec.json.decode(data, type=Owner)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+# --- processes of this machine
+
+
+def _machine(env: Environment) -> str:
+    """Return within what a pid means one process: a boot of a kernel and a namespace of pids; empty if unknown."""
+    try:
+        return f"{env.lock_domain().partition('/')[0]} {_pid_namespace()}"
+    except (RequirementError, OSError):
+        return ""
+
+
+@cache
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _has_ended(owner: Owner) -> bool:
+    state, started = _stat(owner.pid)
+    if state:
+        return state in _ENDED or started != owner.started
+    try:
+        os.kill(owner.pid, 0)  # sends nothing
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's, which is hidden here
+        pass
+    return False
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """Return the state of a process, and when it was started, as the kernel counts; empty if that cannot be read."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # Source: proc_pid_stat(5). After the name in parentheses come field 3, the state, and later 22, the start.
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
