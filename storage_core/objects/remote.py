@@ -209,7 +209,7 @@ class RemoteObjectStore:
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, "no such object", where)
         is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-        if is_refused or _code(error) in _CODES_OF_SETTINGS:
+        if is_refused or _code(error) in _CODES_OF_SETTINGS or "configured region" in text:
             return _refusal(verb, text, where)
         if isinstance(error, exceptions.NotSupportedError):
             return OSError(errno.ENOTSUP, text, where)
@@ -219,9 +219,10 @@ class RemoteObjectStore:
 
 
 _FINAL = (errno.EEXIST, errno.ENOENT, errno.EACCES, errno.ENOTSUP)
-# What S3 answers with codes of HTTP that mean other things elsewhere: nothing becomes of it by trying again.
+# What S3 answers, also with codes of HTTP that mean other things elsewhere: nothing becomes of it by trying again.
 _CODES_OF_SETTINGS = (
-    "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidToken", "PermanentRedirect", "RequestTimeTooSkewed",
+    "AccessDenied", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
+    "PermanentRedirect", "RequestTimeTooSkewed", "SignatureDoesNotMatch",
 )  # fmt: skip
 
 

@@ -190,8 +190,8 @@ def test_owner_whose_lease_was_removed_and_given_to_another_is_fenced(
 def test_lease_is_kept_by_a_majority(
     store: Store, buckets: list[str], s3_options: dict[str, str], s3_root: Path
 ) -> None:
-    (s3_root / buckets[1].split("/")[2]).rename(s3_root / "elsewhere-for-a-while")
     first = QueryReader(store, "etl")
+    (s3_root / buckets[1].split("/")[2]).rename(s3_root / "elsewhere-for-a-while")
     first.begin(STARTS)
     (s3_root / "elsewhere-for-a-while").rename(s3_root / buckets[1].split("/")[2])
     clock = Clock()
