@@ -1,22 +1,18 @@
-"""What is wrong with a store, for monitoring systems: problems with a level, from metadata and sizes alone.
+"""What is wrong with a store, worst first, and the command that mends it: for `jstream check` and for the pages.
 
-Levels are those of Nagios plugins. A warning is what needs somebody soon, since a copy, a disk or a consumer is not
-what it should be; critical is what has stopped: nothing can be written, no copy of a stream is good, a consumer waits
-for a decision, or a limit for "critical" is reached.
+Levels are those of Nagios plugins, and notes. Critical is what has stopped: nothing can be written, no copy of a stream
+is good, a consumer waits for a decision, or a limit for "critical" is reached. A warning is what needs somebody soon,
+since a copy, a disk or a consumer is not what it should be. A note is what people should know and nobody can change.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-from spark_stream.disks import space_of
-from storage_core import Store
-from storage_core.comparison import labels_of
+from spark_stream.store_scan import Scan
 from storage_core.quantities import format_duration, parse_time_ns
-from storage_core.store.consumers.lag import consumer_report
+from storage_core.store.describe import event_json
 
 EVENTS_OF_PROBLEMS = (
     "damaged", "missing", "foreign", "rolled_back", "retired", "rejoined", "repaired", "drift", "lost",
@@ -28,18 +24,39 @@ _S, _DAY_NS = 10**9, 86_400 * 10**9
 
 class Level(IntEnum):
     OK = 0
-    WARNING = 1
-    CRITICAL = 2
+    NOTE = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a problem is of. Nothing set: the whole store."""
+
+    volume: str = ""  # what people call it
+    stream: str = ""
+    consumer: str = ""  # of that stream
+    sequence: int = 0  # of that stream, where the problem begins
+
+    def __str__(self) -> str:
+        if self.consumer:
+            return f"consumer {self.consumer} of stream {self.stream}"
+        if self.stream:
+            return f"stream {self.stream}"
+        return f"volume {self.volume}" if self.volume else "store"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     level: Level
-    subject: str  # `volume disk-2`, `stream ORDERS`, `consumer billing of stream ORDERS`, `store`
-    text: str
+    about: About
+    text: str  # goes on from `about`: "is missing"
+    reason: str = ""
+    command: tuple[str, ...] = ()  # arguments of `jstream` that mend it, but for --store
 
-    def to_json(self) -> dict[str, str]:
-        return {"level": self.level.name.lower(), "subject": self.subject, "text": self.text}
+    @property
+    def sentence(self) -> str:
+        return f"{self.about} {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,77 +81,85 @@ class Limits:
     events_since_ns: int | None = None  # since 1970; None: events are no problems
 
 
-def problems_of(store: Store, limits: Limits) -> list[Problem]:
-    """Return what is wrong, the worst first. Reads no block, takes no lock."""
-    cluster, now_ns = store.cluster_info(), time.time_ns()
-    paths = [str(volume["path"]) for volume in cluster["volumes"]]
-    labels = {volume["name"]: label for volume, label in zip(cluster["volumes"], labels_of(paths), strict=True)}
+def problems_of(scan: Scan, limits: Limits) -> list[Problem]:
+    """Return what is wrong, the worst first."""
     found = [
-        *_of_volumes(cluster, labels, limits),
-        *_of_streams(store, labels, limits, now_ns),
-        *_of_consumers(store, limits),
-        *_of_events(store, labels, limits),
+        *_of_volumes(scan, limits),
+        *_of_streams(scan, limits),
+        *_of_consumers(scan, limits),
+        *_of_events(scan, limits),
     ]
     return sorted(found, key=lambda problem: -problem.level)
 
 
-def _of_volumes(cluster: Mapping[str, Any], labels: Mapping[str, str], limits: Limits) -> Iterator[Problem]:
+def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:
+    cluster = scan.cluster
     if cluster["leader"] is None:
-        text = f"nothing can be written: {cluster['voting']} of {cluster['voters']} volumes can vote"
-        yield Problem(Level.CRITICAL, "store", f"{text}, {cluster['quorum']} are needed")
+        text = f"cannot be written: {cluster['voting']} of {cluster['voters']} volumes can vote"
+        yield Problem(Level.CRITICAL, About(), f"{text}, {cluster['quorum']} are needed", "", ("repair",))
     for volume in cluster["volumes"]:
-        subject = f"volume {labels[volume['name']]}"
+        about, space = About(volume=scan.labels[volume["name"]]), scan.spaces.get(volume["name"])
         if not volume["current"]:
-            reason = f": {volume['reason']}" if volume["reason"] else ""
-            yield Problem(Level.WARNING, subject, f"is {volume['state']}{reason}; `jstream repair` mends it")
-        space = space_of(str(volume["path"]))  # of a disk that is gone the state of the volume says so
+            text = f"is {str(volume['state']).replace('_', ' ')}"
+            yield Problem(Level.WARNING, about, text, volume["reason"] or "", ("repair",))
         used = 1 - space.free / space.size if space is not None and space.size else 0.0
         if space is not None and (level := limits.used_share.level(used)):
-            yield Problem(level, subject, f"its disk is {used:.0%} full, {space.free:,} bytes are free")
+            text = f"is on a disk that is {used:.0%} full, {space.free:,} bytes are free"
+            yield Problem(level, about, text, "", ("maintain",))
 
 
-def _of_streams(store: Store, labels: Mapping[str, str], limits: Limits, now_ns: int) -> Iterator[Problem]:
-    for info in store.report():
-        subject, replicas = f"stream {info['config']['name']}", info["cluster"]["replicas"]
+def _of_streams(scan: Scan, limits: Limits) -> Iterator[Problem]:
+    for info in scan.streams:
+        name, replicas = info["config"]["name"], info["cluster"]["replicas"]
+        about, repair = About(stream=name), ("repair", name)
         bad = [replica for replica in replicas if not replica["current"]]
         if bad and len(bad) == len(replicas):
-            states = ", ".join(f"{labels[replica['name']]} {replica['state']}" for replica in bad)
-            yield Problem(Level.CRITICAL, subject, f"no copy is current: {states}; `jstream repair` mends it")
+            states = ", ".join(f"{replica['label']} {replica['state']}" for replica in bad)
+            yield Problem(Level.CRITICAL, about, f"has no current copy: {states}", "", repair)
         if damaged := [replica for replica in replicas if replica["damaged_blocks"]]:
-            counts = ", ".join(f"{replica['damaged_blocks']} on {labels[replica['name']]}" for replica in damaged)
-            yield Problem(Level.WARNING, subject, f"damaged blocks: {counts}; `jstream repair` mends it")
+            counts = ", ".join(f"{replica['damaged_blocks']} on {replica['label']}" for replica in damaged)
+            yield Problem(Level.WARNING, about, f"has damaged blocks: {counts}", "", repair)
+        if ranges := info["state"]["lost_ranges"]:
+            count = sum(end - first for first, end in ranges)
+            text = f"has {count:,} {'sequence that is' if count == 1 else 'sequences that are'} lost for good"
+            yield Problem(Level.NOTE, About(stream=name, sequence=ranges[0][0]), text, "No volume has them.")
         if not info["state"]["messages"]:
             continue
         # A copy that was never checked counts from when its stream was made.
         checked = min(parse_time_ns(replica["last_scrub"] or info["created"], "time") for replica in replicas)
-        if level := limits.scrub_age_ns.level(now_ns - checked):
-            age = format_duration((now_ns - checked) // _DAY_NS * _DAY_NS or (now_ns - checked) // _S * _S)
-            yield Problem(level, subject, f"some copy was not checked for {age}; `jstream scrub` does it")
+        age_ns = scan.time_ns - checked
+        if level := limits.scrub_age_ns.level(age_ns):
+            age = format_duration(age_ns // _DAY_NS * _DAY_NS or age_ns // _S * _S)
+            yield Problem(level, about, f"has a copy that was not checked for {age}", "", ("scrub", name))
 
 
-def _of_consumers(store: Store, limits: Limits) -> Iterator[Problem]:
-    for info in consumer_report(store, settle=False):
-        subject = f"consumer {info['name']} of stream {info['stream_name']}"
+def _of_consumers(scan: Scan, limits: Limits) -> Iterator[Problem]:
+    for info in scan.consumers:
+        stream, name = info["stream_name"], info["name"]
+        about = About(stream=stream, consumer=name)
         if info["problem"]:
-            yield Problem(Level.CRITICAL, subject, f"does not go on: {info['problem']}")
+            yield Problem(Level.CRITICAL, about, "does not go on", info["problem"], ("consumer", "reset", stream, name))
         lag, age_s = info["lag"]["messages"], info["lag"]["seconds"]
         if level := limits.lag_messages.level(lag):
-            yield Problem(level, subject, f"is {lag:,} messages behind")
+            yield Problem(level, about, f"is {lag:,} messages behind")
         if lag and (level := limits.lag_age_ns.level(age_s * _S)):
-            yield Problem(level, subject, f"has a message waiting for {age_s:,.0f} s")
+            yield Problem(level, about, f"has a message waiting for {age_s:,.0f} s")
 
 
-def _of_events(store: Store, labels: Mapping[str, str], limits: Limits) -> Iterator[Problem]:
+def _of_events(scan: Scan, limits: Limits) -> Iterator[Problem]:
     if limits.events_since_ns is None:
         return
-    counts: Counter[tuple[str, str]] = Counter()
-    last: dict[tuple[str, str], str] = {}
-    for event in store.events():
-        if event["kind"] in EVENTS_OF_PROBLEMS and parse_time_ns(event["time"], "time") >= limits.events_since_ns:
-            named = {**event, "volume": labels.get(event["volume"], event["volume"])}
-            about = " ".join(f"{name} {named[name]}" for name in ("stream", "consumer", "volume") if named[name])
-            counts[about, event["kind"]] += 1
-            last[about, event["kind"]] = event["time"]
-    for (about, kind), count in counts.items():
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    last: dict[tuple[str, str, str, str], str] = {}
+    for event in scan.state.events:
+        if event.kind in EVENTS_OF_PROBLEMS and event.time_ns >= limits.events_since_ns:
+            volume = scan.labels.get(event.volume, event.volume)
+            key = (volume, event.stream, event.consumer, event.kind)
+            counts[key] += 1
+            last[key] = event_json(event)["time"]
+    for key, count in counts.items():
+        volume, stream, consumer, kind = key
         times = "once" if count == 1 else f"{count} times"
-        yield Problem(Level.WARNING, about or "store", f"event {kind} {times}, last at {last[about, kind]}")
+        where = f" on volume {volume}" if volume and stream else ""
+        about = About(volume, stream, consumer)
+        yield Problem(Level.WARNING, about, f"had event {kind} {times}{where}, last at {last[key]}", "", ("events",))

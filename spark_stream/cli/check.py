@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from shlex import join
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +14,7 @@ from spark_stream.cli.render import counted, print_json, print_lines
 from spark_stream.cli.storage_options import storage_options
 
 if TYPE_CHECKING:
-    from spark_stream.check import Limit
+    from spark_stream.check import Limit, Problem
 
 _EITHER = "WARN[,CRIT]"
 
@@ -43,7 +44,8 @@ def check(
     Exit code 0 if all is well, 1 for warnings, 2 if something is critical or the store cannot be read. Volumes, copies
     and consumers that stopped are always looked at. Nothing is locked or written; no block is read.
     """
-    from spark_stream.check import Level, Limits, Problem, problems_of
+    from spark_stream.check import About, Level, Limits, Problem, problems_of
+    from spark_stream.store_scan import scan_of
     from storage_core import Store
     from storage_core.errors import StorageError
 
@@ -57,19 +59,37 @@ def check(
     summary = ""
     try:
         with Store.open(store, read_only=True, storage_options=storage_options()) as opened:
-            problems = problems_of(opened, limits)
-            volumes, streams = opened.cluster_info()["voters"], opened.streams()
-            summary = f"{counted(volumes, 'volume')}, {counted(len(streams), 'stream')}"
+            scan = scan_of(opened)
+            problems = [problem for problem in problems_of(scan, limits) if problem.level >= Level.WARNING]
+            summary = f"{counted(scan.cluster['voters'], 'volume')}, {counted(len(scan.streams), 'stream')}"
     except (StorageError, OSError) as error:
-        problems = [Problem(Level.CRITICAL, "store", explain(error))]
+        problems = [Problem(Level.CRITICAL, About(), explain(error))]
     level = max((problem.level for problem in problems), default=Level.OK)
     if json:
-        print_json({"level": level.name.lower(), "problems": [problem.to_json() for problem in problems]})
+        print_json({"level": level.name.lower(), "problems": [_json(problem) for problem in problems]})
     elif problems:
-        print_lines(f"{problem.level.name}: {problem.subject}: {problem.text}" for problem in problems)
+        print_lines(_line(problem) for problem in problems)
     else:
         print_lines([f"OK: {summary}"])
-    raise typer.Exit(int(level))
+    raise typer.Exit({Level.OK: 0, Level.WARNING: 1, Level.CRITICAL: 2}[level])
+
+
+def _text(problem: "Problem") -> str:
+    return f"{problem.text}: {problem.reason}" if problem.reason else problem.text
+
+
+def _line(problem: "Problem") -> str:
+    remedy = f"; `{join(('jstream', *problem.command))}` is for that" if problem.command else ""
+    return f"{problem.level.name}: {problem.about}: {_text(problem)}{remedy}"
+
+
+def _json(problem: "Problem") -> dict[str, Any]:
+    return {
+        "level": problem.level.name.lower(),
+        "subject": str(problem.about),
+        "text": _text(problem),
+        "command": join(("jstream", *problem.command)) if problem.command else None,
+    }
 
 
 def _limit(text: str | None, option: str, parse: Callable[[str, str], float]) -> "Limit":

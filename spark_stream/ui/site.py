@@ -12,17 +12,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from shlex import quote
 from typing import Any
 
-from spark_stream.ui.disk import DiskUse, disk_use
+from spark_stream.store_scan import Scan, scan_of
 from storage_core import Store
-from storage_core.comparison import labels_of
 from storage_core.errors import StorageError
-from storage_core.store.consumers.lag import consumer_report
-from storage_core.store.describe import by_name, cluster_info, stream_cluster, stream_summary
-from storage_core.store.replicas.replicas import Survey
 
 log = logging.getLogger("jstream")
 INTERVAL_S = 1.0
@@ -32,24 +28,9 @@ CHEAP_S = 0.1  # of a processor: a scan that takes no more is made for a page th
 STALE_S = 15.0  # older than this it is shown to nobody: nobody has looked for a while
 VIEWER_S = 15.0  # who asked for a page is a viewer for so long
 HEARTBEAT_S = 10.0  # viewers hear of the newest scan at least so often: ages grow also where nothing happens
-DISK_INTERVAL_S = 15.0
 HISTORY_COUNT = 720  # points of a consumer's lag
 HISTORY_STEP_S = 5.0
 READ_ERRORS = (StorageError, OSError, ValueError)
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """One look at the whole store."""
-
-    number: int  # grows when something is different
-    time_ns: int
-    survey: Survey
-    cluster: Mapping[str, Any]  # as `cluster info --json`
-    streams: Sequence[Mapping[str, Any]]  # as `stream report --json`, by name
-    consumers: Sequence[Mapping[str, Any]]  # as `consumer report --json`
-    labels: Mapping[str, str]  # what people call volumes, by their names
-    disks: Mapping[str, DiskUse]  # by names of volumes
 
 
 class Site:
@@ -66,8 +47,7 @@ class Site:
         self._scanning = threading.Lock()
         self._scan: Scan | None = None
         self._scan_s = 0.0  # processor time that the last scan took
-        self._scanned_at = self._told_at = self._asked_at = self._disks_at = -1e9
-        self._disks: Mapping[str, DiskUse] = {}
+        self._scanned_at = self._told_at = self._asked_at = -1e9
         self._error = ""
         self._number = 0
         self._lags: dict[tuple[str, str], deque[tuple[float, int]]] = {}
@@ -143,24 +123,11 @@ class Site:
             return scan
 
     def _made(self, store: Store) -> Scan:
-        survey = store.survey()
-        state = survey.view.state
-        cluster = cluster_info(survey)
-        volumes = cluster["volumes"]
-        labels = dict(
-            zip((volume["name"] for volume in volumes), labels_of([volume["path"] for volume in volumes]), strict=True)
-        )
-        streams = [{**stream_summary(stream), "cluster": _copies(survey, stream, labels)} for stream in by_name(state)]
-        consumers = consumer_report(store, settle=False)
-        if time.monotonic() - self._disks_at > DISK_INTERVAL_S or set(self._disks) != set(labels):
-            self._disks = disk_use(survey)
-            self._disks_at = time.monotonic()
-        now_ns = store.environment.now_ns()
-        self._remember(consumers, now_ns / 1e9)
-        before = self._scan
-        if before is None or _changed(before, survey, cluster, streams, consumers):
+        scan = scan_of(store)
+        self._remember(scan.consumers, scan.time_ns / 1e9)
+        if self._scan is None or _differ(self._scan, scan):
             self._number += 1
-        return Scan(self._number, now_ns, survey, cluster, streams, consumers, labels, self._disks)
+        return replace(scan, number=self._number)
 
     def _remember(self, consumers: Sequence[Mapping[str, Any]], now_s: float) -> None:
         keys = {(consumer["stream_name"], consumer["name"]): consumer["lag"]["messages"] for consumer in consumers}
@@ -214,27 +181,13 @@ class Site:
             del self._viewers[event]
 
 
-def _copies(survey: Survey, stream: Any, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `cluster` of `stream report --json`, with what people call the volumes."""
-    cluster = stream_cluster(survey, stream)
-    for one in cluster["replicas"]:
-        one["label"] = labels.get(one["name"], one["name"][:8])
-    return cluster
-
-
-def _changed(
-    before: Scan,
-    survey: Survey,
-    cluster: Mapping[str, Any],
-    streams: Sequence[Mapping[str, Any]],
-    consumers: Sequence[Mapping[str, Any]],
-) -> bool:
+def _differ(before: Scan, scan: Scan) -> bool:
     """Return whether viewers would see something else, but for ages."""
-    if before.survey.view.index != survey.view.index or before.cluster != cluster or before.streams != streams:
+    if before.survey.view.index != scan.survey.view.index:
         return True
-    return [_without_age(consumer) for consumer in before.consumers] != [
-        _without_age(consumer) for consumer in consumers
-    ]
+    if before.cluster != scan.cluster or before.streams != scan.streams:
+        return True
+    return [*map(_without_age, before.consumers)] != [*map(_without_age, scan.consumers)]
 
 
 def _without_age(consumer: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from spark_stream.store_scan import Scan
 from spark_stream.ui import payload
 from spark_stream.ui.model.pages import stream_head
 from spark_stream.ui.query import Query
-from spark_stream.ui.site import Scan, Site
+from spark_stream.ui.site import Site
 from storage_core.errors import NotFoundError
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339

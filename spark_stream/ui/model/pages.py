@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spark_stream.store_scan import Scan
 from spark_stream.ui.model.health import health, worst_lag
 from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
 from spark_stream.ui.query import Query
-from spark_stream.ui.site import Scan, Site
+from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
@@ -37,10 +38,10 @@ def overview(site: Site, query: Query) -> dict[str, Any]:
         "messages": sum(stream.message_count for stream in streams),
         "messages_per_second": round(rate(streams, scan.time_ns), 2),
         "bytes": sum(stream.data_size for stream in streams),
-        "bytes_live": sum(disk.live for disk in scan.disks.values()),
-        "bytes_on_disk": sum(disk.blocks for disk in scan.disks.values()),
-        "bytes_to_be_freed": sum(disk.to_be_freed for disk in scan.disks.values()),
-        "bytes_free": min((disk.free for disk in scan.disks.values() if disk.free is not None), default=None),
+        "bytes_live": sum(volume["disk_bytes"]["live"] for volume in scan.cluster["volumes"]),
+        "bytes_on_disk": sum(sum(volume["disk_bytes"].values()) for volume in scan.cluster["volumes"]),
+        "bytes_to_be_freed": sum(volume["disk_bytes"]["pending_delete"] for volume in scan.cluster["volumes"]),
+        "bytes_free": min((space.free for space in scan.spaces.values()), default=None),
         "worst_lag": None if worst is None else _short(worst),
         "arrivals": arrivals(streams, scan.time_ns, query.choice("span", SPANS)),
         "volumes": [_volume(scan, one) for one in scan.cluster["volumes"]],
@@ -185,15 +186,15 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
 
 
 def _volume(scan: Scan, info: Mapping[str, Any]) -> dict[str, Any]:
-    disk = scan.disks.get(info["name"])
+    space = scan.spaces.get(info["name"])
     return {
         **info,
         "label": scan.labels[info["name"]],
         "leader": info["name"] == scan.cluster["leader"],
-        "bytes_on_disk": disk.blocks if disk else None,
-        "bytes_to_be_freed": disk.to_be_freed if disk else None,
-        "bytes_free": disk.free if disk else None,
-        "bytes_total": disk.total if disk else None,
+        "bytes_on_disk": sum(info["disk_bytes"].values()),
+        "bytes_to_be_freed": info["disk_bytes"]["pending_delete"],
+        "bytes_free": space.free if space is not None else None,
+        "bytes_total": space.size if space is not None else None,
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from storage_core import buffers
 from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
 from storage_core.metadata.consumer_state import ConsumerState
-from storage_core.metadata.state import StreamState
+from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
@@ -27,15 +27,16 @@ _TIMES: Remembered[tuple[bytes, int], int] = Remembered(65_536)  # of messages, 
 
 
 def consumer_report(
-    store: OpenStore, streams: Sequence[str] | None = None, settle: bool = True
+    store: OpenStore, streams: Sequence[str] | None = None, settle: bool = True, state: StoreState | None = None
 ) -> list[dict[str, Any]]:
     """Return the consumers of these streams (None: all) as `Consumer.info` has them, and what they are behind by.
 
     What is added: `problem`, why the consumer cannot go on as it stands, or None; and `lag` with `messages` (there and
     not acknowledged), `oldest_seq` and `oldest_ts` (the first of them), and `seconds` since then. `settle`: positions
-    are reconciled with their streams first, as every open does; without it nothing is written.
+    are reconciled with their streams first, as every open does; without it nothing is written. `state`: where to look
+    for consumers, by default the newest one.
     """
-    state = store.state()
+    state = state or store.state()
     chosen = describe.by_name(state) if streams is None else [store.stream_state(name, state) for name in streams]
     found = []
     for stream in chosen:

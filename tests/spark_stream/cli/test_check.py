@@ -36,7 +36,11 @@ def test_a_lost_volume_and_a_damaged_copy_are_warnings_and_too_few_volumes_are_c
     assert "damaged blocks: 1 on disk-1" in outcome.out
     shutil.rmtree(volumes[1])
     problems = json.loads(trio(*ALL_IS_WELL, "--json").out)["problems"]
-    assert [problem["subject"] for problem in problems] == ["volume disk-1", "volume disk-2", "stream ORDERS"]
+    assert [(problem["subject"], problem["command"]) for problem in problems] == [
+        ("volume disk-1", "jstream repair"),
+        ("volume disk-2", "jstream repair"),
+        ("stream ORDERS", "jstream repair ORDERS"),
+    ]
     shutil.rmtree(volumes[2])
     outcome = trio(*ALL_IS_WELL)
     assert outcome.code == 2
@@ -52,8 +56,9 @@ def test_events_of_what_is_well_again_are_told_for_as_long_as_was_asked(trio, re
     assert trio("repair").code == 0
     assert trio(*ALL_IS_WELL).code == 0
     outcome = trio(*ALL_IS_WELL, "--events-since", "1h")
-    subjects = [("WARNING", "volume disk-2"), ("WARNING", "stream ORDERS volume disk-2")]  # all of it, and its copies
+    subjects = [("WARNING", "volume disk-2"), ("WARNING", "stream ORDERS")]  # all of it, and its copies
     assert (outcome.code, lines(outcome.out)) == (1, subjects)
+    assert "event repaired 4 times on volume disk-2, last at 2" in outcome.out
     assert "event rejoined once, last at 2" in outcome.out
     assert trio(*ALL_IS_WELL, "--events-since", "2200-01-01").code == 0
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from harness.served_ui import PAGES, Browser, blocks_of
+from typer.testing import CliRunner
 
+from spark_stream.cli.app import app
 from storage_core import Store
 
 
@@ -137,6 +139,20 @@ def test_a_lost_and_a_damaged_volume_are_told_with_the_command_and_every_message
     assert "No such file" in browser.page(f"/streams/ORDERS/blocks/{bad['block']}", volume=gone)
     store.repair()
     assert browser.api("/overview")["health"]["state"] == "ok"
+
+
+def test_pages_and_check_find_the_same_problems(store: Store, volumes: list[Path], serve) -> None:
+    shutil.rmtree(volumes[1])
+    spoil(volumes[2], 2)
+    store.scrub()
+    browser = serve(volumes)
+    health = browser.api("/overview")["health"]
+    checked = json.loads(CliRunner().invoke(app, ["check", "--json", "--store", ",".join(map(str, volumes))]).stdout)
+    assert [one["command"].split(" --store ")[0] for one in health["problems"]] == [
+        one["command"] for one in checked["problems"]
+    ]
+    assert health["state"] == checked["level"] == "warning"
+    assert [one["subject"] for one in checked["problems"]][:2] == ["volume disk-2", "volume disk-3"]
 
 
 def test_what_no_copy_has_stands_in_its_place(store: Store, volumes: list[Path], serve) -> None:
