@@ -101,6 +101,7 @@ class Survey:
         self._at = {volume.volume_id: volume for volume in self.volumes}
         self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if _readable(volume)}
         self._reported = self._reports()
+        self._replicas: dict[bytes, tuple[StreamState, list[Replica]]] = {}  # that were asked for, by incarnation
 
     def standing(self, volume_id: bytes) -> Finding:
         """Return what the metadata of a volume is like."""
@@ -143,8 +144,12 @@ class Survey:
             return 0  # the state of the volume says what is wrong there
 
     def replicas(self, stream: StreamState) -> list[Replica]:
-        """Return the copies of a stream in the order of its placement."""
-        return [self._replica(stream, position, one) for position, one in enumerate(stream.placement)]
+        """Return the copies of a stream in the order of its placement; looked at once, however often it is asked."""
+        known, found = self._replicas.get(stream.incarnation, (None, []))
+        if known is not stream:
+            found = [self._replica(stream, position, one) for position, one in enumerate(stream.placement)]
+            self._replicas[stream.incarnation] = stream, found
+        return list(found)
 
     def _reports(self) -> dict[bytes, dict[_Copy, int]]:
         """Return, by volume, which copies readers reported, and when last."""
