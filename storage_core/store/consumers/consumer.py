@@ -397,33 +397,7 @@ class Consumer:
 
     def info(self) -> dict[str, Any]:
         """Return configuration, state and events with the keys of the NATS JetStream API."""
-        stream, consumer = self._find(self._store.state())
-        shown = stream.shown()
-        waiting, withheld = (one.intersection(shown) for one in (consumer.outstanding(), consumer.pending.withheld()))
-        delivered = consumer.next_sequence - 1
-        rows = consumer.pending.rows
-        again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
-        now_ns = self._store.environment.now_ns()
-        paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
-        found = {
-            "stream_name": stream.name,
-            "name": consumer.name,
-            "created": rfc3339(consumer.created_ns),
-            "config": consumer.config.to_json(),
-            "delivered": {"stream_seq": delivered},
-            "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
-            "num_ack_pending": len(waiting) - len(withheld),
-            "num_redelivered": len(again),
-            "num_pending": fetching.count_wanted(self._store, stream, consumer) + len(withheld),
-            "num_skipped": consumer.skipped,
-            "num_unreadable": len(withheld),
-            "unreadable_ranges": [list(one) for one in withheld.ranges_head(RANGES_SHOWN)],
-            "paused": paused_ns > 0,
-            "pause_remaining": max(0, paused_ns),
-            "incarnation": consumer.incarnation.hex(),
-            "events": [describe.event_json(event) for event in consumer.events],
-        }
-        return describe.Info(found, describe.consumer_html)
+        return info_of(self._store, *self._find(self._store.state()))
 
     def reset(self, sequence: int | None = None) -> int:
         """Go on from `sequence`, or from the first message that is there and was not acknowledged; return which it is.
@@ -466,6 +440,36 @@ class Consumer:
         with self._store.session(frees=True) as session, session.group():
             session.propose(DeleteConsumer(self._incarnation, self.name))
             self._store.release(session, self._incarnation)
+
+
+def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> dict[str, Any]:
+    """Return `Consumer.info` of a consumer as it stood when this state was read."""
+    shown = stream.shown()
+    waiting, withheld = (one.intersection(shown) for one in (consumer.outstanding(), consumer.pending.withheld()))
+    delivered = consumer.next_sequence - 1
+    rows = consumer.pending.rows
+    again = pending_set(rows[rows["deliveries"] > 1]).intersection(shown)
+    now_ns = store.environment.now_ns()
+    paused_ns = consumer.by_clock(now_ns).paused_until_ns - now_ns
+    found = {
+        "stream_name": stream.name,
+        "name": consumer.name,
+        "created": rfc3339(consumer.created_ns),
+        "config": consumer.config.to_json(),
+        "delivered": {"stream_seq": delivered},
+        "ack_floor": {"stream_seq": int(waiting.starts[0]) - 1 if waiting else delivered},
+        "num_ack_pending": len(waiting) - len(withheld),
+        "num_redelivered": len(again),
+        "num_pending": fetching.count_wanted(store, stream, consumer) + len(withheld),
+        "num_skipped": consumer.skipped,
+        "num_unreadable": len(withheld),
+        "unreadable_ranges": [list(one) for one in withheld.ranges_head(RANGES_SHOWN)],
+        "paused": paused_ns > 0,
+        "pause_remaining": max(0, paused_ns),
+        "incarnation": consumer.incarnation.hex(),
+        "events": [describe.event_json(event) for event in consumer.events],
+    }
+    return describe.Info(found, describe.consumer_html)
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

@@ -16,7 +16,7 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.sequences import SequenceSet
 from storage_core.store import contents, describe
-from storage_core.store.consumers.consumer import Consumer
+from storage_core.store.consumers.consumer import Consumer, info_of
 from storage_core.store.consumers.fetching import decision_of, first_wanted
 from storage_core.store.consumers.remembered import Remembered
 from storage_core.store.opened import OpenStore
@@ -49,11 +49,11 @@ def consumer_report(
 
 
 def _reported(store: OpenStore, stream: StreamState, state: ConsumerState, settle: bool) -> dict[str, Any]:
-    consumer = Consumer(store, stream.incarnation, stream.name, state.name)
     if settle:
+        consumer = Consumer(store, stream.incarnation, stream.name, state.name)
         consumer.look()
         state = consumer.state()
-    info = consumer.info()
+    info = info_of(store, stream, state)
     sequence = oldest_open(store, stream, state)
     since_ns = time_of(store, stream, sequence) if sequence is not None else None
     now_ns = store.environment.now_ns()
