@@ -170,7 +170,7 @@ def pause(
     """Hand out no messages of this consumer for a while, to nobody. What was handed out can be acknowledged."""
     with open_store(store, take_over=take_over) as opened:
         consumer = opened.stream(stream).consumer(name)
-        consumer.pause(_seconds_until(until))
+        consumer.pause(seconds_until(until))
         found = consumer.info()
     say(f"consumer {name} of stream {stream} is paused for {_show_span(found['pause_remaining'] / 1e9)}")
     if json:
@@ -196,7 +196,7 @@ def resume(
         print_json(found)
 
 
-def _seconds_until(text: str) -> float:
+def seconds_until(text: str) -> float:
     """Return for how long a pause lasts that was given as a duration, or as the time of its end."""
     from storage_core.quantities import looks_like_time, parse_duration_ns, parse_time_ns
 

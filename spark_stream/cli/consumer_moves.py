@@ -135,7 +135,7 @@ def reset(
     with open_store(store, take_over=take_over and execute) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)
-        plan = _plan(opened, opened_stream, consumer, to)
+        plan = reset_plan(opened, opened_stream, consumer, to)
         if execute:
             plan["next_seq"] = consumer.reset(plan["next_seq"] if to is not None else None)
             plan["executed"] = True
@@ -149,7 +149,7 @@ def reset(
         say("nothing was done; --execute does it")
 
 
-def _plan(opened: "Store", stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
+def reset_plan(opened: "Store", stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
     """Return what a reset would do, in the shape of `consumer reset --json`. Raises CommandFailed for no such place."""
     from storage_core.store.consumers.consumer import where_to_go_on
     from storage_core.store.consumers.fetching import decision_of

@@ -226,7 +226,7 @@ def purge(
     with open_store(store, take_over=take_over) as opened:
         stream = opened.stream(name)
         older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
-        ask_consent(f"Purge {_what_goes(subject, up_to, keep)}{older} of stream {name}?", force)
+        ask_consent(f"Purge {what_goes(subject, up_to, keep)}{older} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
         info = stream.info() if json else None
     say(f"removed {counted(count, 'message')} from stream {name}")
@@ -245,7 +245,7 @@ def _before_ns(older_than: str | None, before: str | None) -> int | None:
     return parse_time_ns(before, "--before") if before is not None else None
 
 
-def _what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
+def what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
     what = f"messages of subject {subject}" if subject else "messages"
     if up_to is not None:
         return f"the {what} below sequence {up_to}"

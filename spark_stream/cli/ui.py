@@ -31,11 +31,16 @@ def ui(
         list[str] | None,
         typer.Option("--host-name", metavar="NAME", help="A name that a proxy in front has; may be repeated."),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Let pages repair, scrub, maintain, reset and pause consumers, purge."),
+    ] = False,
     store: StoreOption = "",
 ) -> None:
-    """Serve pages over the store: its health, messages, copies, consumers, volumes and events. Changes nothing.
+    """Serve pages over the store: its health, messages, copies, consumers, volumes and events.
 
-    Takes no lock, and is of most use when the store is broken. TLS is the business of a proxy in front.
+    Without --allow-changes it changes nothing, and takes no lock. It is of most use when the store is broken. TLS is
+    the business of a proxy in front.
     """
     from spark_stream.ui.doors import TOKEN_SIZE_MIN
     from spark_stream.ui.server import bind, is_loopback, read_token, serve
@@ -51,7 +56,11 @@ def ui(
     except OSError as error:
         raise CommandFailed(f"{error.strerror}; --port takes another one, 0 a free one") from error
     with listener:
-        site = Site([one.strip() for one in store.split(",")], storage_options=storage_options())
+        site = Site(
+            [path.strip() for path in store.split(",")],
+            storage_options=storage_options(),
+            allows_changes=allow_changes,
+        )
         address, taken = listener.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address
         say(f"the store's pages are at http://{place}:{taken}/ until Ctrl-C")

@@ -3,6 +3,7 @@
     site      the store that is shown, and the one look at it a second that all viewers share
     model     what a page shows, as plain values: the same that `/api` answers
     payload   what hostile bytes look like to people
+    changes   what pages may do with `--allow-changes`: plan, question, work
     doors     who may ask: hosts, tokens, forms of other sites, what a page may load
     server    routes, templates, errors; HTTP
 

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from spark_stream.cli.quantities import show_size
-from spark_stream.ui import downloads, payload
+from spark_stream.ui import changes, downloads, payload
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
 from spark_stream.ui.model import copies, messages, pages
 from spark_stream.ui.model.health import age_text, health, span_text
@@ -80,7 +80,7 @@ class Server:
     """The application: everything that its routes need."""
 
     def __init__(self, site: Site, keys: Keys) -> None:
-        self.site, self.keys = site, keys
+        self.site, self.keys, self.tasks = site, keys, changes.Tasks(site)
         package = resources.files("spark_stream")
         self._static = {name: package.joinpath(path).read_bytes() for name, (path, _) in STATIC.items()}
         self._templates = Environment(
@@ -110,6 +110,11 @@ class Server:
         for page in PAGES:
             routes.append(Route(page.path, self._page(page)))
             routes.append(Route("/api" + ("/overview" if page.path == "/" else page.path), self._api(page)))
+        if self.site.allows_changes:
+            for page in self._change_pages():
+                routes.append(Route(page.path, self._page(page), methods=["GET"]))
+                routes.append(Route(f"/api{page.path}", self._api(page), methods=["GET"]))
+            routes.append(Route("/change/{kind}", self._change, methods=["POST"]))
         app = Starlette(
             routes=routes,
             exception_handlers={404: self._not_found, Exception: self._unforeseen, FormRefused: self._refused},
@@ -140,6 +145,42 @@ class Server:
 
         return answer
 
+    # --- changes
+
+    def _change_pages(self) -> tuple[Page, ...]:
+        def plan(site: Site, query: Query, kind: str) -> dict[str, Any]:
+            made = changes.plan_of(site, query, kind)
+            given = {name: query.text(name) for name in changes.ASKED[kind]}
+            return {**made.to_json(site), "asked": changes.ASKED[kind], "given": given}
+
+        def task(site: Site, query: Query, number: int) -> dict[str, Any]:
+            return self.tasks.task(number).to_json(site)
+
+        def tasks(site: Site, query: Query) -> dict[str, Any]:
+            return {"changes": [one.to_json(site) for one in self.tasks.newest()]}
+
+        return (
+            Page("/change/{kind}", plan, "change.html", "changes", is_live=False),
+            Page("/changes/{number:int}", task, "task.html", "changes"),
+            Page("/changes", tasks, "tasks.html", "changes"),
+        )
+
+    async def _change(self, request: Request) -> Response:
+        """Do what the plan said that the form was below."""
+        fields = await form_of(request, self.keys)
+        return await run_in_threadpool(self._begin, request, fields)
+
+    def _begin(self, request: Request, fields: Mapping[str, str]) -> Response:
+        try:
+            plan = changes.plan_of(self.site, Query(fields), request.path_params["kind"])
+            if plan.typed and fields.get("typed", "").strip() != plan.typed:
+                raise ValueError(f"nothing was done: type {plan.typed} to have it done")
+            address = request.client.host if request.client is not None else "an unknown address"
+            task = self.tasks.begin(plan, changes.who_of(fields.get("who", ""), address))
+        except READ_ERRORS as error:
+            return self._failed(request, error)
+        return RedirectResponse(f"/changes/{task.number}", 303)
+
     def render(
         self,
         request: Request,
@@ -160,8 +201,8 @@ class Server:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         text = self._templates.get_template(template).render(
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
-            asked=request.query_params.get, live=is_live and values.get("is_live", True), csrf=self.keys.csrf,
-            age=lambda time: age_text(time, now_ns) if now_ns else time,
+            asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
+            live=is_live and values.get("is_live", True), age=lambda time: age_text(time, now_ns) if now_ns else time,
             link=lambda **changes: _link(request, changes),
         )  # fmt: skip
         return HTMLResponse(text.encode("utf-8", "replace"), status)
@@ -249,6 +290,8 @@ def _status(error: Exception) -> int:
         return 404
     if isinstance(error, StaleIncarnationError):
         return 410
+    if isinstance(error, changes.Busy):
+        return 409
     return UNAVAILABLE if isinstance(error, (StorageError, OSError)) else 400
 
 

@@ -37,9 +37,14 @@ class Site:
     """What all pages share. Used by many threads."""
 
     def __init__(
-        self, paths: Sequence[str], fresh_s: float = FRESH_S, storage_options: Mapping[str, str] | None = None
+        self,
+        paths: Sequence[str],
+        fresh_s: float = FRESH_S,
+        storage_options: Mapping[str, str] | None = None,
+        allows_changes: bool = False,
     ) -> None:
         """Open the store. Raises what `Store.open` does."""
+        self.allows_changes = allows_changes
         self.paths, self._fresh_s, self._storage_options = tuple(paths), fresh_s, storage_options
         self.command_store = quote(",".join(self.paths))  # as command lines have it
         self._opening = threading.Lock()
@@ -74,6 +79,11 @@ class Site:
 
     def _open(self) -> Store:
         return Store.open(list(self.paths), read_only=True, storage_options=self._storage_options)
+
+    def writable(self) -> Store:
+        """Return the store opened for one change. Raises what `Store.open` does."""
+        assert self.allows_changes
+        return Store.open(list(self.paths), storage_options=self._storage_options)
 
     def forget(self) -> None:
         """Open the store anew the next time: another one may lie there."""
@@ -137,6 +147,15 @@ class Site:
             known = self._lags.setdefault(key, deque(maxlen=HISTORY_COUNT))
             if not known or now_s - known[-1][0] >= HISTORY_STEP_S:
                 known.append((now_s, lag))
+
+    def announce(self) -> None:
+        """Let viewers look again: something was done from here."""
+        self._number += 1
+        self._tell()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def lags(self, stream: str, consumer: str) -> list[tuple[float, int]]:
         """Return what this process saw of a consumer's lag: seconds since 1970, messages; oldest first."""

@@ -30,7 +30,7 @@ from storage_core.store.opened import OpenStore
 from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
-from storage_core.store.writing import incoming
+from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
 from storage_core.store.writing.removal import Removal
 from storage_core.store.writing.staging import Stager, Transaction
@@ -288,13 +288,22 @@ class Stream:
         `before_ns`: only messages whose time lies before it, in nanoseconds since 1970. Return how many were removed.
         `keep` and `up_to` exclude each other, as they do in NATS.
         """
-        if keep is not None and up_to is not None:
-            raise ValueError("purge: give keep or up_to, not both")
-        for name, count in (("keep", keep), ("up_to", up_to), ("before_ns", before_ns)):
-            if count is not None and not _is_count(count):
-                raise ValueError(f"purge: {name} is {count!r}, not a whole number from 0 on")
-        one = None if subject is None else _check_filter(subject)
-        return self._remove(Removal(subject=one, keep=keep, up_to=up_to, before_ns=before_ns))
+        return self._remove(_purge(subject, keep, up_to, before_ns))
+
+    def purge_count(
+        self,
+        subject: str | None = None,
+        keep: int | None = None,
+        up_to: int | None = None,
+        before_ns: int | None = None,
+    ) -> int:
+        """Return how many messages a purge would remove now. Takes no lock."""
+        store, request = self._store, _purge(subject, keep, up_to, before_ns)
+        view = store.view()
+        stream = view.state.by_incarnation(self.incarnation)
+        if stream is None:
+            raise self._stale()
+        return removal.count(view.state, stream, request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:
         store = self._store
@@ -307,6 +316,18 @@ class Stream:
             result = session.propose(made)
         assert isinstance(result, machine.RemoveDone)
         return result.message_count
+
+
+def _purge(subject: str | None, keep: int | None, up_to: int | None, before_ns: int | None) -> Removal:
+    """Return what a purge removes. Raises ValueError."""
+    if keep is not None and up_to is not None:
+        raise ValueError("purge: give keep or up_to, not both")
+    for name, count in (("keep", keep), ("up_to", up_to), ("before_ns", before_ns)):
+        if count is not None and not _is_count(count):
+            raise ValueError(f"purge: {name} is {count!r}, not a whole number from 0 on")
+    return Removal(
+        subject=None if subject is None else _check_filter(subject), keep=keep, up_to=up_to, before_ns=before_ns
+    )
 
 
 def _check_read(first: int | None, end: int | None, columns: Sequence[str] | None, on_loss: str) -> None:

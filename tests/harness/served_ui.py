@@ -77,8 +77,8 @@ class Browser:
 
 
 @contextmanager
-def served(volumes: list[Path], token: str | None = None) -> Iterator[Browser]:
-    site = Site([str(one) for one in volumes], fresh_s=0)
+def served(volumes: list[Path], token: str | None = None, allows_changes: bool = False) -> Iterator[Browser]:
+    site = Site([str(one) for one in volumes], fresh_s=0, allows_changes=allows_changes)
     with bind("127.0.0.1", 0) as listener:
         server = server_of(site, "127.0.0.1", token)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

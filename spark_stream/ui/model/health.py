@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from shlex import join
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from spark_stream.check import Level, Limits, Problem, problems_of
 from spark_stream.store_scan import Scan
@@ -22,8 +22,19 @@ def _shown(site: Site, problem: Problem) -> dict[str, Any]:
         "what": problem.sentence,
         "why": problem.reason,
         "command": f"{join(('jstream', *problem.command))} --store {site.command_store}" if problem.command else "",
+        "change": _change(problem),
         "page": _page(problem),
     }
+
+
+def _change(problem: Problem) -> str:
+    """Return the page that plans what mends it; empty if pages cannot."""
+    match problem.command:
+        case ("repair" | "scrub" | "maintain") as kind, *streams:
+            return f"/change/{kind}?{urlencode({'stream': streams[0]})}" if streams else f"/change/{kind}"
+        case "consumer", "reset", stream, consumer:
+            return f"/change/consumer-reset?{urlencode({'stream': stream, 'consumer': consumer})}"
+    return ""
 
 
 def _page(problem: Problem) -> str:

@@ -53,6 +53,12 @@ def command(
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
 
 
+def count(state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment) -> int:
+    """Return how many messages that are there a request means."""
+    chosen, _ = _chosen(state, stream, removal, volumes, env)
+    return len(stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence)))
+
+
 def _chosen(
     state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
 ) -> tuple[SequenceSet, int]:

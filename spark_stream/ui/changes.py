@@ -1,0 +1,407 @@
+"""Changes that somebody asks for on a page, with `--allow-changes`: first the plan, then the question, then the work.
+
+    plan    what a change would do, by the store as it is now, and the command that does the same
+    task    a change that was asked for: one at a time, in a thread, with a store opened for writing
+
+A form carries what the plan showed, not what was typed: a purge ends where the stream ended then, a reset goes to the
+sequence that was shown, and a stream that was deleted and made again meanwhile is another one. Who asked stands in the
+event log before anything is done; where nothing can be written until a repair is done, behind it.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import join
+from typing import Any
+
+from spark_stream.check import problems_of
+from spark_stream.cli.consumer import seconds_until
+from spark_stream.cli.consumer_moves import reset_plan
+from spark_stream.cli.failures import CommandFailed, WrongUsage
+from spark_stream.cli.messages import what_goes
+from spark_stream.cli.quantities import show_size
+from spark_stream.cli.render import counted
+from spark_stream.ui.model.health import LIMITS
+from spark_stream.ui.query import Query
+from spark_stream.ui.site import READ_ERRORS, Site
+from storage_core import Store
+from storage_core.errors import NotFoundError, StaleIncarnationError, StorageError
+from storage_core.metadata.commands import Event, RecordEvents
+from storage_core.quantities import rfc3339
+
+TASKS_KEPT = 50
+TOLD_EVERY_S = 1.0  # viewers hear of a change's progress
+NAME_SIZE_MAX = 100  # letters of who asks
+PROBLEM_COUNT_MAX = 50  # of a plan
+Progress = Callable[[int, int], None]
+
+
+class Busy(ValueError):
+    """Another change is being made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a change would do."""
+
+    kind: str
+    title: str
+    command: tuple[str, ...]  # arguments of `jstream` that do the same, but for --store
+    facts: Sequence[tuple[str, object]]
+    work: Callable[[Store, Progress], str]  # does it, and returns what came of it
+    fields: Mapping[str, str] = field(default_factory=dict)  # that make the same plan again
+    stream: str = ""
+    consumer: str = ""
+    typed: str = ""  # what has to be typed before it is done
+    mends: bool = False  # it may be what makes the store writable
+
+    def to_json(self, site: Site) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "command": f"{join(('jstream', *self.command))} --store {site.command_store}",
+            "facts": [[name, value] for name, value in self.facts],
+            "fields": dict(self.fields),
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "typed": self.typed,
+        }
+
+
+# --- plans
+
+
+def plan_of(site: Site, query: Query, kind: str) -> Plan:
+    """Return the plan of a change. Raises NotFoundError, ValueError, and what reading raises."""
+    if kind not in KINDS:
+        raise NotFoundError(f"there is no change {kind[:40]!r}; there are {', '.join(KINDS)}")
+    try:
+        return KINDS[kind](site, query)
+    except (CommandFailed, WrongUsage) as error:
+        raise ValueError(str(error)) from error
+
+
+def _repair(site: Site, query: Query) -> Plan:
+    streams = _streams(site, query)
+    what = f"stream {streams[0]}" if streams else "all streams"
+    facts: list[tuple[str, object]] = [("what is repaired", f"all copies of {what}")]
+    found = [problem for problem in problems_of(site.scan(), LIMITS) if problem.command[:1] == ("repair",)]
+    chosen = [problem for problem in found if not streams or problem.about.stream in ("", streams[0])]
+    facts += [("to be done", problem.sentence) for problem in chosen[:PROBLEM_COUNT_MAX]]
+    if not chosen:
+        facts.append(("to be done", "nothing is known to be wrong; copies are checked all the same"))
+    facts.append(("what no volume has", "is declared lost, and stands in the event log"))
+
+    def work(store: Store, progress: Progress) -> str:
+        report = store.repair(progress=progress, streams=streams or None)
+        left = sum(not damage["repaired"] for damage in report["damage"])
+        lost = sum(place["end"] - place["first"] for place in report["lost"])
+        parts = [f"{counted(report['checked_blocks'], 'block')} checked"]
+        parts.append(f"{counted(len(report['damage']), 'damaged place')}, {left} left")
+        parts += [f"{counted(lost, 'message')} lost for good"] if lost else []
+        return f"{'All is well' if report['ok'] else 'Not all could be repaired'}: {', '.join(parts)}"
+
+    return Plan(
+        "repair",
+        "Repair copies",
+        ("repair", *streams),
+        facts,
+        work,
+        _named(streams),
+        stream="".join(streams),
+        mends=True,
+    )
+
+
+def _scrub(site: Site, query: Query) -> Plan:
+    streams = _streams(site, query)
+    replicas = [
+        (info, replica)
+        for info in site.scan().streams
+        if not streams or info["config"]["name"] == streams[0]
+        for replica in info["cluster"]["replicas"]
+    ]
+    blocks = sum(volume["blocks"] for volume in site.scan().cluster["volumes"])
+    checked = [replica["last_scrub"] for info, replica in replicas if info["state"]["messages"]]
+    facts = [
+        ("what is read", f"all copies of {streams[0] if streams else 'all streams'}, from where the last scrub ended"),
+        *([("copies of blocks in the store", f"{blocks:,}")] if not streams else []),
+        ("checked last", min(checked) if checked and all(checked) else "some copy never was"),
+        ("what is found", "is written down, and repaired by maintenance and by repair"),
+    ]
+
+    def work(store: Store, progress: Progress) -> str:
+        report = store.scrub(progress=progress, streams=streams or None)
+        verdict = "All is well" if report["ok"] else f"{counted(len(report['damage']), 'damaged place')} found"
+        return f"{verdict}: {counted(report['checked_blocks'], 'block')} checked"
+
+    return Plan("scrub", "Check copies", ("scrub", *streams), facts, work, _named(streams), stream="".join(streams))
+
+
+def _maintain(site: Site, query: Query) -> Plan:
+    cluster = site.scan().cluster
+    waiting = sum(volume["disk_bytes"]["pending_delete"] for volume in cluster["volumes"])
+    deletes = cluster["pending_deletes"]
+    facts = [
+        ("blocks that wait to be unlinked", f"{deletes['blocks']:,}, {show_size(waiting)} on all volumes"),
+        ("the first may be unlinked from", deletes["freed_from"] or "none waits"),
+        *(
+            (f"volume {site.scan().labels[volume['name']]}", f"is {volume['state']}")
+            for volume in cluster["volumes"]
+            if not volume["current"]
+        ),
+        ("also", "reported damage, missing blocks, limits and ages, merging of small blocks, snapshots"),
+    ]
+
+    def work(store: Store, progress: Progress) -> str:
+        store.maintain(lambda: site.is_stopping)
+        away = [volume for volume in store.cluster_info()["volumes"] if volume["reason"]]
+        return f"Done; {counted(len(away), 'volume')} could not be brought back" if away else "Done"
+
+    return Plan("maintain", "Do maintenance", ("maintain",), facts, work, mends=True)
+
+
+def _reset(site: Site, query: Query) -> Plan:
+    store, name, consumer = site.store(), query.text("stream"), query.text("consumer")
+    stream = store.stream(name)
+    to = query.text("to") or None
+    plan = reset_plan(store, stream, stream.consumer(consumer), to)
+    target = int(plan["next_seq"])
+    facts = [
+        ("delivered up to", plan["delivered"]["stream_seq"]),
+        ("acknowledged up to", plan["ack_floor"]["stream_seq"]),
+        ("ack pending", plan["num_ack_pending"]),
+        *([("does not go on", plan["problem"])] if plan["problem"] else []),
+        ("goes on with", target),
+        ("done, and handed out again", plan["num_again"]),
+        ("not done, and skipped", plan["num_skipped"]),
+    ]
+    incarnation = _same(query, stream.state().incarnation, name)
+
+    def work(store: Store, progress: Progress) -> str:
+        opened = store.stream(name)
+        _check_same(incarnation, opened.state().incarnation, name)
+        return f"It goes on with {opened.consumer(consumer).reset(target)}"
+
+    command = ("consumer", "reset", name, consumer, "--to", str(target), "--execute")
+    fields = {"stream": name, "consumer": consumer, "to": str(target), "incarnation": incarnation}
+    return Plan("consumer-reset", "Reset a consumer", command, facts, work, fields, name, consumer)
+
+
+def _pause(site: Site, query: Query) -> Plan:
+    store, name, consumer = site.store(), query.text("stream"), query.text("consumer")
+    until = query.text("until", "1h")
+    resumes = query.choice("resume", ("", "yes")) == "yes"
+    info = store.stream(name).consumer(consumer).info()
+    seconds = 0.0 if resumes else seconds_until(until)
+    is_paused = f"for {info['pause_remaining'] / 1e9:,.0f} s" if info["paused"] else "no"
+    effect = "messages are handed out again" if resumes else "nothing is handed out, acknowledging goes on"
+    facts = [
+        ("paused now", is_paused),
+        ("pending", info["num_pending"]),
+        ("then", effect),
+        *([] if resumes else [("for", f"{seconds:,.0f} s")]),
+    ]
+
+    def work(store: Store, progress: Progress) -> str:
+        opened = store.stream(name).consumer(consumer)
+        if resumes:
+            opened.resume()
+            return "It hands out messages"
+        opened.pause(seconds)
+        return f"It is paused for {seconds:,.0f} s"
+
+    verb = ("resume", name, consumer) if resumes else ("pause", name, consumer, until)
+    fields = {"stream": name, "consumer": consumer, "until": until, "resume": "yes" if resumes else ""}
+    title = "Resume a consumer" if resumes else "Pause a consumer"
+    return Plan("consumer-pause", title, ("consumer", *verb), facts, work, fields, name, consumer)
+
+
+def _purge(site: Site, query: Query) -> Plan:
+    store, name = site.store(), query.text("stream")
+    stream = store.stream(name)
+    subject, keep = query.text("subject") or None, query.number("keep")
+    state = stream.state()
+    before_ns = query.time_ns("before", store.environment.now_ns())
+    up_to = query.number("seq")
+    if up_to is None and keep is None:
+        up_to = state.next_sequence  # what comes from now on was not in the plan
+    count = stream.purge_count(subject, keep, up_to, before_ns)
+    facts = [
+        ("what goes", what_goes(subject, up_to, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
+        ("messages that go", f"{count:,}"),
+        ("messages that stay", f"{state.message_count - count:,}"),
+        ("they leave the disks", "when the retention of pending deletes is over"),
+    ]
+    incarnation = _same(query, state.incarnation, name)
+
+    def work(store: Store, progress: Progress) -> str:
+        opened = store.stream(name)
+        _check_same(incarnation, opened.state().incarnation, name)
+        return f"Removed {counted(opened.purge(subject, keep, up_to, before_ns), 'message')}"
+
+    options = {
+        "--subject": subject,
+        "--seq": up_to,
+        "--keep": keep,
+        "--before": rfc3339(before_ns) if before_ns is not None else None,
+    }
+    given = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+    fields = {name.removeprefix("--"): str(value) for name, value in options.items() if value is not None}
+    fields |= {"stream": name, "incarnation": incarnation}
+    return Plan("purge", "Purge messages", ("stream", "purge", name, *given), facts, work, fields, name, typed=name)
+
+
+KINDS: Mapping[str, Callable[[Site, Query], Plan]] = {
+    "repair": _repair,
+    "scrub": _scrub,
+    "maintain": _maintain,
+    "consumer-reset": _reset,
+    "consumer-pause": _pause,
+    "purge": _purge,
+}
+
+ASKED: Mapping[str, tuple[str, ...]] = {  # what a page asks for, beside the stream and consumer that it is about
+    "repair": (),
+    "scrub": (),
+    "maintain": (),
+    "consumer-reset": ("to",),
+    "consumer-pause": ("until",),
+    "purge": ("subject", "seq", "keep", "before"),
+}
+
+
+def _streams(site: Site, query: Query) -> tuple[str, ...]:
+    """Return the stream that a change is for, nothing for all. Raises NotFoundError."""
+    name = query.text("stream")
+    return (site.store().stream_state(name).name,) if name else ()
+
+
+def _named(streams: tuple[str, ...]) -> dict[str, str]:
+    return {"stream": streams[0]} if streams else {}
+
+
+def _same(query: Query, incarnation: bytes, stream: str) -> str:
+    """Return which lifetime of its name the stream is in, checked against that of a plan before."""
+    planned = query.text("incarnation") or incarnation.hex()
+    _check_same(planned, incarnation, stream)
+    return planned
+
+
+def _check_same(planned: str, incarnation: bytes, stream: str) -> None:
+    if planned != incarnation.hex():
+        raise StaleIncarnationError(
+            f"stream {stream!r} was deleted and made again since the plan was made", stream=stream
+        )
+
+
+# --- tasks
+
+
+@dataclass(slots=True)
+class Task:
+    """A change that was asked for."""
+
+    number: int
+    plan: Plan
+    who: str
+    began_ns: int
+    state: str = "running"  # running, done, failed
+    outcome: str = ""
+    done: int = 0
+    total: int = 0  # 0: not known
+    took_s: float = 0.0
+
+    def to_json(self, site: Site) -> dict[str, Any]:
+        return {
+            **self.plan.to_json(site),
+            "number": self.number,
+            "who": self.who,
+            "began": rfc3339(self.began_ns),
+            "state": self.state,
+            "outcome": self.outcome,
+            "done": self.done,
+            "total": self.total,
+            "seconds": round(self.took_s, 1),
+        }
+
+
+class Tasks:
+    """What was asked of this process, one after the other."""
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._lock = site, threading.Lock()
+        self._kept: deque[Task] = deque(maxlen=TASKS_KEPT)
+        self._count = 0
+
+    def newest(self) -> list[Task]:
+        return list(reversed(self._kept))
+
+    def task(self, number: int) -> Task:
+        """Raises NotFoundError."""
+        found = next((task for task in list(self._kept) if task.number == number), None)
+        if found is None:
+            raise NotFoundError(f"this process knows no change {number}; the event log has those of before")
+        return found
+
+    def begin(self, plan: Plan, who: str) -> Task:
+        """Do it in a thread. Raises Busy while another change is made."""
+        with self._lock:
+            running = next((task for task in self._kept if task.state == "running"), None)
+            if running is not None:
+                raise Busy(f"change {running.number} is being made ({running.plan.title}): wait for its end")
+            self._count += 1
+            task = Task(self._count, plan, who, time.time_ns())
+            self._kept.append(task)
+        threading.Thread(target=self._run, args=(task,), name=f"jstream-ui-change-{task.number}", daemon=True).start()
+        return task
+
+    def _run(self, task: Task) -> None:
+        began = told = time.monotonic()
+        outcome, state = "It ended by an unforeseen error, which the log of `jstream ui` has", "failed"
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told
+            now = time.monotonic()
+            task.done, task.total, task.took_s = done, total, now - began
+            if now - told >= TOLD_EVERY_S:
+                told = now
+                self._site.announce()
+
+        try:
+            with self._site.writable() as store:
+                is_noted = _note(store, task, must=not task.plan.mends)
+                outcome = task.plan.work(store, progress)
+                if not is_noted:
+                    _note(store, task, must=False)
+            state = "done"
+        except READ_ERRORS as error:
+            outcome = str(error)
+        finally:
+            task.took_s = time.monotonic() - began
+            task.outcome, task.state = outcome, state
+            self._site.announce()
+
+
+def _note(store: Store, task: Task, must: bool) -> bool:
+    """Write into the event log who asked for what; return whether that could be. Raises StorageError if it must."""
+    plan = task.plan
+    reason = f"{join(('jstream', *plan.command))}, asked for by {task.who} on a page"
+    event = Event("asked", plan.stream, plan.consumer, reason=reason)
+    try:
+        store.together(lambda session: session.propose(RecordEvents((event,))))
+    except StorageError:
+        if must:
+            raise
+        return False
+    return True
+
+
+def who_of(name: str, address: str) -> str:
+    """Return who asks, for the event log: the name that was typed, if any, and where from."""
+    name = " ".join(name.split())
+    if len(name) > NAME_SIZE_MAX or not name.isprintable():
+        raise ValueError(f"who: a name is one line of at most {NAME_SIZE_MAX} letters")
+    return f"{name} from {address}" if name else f"somebody at {address}"

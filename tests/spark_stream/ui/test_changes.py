@@ -1,0 +1,142 @@
+"""What pages may change with `--allow-changes`: plan, question, work, and who asked in the event log."""
+
+import re
+import shutil
+import time
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from harness.served_ui import TIMEOUT_S, Browser
+
+from storage_core import Store
+
+TOKEN = "correct horse battery staple"
+KINDS = ("repair", "scrub", "maintain", "consumer-reset", "consumer-pause", "purge")
+ABOUT = {"stream": "ORDERS", "consumer": "billing"}
+
+
+def form_on(browser: Browser, kind: str, **query: object) -> dict[str, str]:
+    """Return the hidden fields of the form that a plan ends with."""
+    page = browser.page(f"/change/{kind}", **query)
+    hidden = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.split('method="post"')[1])
+    return {name: unescape(value) for name, value in hidden}
+
+
+def done(browser: Browser, kind: str, fields: dict[str, str]) -> dict[str, Any]:
+    """Send a form, wait for the end of what it began, and return that."""
+    begun = browser.form(f"/change/{kind}", fields, Origin=browser.address)
+    assert begun.code == 303, begun.text
+    until = time.monotonic() + TIMEOUT_S
+    while (task := browser.api(begun.headers["location"]))["state"] == "running":
+        assert time.monotonic() < until, task
+    browser.page(begun.headers["location"])
+    return task
+
+
+def test_without_the_option_nothing_can_be_changed(store: Store, volumes: list[Path], serve) -> None:
+    browser, index = serve(volumes), store.index()
+    for kind in KINDS:
+        assert browser(f"/change/{kind}?stream=ORDERS&consumer=billing").code == 404
+        assert browser.form(f"/change/{kind}", ABOUT).code == 404
+    assert browser("/changes").code == 404
+    assert "/change" not in browser.page("/volumes") + browser.page("/streams/ORDERS/consumers/billing")
+    assert store.index() == index
+
+
+def test_a_plan_says_what_would_be_done_and_does_nothing(store: Store, volumes: list[Path], serve) -> None:
+    browser, index = serve(volumes, allows_changes=True), store.index()
+    plans = {kind: browser.api(f"/change/{kind}", **ABOUT) for kind in KINDS}
+    facts = {kind: dict(plan["facts"]) for kind, plan in plans.items()}
+    assert facts["purge"]["messages that go"] == "56"
+    assert (facts["consumer-reset"]["goes on with"], facts["consumer-reset"]["done, and handed out again"]) == (13, 0)
+    assert facts["consumer-pause"]["for"] == "3,600 s"
+    assert plans["repair"]["command"].startswith("jstream repair ORDERS --store ")
+    again = dict(browser.api("/change/consumer-reset", to="earliest", **ABOUT)["facts"])
+    assert (again["goes on with"], again["done, and handed out again"]) == (1, 12)
+    some = dict(browser.api("/change/purge", stream="ORDERS", subject="orders.us", keep=3)["facts"])
+    assert some["messages that stay"] == str(56 - int(some["messages that go"]))
+    assert store.index() == index
+    assert store.stream("ORDERS").purge("orders.us", keep=3) == int(some["messages that go"])
+    for path in ("/change/nothing", "/change/repair?stream=NO", "/change/consumer-reset?stream=ORDERS&consumer=no"):
+        assert browser(path).code == 404, path
+    for path in ("purge?stream=ORDERS&keep=1&seq=9", "consumer-pause?stream=ORDERS&consumer=billing&until=x"):
+        assert browser(f"/change/{path}").code == 400, path
+
+
+def test_what_was_planned_is_done_and_the_event_log_says_who_asked(store: Store, volumes: list[Path], serve) -> None:
+    browser, stream = serve(volumes, allows_changes=True), store.stream("ORDERS")
+    shutil.rmtree(volumes[1])
+    (problem,) = browser.api("/overview")["health"]["problems"][:1]
+    assert problem["change"] == "/change/repair"
+    assert f'href="{problem["change"]}"' in browser.page("/")
+    task = done(browser, "repair", form_on(browser, "repair") | {"who": "Ada"})
+    assert (task["state"], task["outcome"].split(":")[0]) == ("done", "All is well")
+    assert browser.api("/overview")["health"]["state"] == "ok"
+    assert done(browser, "scrub", form_on(browser, "scrub", stream="ORDERS"))["outcome"].startswith("All is well")
+    assert done(browser, "maintain", form_on(browser, "maintain"))["outcome"] == "Done"
+    done(browser, "consumer-reset", form_on(browser, "consumer-reset", to="earliest", **ABOUT))
+    assert stream.consumer("billing").info()["delivered"]["stream_seq"] == 0
+    done(browser, "consumer-pause", form_on(browser, "consumer-pause", **ABOUT))
+    assert stream.consumer("billing").info()["paused"]
+    assert "Resume" in browser.page("/streams/ORDERS/consumers/billing")
+    done(browser, "consumer-pause", form_on(browser, "consumer-pause", resume="yes", **ABOUT))
+    assert not stream.consumer("billing").info()["paused"]
+    planned = form_on(browser, "purge", stream="ORDERS")
+    stream.publish("orders.eu", b"came after the plan")
+    assert done(browser, "purge", planned | {"typed": "ORDERS"})["outcome"] == "Removed 56 messages"
+    assert stream.state().message_count == 1
+    asked = store.events(kind="asked")
+    assert [event["reason"].split()[1].strip(",") for event in asked] == [
+        "repair", "scrub", "maintain", "consumer", "consumer", "consumer", "stream"
+    ]  # fmt: skip
+    assert asked[0]["reason"] == "jstream repair, asked for by Ada from 127.0.0.1 on a page"
+    assert (asked[3]["stream"], asked[3]["consumer"]) == ("ORDERS", "billing")
+    assert len(browser.api("/changes")["changes"]) == 7
+
+
+def test_a_form_is_refused_that_nobody_meant(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes, allows_changes=True)
+    planned = form_on(browser, "purge", stream="ORDERS") | {"typed": "ORDERS"}
+    index = store.index()
+    without_secret = {name: value for name, value in planned.items() if name != "csrf"}
+    assert browser.form("/change/purge", without_secret).code == 403
+    assert browser.form("/change/purge", planned | {"csrf": "0" * 64}).code == 403
+    assert browser.form("/change/purge", planned, Origin="http://evil.example").code == 403
+    assert browser.form("/change/purge", planned, Sec_Fetch_Site="cross-site").code == 403
+    assert browser.form("/change/purge", planned, Host="evil.example").code == 403
+    assert browser.form("/change/purge", planned | {"typed": "orders"}).code == 400
+    assert browser.form("/change/purge", planned | {"who": "x" * 101}).code == 400
+    assert browser("/change/purge?stream=ORDERS&typed=ORDERS").code == 200
+    assert store.index() == index
+    store.delete_stream("ORDERS")
+    store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}).publish("orders.eu", b"another stream")
+    assert browser.form("/change/purge", planned).code == 410
+    assert store.stream("ORDERS").state().message_count == 1
+    with_token = serve(volumes, token=TOKEN, allows_changes=True)
+    assert with_token.form("/change/maintain", {"csrf": planned["csrf"]}).headers["location"] == "/login"
+
+
+def test_one_change_is_made_at_a_time(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes, allows_changes=True)
+    fields = form_on(browser, "maintain")
+    with store.session():
+        begun = browser.form("/change/maintain", fields)
+        assert begun.code == 303
+        assert browser.form("/change/maintain", fields).code == 409
+        assert browser.api(begun.headers["location"])["state"] == "running"
+    until = time.monotonic() + TIMEOUT_S
+    while browser.api(begun.headers["location"])["state"] == "running":
+        assert time.monotonic() < until
+    assert done(browser, "maintain", fields)["outcome"] == "Done"
+
+
+def test_a_store_without_a_majority_says_why_nothing_was_done(store: Store, volumes: list[Path], serve) -> None:
+    browser = serve(volumes, allows_changes=True)
+    fields = form_on(browser, "consumer-pause", **ABOUT)
+    for volume in volumes[1:]:
+        shutil.rmtree(volume)
+    task = done(browser, "consumer-pause", fields)
+    assert task["state"] == "failed"
+    assert "volumes" in task["outcome"]
+    assert done(browser, "maintain", form_on(browser, "maintain"))["state"] == "failed"
