@@ -21,7 +21,7 @@ from starlette.routing import Route
 from spark_stream.cli.quantities import show_size
 from spark_stream.ui import changes, downloads, payload
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
-from spark_stream.ui.model import copies, messages, pages
+from spark_stream.ui.model import copies, messages, pages, subjects
 from spark_stream.ui.model.health import age_text, health, span_text
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -66,6 +66,7 @@ PAGES = (
         messages.message_json,
         is_live=False,
     ),
+    Page("/streams/{name}/subjects", subjects.subjects_page, "subjects.html", "streams", is_live=False),
     Page("/streams/{name}/copies", copies.copies_page, "copies.html", "streams"),
     Page("/streams/{name}/blocks/{block}", copies.block_page, "block.html", "streams", is_live=False),
     Page("/streams/{name}/configuration", pages.configuration, "configuration.html", "streams"),

@@ -88,16 +88,20 @@ def subject_counts(store: OpenStore, stream: StreamState, filters: tuple[str, ..
     """
     counts: dict[str, int] = {}
     rows = {bytes(row["block_id"]): int(row["row_count"]) for row in stream.blocks.rows}
-    for one in slices(store, stream, ReadRequest((stream.name,), subject_filters=filters)):
-        whole = one.row_count == rows[one.block_id] and not one.removed
-        known = _footer_counts(store, one) if whole else None
-        for subject, count in known or _column_counts(store, one):
+    for block in slices(store, stream, ReadRequest((stream.name,), subject_filters=filters)):
+        for subject, count in counts_in(store, block, rows[block.block_id]):
             counts[subject] = counts.get(subject, 0) + count
     if filters and counts:
         names = pa.array(list(counts), pa.string())
         taken = match_mask(filters, names).to_pylist()
         counts = {name: counts[name] for name, take in zip(names.to_pylist(), taken, strict=True) if take}
     return dict(sorted(counts.items()))
+
+
+def counts_in(store: OpenStore, block: BlockSlice, row_count: int) -> list[tuple[str, int]]:
+    """Return the subjects of the messages of a slice that are shown; `row_count`: messages of its whole block."""
+    is_whole = block.row_count == row_count and not block.removed
+    return (_footer_counts(store, block) if is_whole else None) or _column_counts(store, block)
 
 
 def _footer_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]] | None:

@@ -19,6 +19,7 @@ PAGES = [
     "/",
     "/streams",
     "/streams/ORDERS/messages",
+    "/streams/ORDERS/subjects",
     "/streams/ORDERS/copies",
     "/streams/ORDERS/configuration",
     "/streams/ORDERS/consumers/billing",

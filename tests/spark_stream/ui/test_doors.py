@@ -96,7 +96,7 @@ def test_nothing_that_a_store_holds_becomes_markup(volumes: list[Path], serve) -
         stream.add_consumer({"name": "reader", "description": SCRIPTS[3]})
         browser = serve(volumes)
         pages = ["/", "/streams", "/consumers", "/events", "/streams/HOSTILE/consumers/reader"]
-        pages += [f"/streams/HOSTILE/{tab}" for tab in ("messages", "copies", "configuration")]
+        pages += [f"/streams/HOSTILE/{tab}" for tab in ("messages", "subjects", "copies", "configuration")]
         pages += [
             "/streams/HOSTILE/messages?count=200",
             "/streams/HOSTILE/messages?subject=%3Cscript%3E&field=%22%3E%3Cb%3E",

@@ -11,6 +11,7 @@ from harness.served_ui import PAGES, Browser, blocks_of
 from typer.testing import CliRunner
 
 from spark_stream.cli.app import app
+from spark_stream.ui.model import subjects
 from storage_core import Store
 
 
@@ -88,6 +89,26 @@ def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes
     refused = browser("/api/streams/ORDERS/messages?subject=a..b")
     assert refused.code == 400
     assert "a..b" in refused.json["message"]
+
+
+def test_subjects_are_a_tree_of_what_is_shown(store: Store, volumes: list[Path], serve, monkeypatch) -> None:
+    stream = store.stream("ORDERS")
+    stream.publish("orders.eu.berlin.42", b"deep")
+    browser = serve(volumes)
+    tree = browser.api("/streams/ORDERS/subjects")["tree"]
+    (orders,) = tree["branches"]
+    assert (orders["prefix"], orders["messages"], orders["subjects"]) == ("orders", 57, 3)
+    counts = {branch["token"]: (branch["messages"], branch["own"]) for branch in orders["branches"]}
+    known = stream.subjects()
+    assert counts == {"eu": (known["orders.eu"] + 1, known["orders.eu"]), "us": (known["orders.us"],) * 2}
+    below = browser.api("/streams/ORDERS/subjects", prefix="orders.eu")
+    assert (below["tree"]["messages"], below["tree"]["branches"][0]["prefix"]) == (counts["eu"][0], "orders.eu.berlin")
+    assert "messages?subject=orders.eu.berlin.%3E" in browser.page("/streams/ORDERS/subjects")
+    assert browser.api("/streams/ORDERS/subjects", before=11)["tree"]["messages"] == 10
+    monkeypatch.setattr(subjects, "COUNTING_S", -1.0)
+    cut = browser.api("/streams/ORDERS/subjects")
+    assert (cut["tree"]["messages"], cut["is_all"], cut["older"]) == (1, False, 62)
+    assert browser("/streams/ORDERS/subjects?prefix=orders.*").code == 400
 
 
 def test_a_message_is_shown_as_what_it_is_or_as_was_asked(store: Store, volumes: list[Path], serve) -> None:
