@@ -31,6 +31,10 @@ def ui(
         list[str] | None,
         typer.Option("--host-name", metavar="NAME", help="A name that a proxy in front has; may be repeated."),
     ] = None,
+    pipelines: Annotated[
+        list[Path] | None,
+        typer.Option("--pipeline", metavar="FILE", help="Show this pipeline, too; may be repeated."),
+    ] = None,
     allow_changes: Annotated[
         bool,
         typer.Option("--allow-changes", help="Let pages repair, scrub, maintain, reset and pause consumers, purge."),
@@ -60,6 +64,7 @@ def ui(
             [path.strip() for path in store.split(",")],
             storage_options=storage_options(),
             allows_changes=allow_changes,
+            pipelines=[file.absolute() for file in pipelines or ()],
         )
         address, taken = listener.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address

@@ -12,7 +12,7 @@ from spark_stream.pipelines.failures import SPARK_ERRORS, code_of, in_words
 from spark_stream.pipelines.run import Prepared, Reporter, Run, Stop, Watcher, prepare
 from spark_stream.pipelines.session import pipeline_session
 from spark_stream.pipelines.source import check_stores, take_over_stores
-from spark_stream.pipelines.state import LAST_RUN, PipelineState
+from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.status import sequences_to_go
 from spark_stream.pipelines.summary import Summary
 
@@ -109,9 +109,9 @@ def finishing(summary: Summary) -> Iterator[None]:
 
 @contextmanager
 def _recording(summary: Summary, state: PipelineState) -> Iterator[None]:
-    """Keep the summary beside the checkpoint as that of the last run, however it ends."""
+    """Keep the summary beside the checkpoint, however the run ends."""
     try:
         with finishing(summary):
             yield
     finally:
-        state.write(LAST_RUN, summary.to_json())
+        state.add_run(summary.to_json())

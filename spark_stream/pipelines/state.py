@@ -2,7 +2,7 @@
 
     lock           an OS lock for as long as a run lasts; holds who has it, as JSON
     state.json     the pipeline, its query, and at which sequence of each stream it began
-    last_run.json  the summary of the last run
+    runs.json      the summaries of the newest RUNS_KEPT runs, the last one at the end
     backfills.json the ranges that backfills have begun or finished
     dead-letters/  the checkpoint of the query for dead letters, where the sink leaves no room for them in its own
 
@@ -24,7 +24,8 @@ from typing import Any
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
 
 SUFFIX = ".etl"
-LOCK, STATE, LAST_RUN, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "last_run.json", "backfills.json", "dead-letters"
+LOCK, STATE, RUNS, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "runs.json", "backfills.json", "dead-letters"
+RUNS_KEPT = 50
 FILE_SIZE_MAX = 16 * 1024 * 1024  # bytes; bounds what a damaged checkpoint can make us read
 
 
@@ -101,6 +102,18 @@ class PipelineState:
         except ValueError as error:
             told = f"{path} is damaged, and nothing but a record: remove it to go on: {error}"
             raise CheckpointError(told, checkpoint=str(self.checkpoint), file=str(path)) from error
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the summaries of the newest runs, the last one at the end; raises CheckpointError."""
+        return self.read(RUNS) or []
+
+    def add_run(self, summary: dict[str, Any]) -> None:
+        """Keep the summary of a run that has ended; a record that is damaged begins anew."""
+        try:
+            before = self.runs()
+        except CheckpointError:
+            before = []
+        self.write(RUNS, [*before[1 - RUNS_KEPT :], summary])
 
     def write(self, name: str, value: Any) -> None:
         """Put the value there, durably: the file is the old one or the new one, whenever the power fails."""

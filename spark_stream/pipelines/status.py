@@ -2,22 +2,23 @@
 
 from typing import Any
 
-from datasource.places import open_store
+from datasource.places import open_store, place
 from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
-from spark_stream.pipelines.state import BACKFILLS, LAST_RUN, PipelineState, QueryOffsets
+from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
 
 
-def status(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the status for programs and people.
+def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:
+    """Return the status for programs and people; `read_only`: takes no lock, whatever state the store is in.
 
     `position`: the next sequence, null if the pipeline has read none of the stream as it is now. `lag`: sequences that
     are there from that one on.
     """
     state = PipelineState(pipeline.checkpoint)
     offsets = state.offsets()
-    streams = _streams(pipeline, offsets)
+    streams = _streams(pipeline, offsets, read_only)
+    runs = state.runs()
     return {
         "pipeline": pipeline.name,
         "file": str(pipeline.file),
@@ -27,7 +28,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
         "batch_done": offsets.batch_done if offsets is not None and offsets.batch_done >= 0 else None,
         "batch_open": _open_batch(offsets.batch_planned, offsets.batch_done) if offsets is not None else None,
         "streams": streams,
-        "last_run": state.read(LAST_RUN),
+        "last_run": runs[-1] if runs else None,
         "backfills": state.read(BACKFILLS) or [],
     }
 
@@ -37,10 +38,12 @@ def sequences_to_go(pipeline: Pipeline) -> int:
     return sum(stream["lag"] or 0 for stream in _streams(pipeline, PipelineState(pipeline.checkpoint).offsets()))
 
 
-def _streams(pipeline: Pipeline, offsets: QueryOffsets | None) -> list[dict[str, Any]]:
+def _streams(pipeline: Pipeline, offsets: QueryOffsets | None, read_only: bool = False) -> list[dict[str, Any]]:
     done = offsets.done if offsets is not None else {}
     known = offsets.incarnations if offsets is not None else {}
-    with open_store(pipeline.source.volumes, LOCK_TIMEOUT_S) as store:
+    volumes = pipeline.source.volumes
+    opened = Store.open([place(path) for path in volumes], read_only=True) if read_only else None
+    with opened or open_store(volumes, LOCK_TIMEOUT_S) as store:
         names = sorted({*matching(store, pipeline.source), *done})
         return [_stream(store, name, done.get(name), known.get(name), pipeline.source.consumer) for name in names]
 

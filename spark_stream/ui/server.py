@@ -21,7 +21,7 @@ from starlette.routing import Route
 from spark_stream.cli.quantities import show_size
 from spark_stream.ui import changes, downloads, payload
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
-from spark_stream.ui.model import copies, messages, pages, subjects
+from spark_stream.ui.model import copies, messages, pages, pipelines, subjects
 from spark_stream.ui.model.health import age_text, health, span_text
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -72,6 +72,8 @@ PAGES = (
     Page("/streams/{name}/configuration", pages.configuration, "configuration.html", "streams"),
     Page("/streams/{name}/consumers/{consumer}", pages.consumer_page, "consumer.html", "consumers"),
     Page("/consumers", pages.consumers_page, "consumers.html", "consumers"),
+    Page("/pipelines", pipelines.pipelines_page, "pipelines.html", "pipelines"),
+    Page("/pipelines/{number:int}", pipelines.pipeline_page, "pipeline.html", "pipelines"),
     Page("/volumes", pages.volumes_page, "volumes.html", "volumes"),
     Page("/events", pages.events_page, "events.html", "events"),
 )
@@ -203,6 +205,7 @@ class Server:
         text = self._templates.get_template(template).render(
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
             asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
+            has_pipelines=bool(self.site.pipelines),
             live=is_live and values.get("is_live", True), age=lambda time: age_text(time, now_ns) if now_ns else time,
             link=lambda **changes: _link(request, changes),
         )  # fmt: skip

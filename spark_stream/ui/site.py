@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -42,9 +43,10 @@ class Site:
         fresh_s: float = FRESH_S,
         storage_options: Mapping[str, str] | None = None,
         allows_changes: bool = False,
+        pipelines: Sequence[Path] = (),
     ) -> None:
         """Open the store. Raises what `Store.open` does."""
-        self.allows_changes = allows_changes
+        self.allows_changes, self.pipelines = allows_changes, tuple(pipelines)
         self.paths, self._fresh_s, self._storage_options = tuple(paths), fresh_s, storage_options
         self.command_store = quote(",".join(self.paths))  # as command lines have it
         self._opening = threading.Lock()

@@ -78,8 +78,8 @@ class Browser:
 
 
 @contextmanager
-def served(volumes: list[Path], token: str | None = None, allows_changes: bool = False) -> Iterator[Browser]:
-    site = Site([str(one) for one in volumes], fresh_s=0, allows_changes=allows_changes)
+def served(volumes: list[Path], token: str | None = None, **options: Any) -> Iterator[Browser]:
+    site = Site([str(path) for path in volumes], fresh_s=0, **options)
     with bind("127.0.0.1", 0) as listener:
         server = server_of(site, "127.0.0.1", token)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -11,6 +11,8 @@ from harness.served_ui import PAGES, Browser, blocks_of
 from typer.testing import CliRunner
 
 from spark_stream.cli.app import app
+from spark_stream.pipelines.state import PipelineState
+from spark_stream.pipelines.summary import Summary
 from spark_stream.ui.model import subjects
 from storage_core import Store
 
@@ -268,3 +270,54 @@ def test_viewers_are_told_when_something_changed(store: Store, volumes: list[Pat
     store.stream("ORDERS").publish("orders.eu", b"one more")
     assert heard() > number
     connection.close()
+
+
+def test_pipelines_are_shown_with_their_runs_and_dead_letters(
+    store: Store, volumes: list[Path], serve, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.toml"
+    file.write_text(
+        """
+checkpoint = "state/orders"
+[source]
+stream = "ORDERS"
+[payload]
+format = "json"
+schema = "id INT"
+[sink]
+kind = "parquet"
+path = "out"
+[dead_letters]
+stream = "DEAD"
+"""
+    )
+    dead = store.add_stream({"name": "DEAD", "subjects": ["dead"]})
+    for sequence, reason in ((3, "id: no number"), (4, "id: no number"), (9, "<b>not JSON</b>")):
+        told = {"Reason": reason, "Stream": "ORDERS", "Sequence": str(sequence), "Pipeline": "orders"}
+        dead.publish("dead", b"x", headers=[(f"Jstream-{key}", value.encode()) for key, value in told.items()])
+    dead.publish("dead", b"x", headers=[("Jstream-Reason", b"other"), ("Jstream-Pipeline", b"another")])
+    state = PipelineState(str(tmp_path / "state/orders"))
+    for rows_in in (5, 7):
+        summary = Summary("orders", "available-now", rows_in=rows_in, rows_out=rows_in - 1, rows_dead=1)
+        summary.finish(ok=rows_in == 7, error="" if rows_in == 7 else "the sink is full")
+        state.add_run(summary.to_json())
+    browser, before = serve(volumes, pipelines=[file, tmp_path / "gone.toml"]), tree(volumes)
+    short, gone = browser.api("/pipelines")["pipelines"]
+    assert (short["pipeline"], short["last_run"]["rows_in"], short["lag"]) == ("orders", 7, 61)
+    assert "gone.toml" in gone["error"]
+    assert "gone.toml" in browser.page("/pipelines")
+    whole = browser.api("/pipelines/0")
+    assert [(run["rows_in"], run["ok"]) for run in whole["runs"]] == [(7, True), (5, False)]
+    assert [(reason["reason"], reason["messages"]) for reason in whole["dead_letters"]["reasons"]] == [
+        ("id: no number", 2),
+        ("<b>not JSON</b>", 1),
+    ]
+    page = browser.page("/pipelines/0")
+    for link in ("/streams/DEAD/messages/2", "/streams/ORDERS/messages/4"):
+        assert f'href="{link}"' in page
+        assert browser(link).code == 200
+    assert "the sink is full" in page
+    assert "<b>not" not in page
+    assert browser("/pipelines/2").code == 404
+    assert "--pipeline" in serve(volumes).page("/pipelines")
+    assert tree(volumes) == before
