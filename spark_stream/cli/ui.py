@@ -35,6 +35,10 @@ def ui(
         list[Path] | None,
         typer.Option("--pipeline", metavar="FILE", help="Show this pipeline, too; may be repeated."),
     ] = None,
+    rescues: Annotated[
+        list[Path] | None,
+        typer.Option("--rescue", metavar="DIR", help="Compare what a node of a NATS server left there; repeatable."),
+    ] = None,
     allow_changes: Annotated[
         bool,
         typer.Option("--allow-changes", help="Let pages repair, scrub, maintain, reset and pause consumers, purge."),
@@ -65,6 +69,7 @@ def ui(
             storage_options=storage_options(),
             allows_changes=allow_changes,
             pipelines=[file.absolute() for file in pipelines or ()],
+            rescues=[directory.absolute() for directory in rescues or ()],
         )
         address, taken = listener.getsockname()[:2]
         place = f"[{address}]" if ":" in address else address

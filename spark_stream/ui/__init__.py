@@ -4,6 +4,7 @@
     model     what a page shows, as plain values: the same that `/api` answers
     payload   what hostile bytes look like to people
     changes   what pages may do with `--allow-changes`: plan, question, work
+    rescue    the scan of directories of other servers
     doors     who may ask: hosts, tokens, forms of other sites, what a page may load
     server    routes, templates, errors; HTTP
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
+from json import dumps
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from spark_stream.cli.quantities import show_size
-from spark_stream.ui import changes, downloads, payload
+from spark_stream.pictures import replica_map_svg
+from spark_stream.ui import changes, downloads, payload, rescue
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of
 from spark_stream.ui.model import copies, messages, pages, pipelines, subjects
 from spark_stream.ui.model.health import age_text, health, span_text
@@ -84,6 +86,7 @@ class Server:
 
     def __init__(self, site: Site, keys: Keys) -> None:
         self.site, self.keys, self.tasks = site, keys, changes.Tasks(site)
+        self.rescue = rescue.Rescue(site.rescues, site.announce)
         package = resources.files("spark_stream")
         self._static = {name: package.joinpath(path).read_bytes() for name, (path, _) in STATIC.items()}
         self._templates = Environment(
@@ -113,10 +116,12 @@ class Server:
         for page in PAGES:
             routes.append(Route(page.path, self._page(page)))
             routes.append(Route("/api" + ("/overview" if page.path == "/" else page.path), self._api(page)))
+        for page in (*self._rescue_pages(), *(self._change_pages() if self.site.allows_changes else ())):
+            routes.append(Route(page.path, self._page(page), methods=["GET"]))
+            routes.append(Route(f"/api{page.path}", self._api(page), methods=["GET"]))
+        routes.append(Route("/rescue/scan", self._rescue_scan, methods=["POST"]))
+        routes.append(Route("/rescue/download", self._rescue_download))
         if self.site.allows_changes:
-            for page in self._change_pages():
-                routes.append(Route(page.path, self._page(page), methods=["GET"]))
-                routes.append(Route(f"/api{page.path}", self._api(page), methods=["GET"]))
             routes.append(Route("/change/{kind}", self._change, methods=["POST"]))
         app = Starlette(
             routes=routes,
@@ -147,6 +152,43 @@ class Server:
                 return JSONResponse(_error_json(error), _status(error))
 
         return answer
+
+    # --- rescue
+
+    def _rescue_pages(self) -> tuple[Page, ...]:
+        def streams(site: Site, query: Query) -> dict[str, Any]:
+            return rescue.rescue_page(site, query, self.rescue)
+
+        def stream(site: Site, query: Query, name: str) -> dict[str, Any]:
+            return rescue.rescue_stream_page(site, query, self.rescue, name)
+
+        def drawn(site: Site, query: Query, name: str) -> dict[str, Any]:
+            return {**stream(site, query, name), "picture": replica_map_svg(self.rescue.drift(name))}
+
+        return (
+            Page("/rescue", streams, "rescue.html", "rescue"),
+            Page("/rescue/streams/{name}", drawn, "rescue_stream.html", "rescue", stream, is_live=False),
+        )
+
+    async def _rescue_scan(self, request: Request) -> Response:
+        """Begin to scan the directories that the command line named; nothing of the request says which."""
+        await form_of(request, self.keys)
+        if self.rescue.directories:
+            self.rescue.begin()
+        return RedirectResponse("/rescue", 303)
+
+    def _rescue_download(self, request: Request) -> Response:
+        query = Query(request.query_params)
+        try:
+            kind, stream = query.choice("as", ("html", "json")), query.text("stream") or None
+            if kind == "html":
+                content, media_type = rescue.picture(self.rescue, stream), "text/html; charset=utf-8"
+            else:
+                content, media_type = dumps(rescue.comparison(self.rescue, stream)), "application/json"
+        except READ_ERRORS as error:
+            return self._failed(request, error)
+        headers = {"Content-Disposition": f'attachment; filename="comparison.{kind}"'}
+        return Response(content.encode("utf-8", "replace"), headers=headers, media_type=media_type)
 
     # --- changes
 
@@ -205,7 +247,7 @@ class Server:
         text = self._templates.get_template(template).render(
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
             asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
-            has_pipelines=bool(self.site.pipelines),
+            has_pipelines=bool(self.site.pipelines), has_rescue=bool(self.site.rescues),
             live=is_live and values.get("is_live", True), age=lambda time: age_text(time, now_ns) if now_ns else time,
             link=lambda **changes: _link(request, changes),
         )  # fmt: skip

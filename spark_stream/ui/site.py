@@ -44,9 +44,10 @@ class Site:
         storage_options: Mapping[str, str] | None = None,
         allows_changes: bool = False,
         pipelines: Sequence[Path] = (),
+        rescues: Sequence[Path] = (),
     ) -> None:
         """Open the store. Raises what `Store.open` does."""
-        self.allows_changes, self.pipelines = allows_changes, tuple(pipelines)
+        self.allows_changes, self.pipelines, self.rescues = allows_changes, tuple(pipelines), tuple(rescues)
         self.paths, self._fresh_s, self._storage_options = tuple(paths), fresh_s, storage_options
         self.command_store = quote(",".join(self.paths))  # as command lines have it
         self._opening = threading.Lock()

@@ -2,19 +2,24 @@
 
 import io
 import json
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from harness.served_ui import PAGES, Browser, blocks_of
+from harness.served_ui import PAGES, TIMEOUT_S, Browser, blocks_of
 from typer.testing import CliRunner
 
+from spark_stream import rescue
 from spark_stream.cli.app import app
 from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.summary import Summary
 from spark_stream.ui.model import subjects
 from storage_core import Store
+
+NODES = Path(__file__).parents[2] / "data" / "nats-orders" / "store"
 
 
 def tree(volumes: list[Path]) -> dict[str, tuple[int, int]]:
@@ -321,3 +326,39 @@ stream = "DEAD"
     assert browser("/pipelines/2").code == 404
     assert "--pipeline" in serve(volumes).page("/pipelines")
     assert tree(volumes) == before
+
+
+def test_directories_of_broken_nodes_are_scanned_compared_and_downloaded(
+    store: Store, volumes: list[Path], serve, tmp_path: Path
+) -> None:
+    nodes = [tmp_path / name for name in ("n1", "n2", "n3")]
+    for node in nodes:
+        shutil.copytree(NODES / node.name, node)
+    before = tree(nodes)
+    browser = serve(volumes, rescues=nodes)
+    shown = browser.api("/rescue")
+    assert (shown["state"], shown["streams"]) == ("not begun", [])
+    csrf = re.search(r'name="csrf" value="([0-9a-f]+)"', browser.page("/rescue"))
+    assert csrf is not None
+    assert browser.form("/rescue/scan", {}).code == 403
+    assert browser.form("/rescue/scan", {"csrf": csrf[1]}, Origin=browser.address).headers["location"] == "/rescue"
+    until = time.monotonic() + TIMEOUT_S
+    while (shown := browser.api("/rescue"))["state"] == "running":
+        browser.page("/rescue")
+        assert time.monotonic() < until
+    assert shown["state"] == "done", shown
+    expected = {name: rescue.compare(rescue.open(nodes), name) for name in rescue.open(nodes).streams()}
+    assert {stream["name"]: stream["verdict"] for stream in shown["streams"]} == {
+        name: drift.verdict() for name, drift in expected.items()
+    }
+    name = shown["streams"][0]["name"]
+    page = browser.page(f"/rescue/streams/{name}")
+    assert "<svg" in page
+    assert browser.api(f"/rescue/streams/{name}")["comparison"] == json.loads(json.dumps(expected[name].to_json()))
+    as_json = browser("/rescue/download?as=json")
+    assert as_json.headers["content-disposition"] == 'attachment; filename="comparison.json"'
+    assert {stream["stream"] for stream in as_json.json["streams"]} == set(expected)
+    assert browser(f"/rescue/download?as=html&stream={name}").headers["content-disposition"].startswith("attachment")
+    assert browser("/rescue/streams/NO").code == 404
+    assert tree(nodes) == before
+    assert "--rescue" in serve(volumes).page("/rescue")
