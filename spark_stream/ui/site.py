@@ -54,6 +54,7 @@ class Site:
         self._store: Store | None = self._open()
         self._scanning = threading.Lock()
         self._scan: Scan | None = None
+        self.remembered: tuple[Scan, dict[str, Any]] | None = None  # a scan, and what health.py makes of it
         self._scan_s = 0.0  # processor time that the last scan took
         self._scanned_at = self._told_at = self._asked_at = -1e9
         self._error = ""

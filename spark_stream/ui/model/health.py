@@ -48,7 +48,14 @@ def _page(problem: Problem) -> str:
 
 
 def health(site: Site, scan: Scan) -> dict[str, Any]:
-    """Return `state` (ok, note, warning, critical), one `sentence`, and the `problems`."""
+    """Return `state` (ok, note, warning, critical), one `sentence`, and the `problems`; made once for each scan."""
+    known = site.remembered
+    if known is None or known[0] is not scan:
+        known = site.remembered = scan, _health(site, scan)
+    return known[1]
+
+
+def _health(site: Site, scan: Scan) -> dict[str, Any]:
     found = problems_of(scan, LIMITS)
     level = found[0].level if found else Level.OK
     volumes = scan.cluster["volumes"]
