@@ -100,6 +100,25 @@ def test_a_broken_store_that_is_written_is_shown_live_with_what_is_wrong(
     window.close()
 
 
+def test_a_change_is_planned_asked_for_and_watched(store: Store, volumes: list[Path], serve, chromium) -> None:
+    window = Window(chromium, serve(volumes, allows_changes=True), 420)
+    for path in ("/change/repair", "/change/consumer-pause?stream=ORDERS&consumer=billing", "/changes", "/rescue"):
+        window.look(path)
+    window.look("/streams/ORDERS/configuration")
+    window.page.get_by_role("link", name="Purge").click()
+    window.page.get_by_label("Subject").fill("orders.us")
+    window.page.get_by_role("button", name="Show the plan").click()
+    window.page.wait_for_url(lambda url: "subject=orders.us" in url)
+    going = store.stream("ORDERS").subjects()["orders.us"]
+    window.page.get_by_label("Type ORDERS").fill("ORDERS")
+    window.page.get_by_role("button", name="Purge messages").click()
+    window.page.wait_for_url("**/changes/1")
+    window.page.get_by_text(f"Removed {going} messages").wait_for()
+    window.look("/changes/1")
+    assert "orders.us" not in store.stream("ORDERS").subjects()
+    window.close()
+
+
 def test_keys_lead_about_and_pages_need_no_script(store: Store, volumes: list[Path], serve, chromium) -> None:
     server = serve(volumes)
     window = Window(chromium, server)
