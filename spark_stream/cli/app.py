@@ -11,8 +11,8 @@ import typer
 
 from spark_stream.cli.failures import ClosedStdout, RootGroup
 from spark_stream.cli.options import GroupStoreOption, remember_store
-from spark_stream.cli.render import Warnings, write
 from spark_stream.cli.storage_options import OPTION, keep_storage_options
+from spark_stream.look.terminal import Warnings, write
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from spark_stream.cli.options import (
     require_consent_possible,
 )
 from spark_stream.cli.quantities import show_value
-from spark_stream.cli.render import counted, print_json, print_lines, say
+from spark_stream.look.terminal import counted, print_json, print_lines, say
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.definitions import Action, Plan

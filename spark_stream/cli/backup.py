@@ -15,9 +15,8 @@ from spark_stream.cli.options import (
     require_consent_possible,
     resolve_store,
 )
-from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import counted, print_json, print_table, say
 from spark_stream.cli.verify import progress_bar
+from spark_stream.look.terminal import counted, print_json, print_table, say, show_size
 
 _COLUMNS = ("name", "messages", "size", "first", "last", "blocks", "replicas")
 BackupArgument = Annotated[str, typer.Argument(metavar="DIR", help="Directory of the backup.")]

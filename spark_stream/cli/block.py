@@ -1,6 +1,5 @@
 """`jstream block dump`: what a block file holds, for people."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,12 +7,11 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, VerbGroup
 from spark_stream.cli.options import GroupStoreOption, JsonOption, RawOption, remember_store
-from spark_stream.cli.printer import PRINTED_COLUMNS, Style, print_batch, show_time
-from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import print_facts, print_json, print_table, say, write
+from spark_stream.look.messages import PRINTED_COLUMNS, Style, print_batch, show_time
+from spark_stream.look.terminal import print_facts, print_json, print_table, say, show_size, write
 
 if TYPE_CHECKING:
-    from spark_stream.cli.block_survey import BlockSurvey, FrameFinding
+    from spark_stream.block_survey import BlockSurvey
     from storage_core.files import File
 
 app = typer.Typer(cls=VerbGroup, help="Look into block files.")
@@ -63,77 +61,23 @@ def print_messages(file: "File", style: Style) -> list[str]:
 
 def print_survey(file: "File", json: bool) -> list[str]:
     """Print what the file holds; returns a sentence for each thing that is damaged."""
-    from spark_stream.cli.block_survey import survey
+    from spark_stream.block_survey import survey
 
-    found = survey(file)
+    block = survey(file)
     if json:
-        print_json(survey_json(found))
+        print_json(block.to_json())
     else:
-        _print_for_people(found)
-    return found.damage
+        _print_for_people(block)
+    return block.damage
 
 
-def survey_json(found: "BlockSurvey") -> dict[str, Any]:
-    """Return the survey as plain values; what could not be made out is null."""
-    shown: dict[str, Any] = {"file": found.file, "file_size": found.file_size, "header": None, "totals": None}
-    if found.header is not None:
-        shown["header"] = {"version": 1, **_ids(found), "codec": found.header.codec}
-    footer = found.footer
-    if footer is not None:
-        shown["totals"] = {
-            "messages": footer.row_count,
-            "span": footer.span,
-            "data_size": footer.data_size,
-            "time_min": show_time(footer.time_min_ns),
-            "time_max": show_time(footer.time_max_ns),
-            "msg_ids": footer.msg_id_count,
-            "digest": found.digest.hex(),
-        }
-    shown["frames"] = [_frame_json(frame) for frame in found.frames]
-    shown["runs"] = None if footer is None else [list(run) for run in _runs(found)]
-    shown["subjects"] = None if footer is None else footer.subjects.count_by_subject()
-    shown["damage"] = found.damage
-    return shown
-
-
-def _ids(found: "BlockSurvey") -> dict[str, str]:
-    assert found.header is not None
-    identity = found.header.identity
-    names = ("store_id", "incarnation", "block_id", "transaction_id")
-    return {name: getattr(identity, name).hex() for name in names}
-
-
-def _runs(found: "BlockSurvey") -> Iterable[tuple[int, int]]:
-    assert found.footer is not None
-    runs = found.footer.runs
-    return zip(runs.starts.tolist(), runs.ends.tolist(), strict=True)
-
-
-def _frame_json(frame: "FrameFinding") -> dict[str, Any]:
-    from spark_stream.cli.block_survey import KINDS
-    from storage_core.block.format import KIND_MESSAGES
-
-    header = frame.header
-    timed = header.kind == KIND_MESSAGES
-    return {
-        "frame": header.position,
-        "offset_bytes": frame.offset_bytes,
-        "kind": KINDS[header.kind],
-        "rows": header.row_count,
-        "payload_size": header.payload_size,
-        "time_min": show_time(header.time_min_ns) if timed else None,
-        "time_max": show_time(header.time_max_ns) if timed else None,
-        "state": frame.defect or "ok",
-    }
-
-
-def _print_for_people(found: "BlockSurvey") -> None:
-    facts: list[tuple[str, Any]] = [("size", show_size(found.file_size))]
-    if found.header is None:
+def _print_for_people(block: "BlockSurvey") -> None:
+    facts: list[tuple[str, Any]] = [("size", show_size(block.file_size))]
+    if block.header is None:
         facts.append(("header", "damaged"))
     else:
-        facts += [("format", 1), *_ids(found).items(), ("codec", found.header.codec)]
-    footer = found.footer
+        facts += [("format", 1), *block.ids().items(), ("codec", block.header.codec)]
+    footer = block.footer
     if footer is None:
         facts.append(("footer", "damaged; frames are those that were found by searching"))
     else:
@@ -144,10 +88,10 @@ def _print_for_people(found: "BlockSurvey") -> None:
             ("message bytes", show_size(footer.data_size)),
             ("times", f"{show_time(footer.time_min_ns)} to {show_time(footer.time_max_ns)}"),
             ("message ids", footer.msg_id_count),
-            ("digest", found.digest.hex()),
+            ("digest", block.digest.hex()),
         ]
-    print_facts(f"Block {found.file}", facts)
-    frames = [_frame_json(frame) for frame in found.frames]
+    print_facts(f"Block {block.file}", facts)
+    frames = [frame.to_json() for frame in block.frames]
     columns = ("frame", "offset_bytes", "kind", "rows", "payload_size", "time_min", "time_max", "state")
     print_table(columns, [[frame[column] for column in columns] for frame in frames], "Frames")
     if footer is not None:

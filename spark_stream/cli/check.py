@@ -10,8 +10,8 @@ import typer
 from spark_stream.cli.failures import WrongUsage, explain
 from spark_stream.cli.options import JsonOption, StoreOption
 from spark_stream.cli.quantities import parse_duration_option, parse_since_ns
-from spark_stream.cli.render import counted, print_json, print_lines
 from spark_stream.cli.storage_options import storage_options
+from spark_stream.look.terminal import counted, print_json, print_lines
 
 if TYPE_CHECKING:
     from spark_stream.check import Limit, Problem

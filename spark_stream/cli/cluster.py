@@ -20,9 +20,8 @@ from spark_stream.cli.options import (
     require_consent_possible,
     volume_labels,
 )
-from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import counted, print_facts, print_json, print_table, say
 from spark_stream.cli.watching import WatchOption, show_repeatedly
+from spark_stream.look.terminal import counted, print_facts, print_json, print_table, say, show_size
 
 if TYPE_CHECKING:
     from storage_core import Store

@@ -6,8 +6,8 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED, CommandFailed
 from spark_stream.cli.options import JsonOption, StoreOption, open_store
-from spark_stream.cli.render import counted, print_json, say
 from spark_stream.cli.verify import ProgressCall, progress_bar
+from spark_stream.look.terminal import counted, print_json, say
 
 if TYPE_CHECKING:
     from storage_core import Store

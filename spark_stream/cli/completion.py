@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spark_stream.cli.failures import COMPLETION_VARIABLE, PROGRAM
-from spark_stream.cli.render import write
+from spark_stream.look.terminal import write
 
 
 class Shell(str, Enum):

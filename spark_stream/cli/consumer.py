@@ -31,9 +31,9 @@ from spark_stream.cli.options import (
     remember_store,
     require_consent_possible,
 )
-from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say
 from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
 from spark_stream.cli.watching import WatchOption, show_repeatedly
+from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say
 
 app = typer.Typer(cls=VerbGroup, help="Durable consumers: create them, see their lag, move them.")
 ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]

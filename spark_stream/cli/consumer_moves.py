@@ -10,9 +10,9 @@ from spark_stream.cli.consumer import ConsumerArgument, app
 from spark_stream.cli.consumer_options import parse_point_ns
 from spark_stream.cli.failures import NUMBER_MAX, CommandFailed, WrongUsage
 from spark_stream.cli.options import JsonOption, RawOption, StoreOption, StreamArgument, TakeOverOption, open_store
-from spark_stream.cli.printer import PRINTED_COLUMNS, Style, print_batch
 from spark_stream.cli.quantities import parse_duration_option
-from spark_stream.cli.render import counted, print_facts, print_json, say
+from spark_stream.look.messages import PRINTED_COLUMNS, Style, print_batch
+from spark_stream.look.terminal import counted, print_facts, print_json, say
 
 if TYPE_CHECKING:
     import pyarrow as pa

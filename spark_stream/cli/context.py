@@ -10,7 +10,7 @@ from spark_stream.cli.failures import VerbGroup, WrongUsage
 from spark_stream.cli.named_stores import FOLDER_FILE, NAME_MARK, STORE_VARIABLE, default_store, load_contexts
 from spark_stream.cli.named_stores import save_contexts as save
 from spark_stream.cli.options import JsonOption
-from spark_stream.cli.render import print_json, print_table, say
+from spark_stream.look.terminal import print_json, print_table, say
 
 app = typer.Typer(cls=VerbGroup, help="Names for stores. Commands use the one that is selected, or --store @NAME.")
 

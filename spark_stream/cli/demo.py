@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed
-from spark_stream.cli.render import counted, say, write
+from spark_stream.look.terminal import counted, say, write
 
 _HINTS = """
   cd {place}

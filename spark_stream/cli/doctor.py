@@ -9,8 +9,8 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
 from spark_stream.cli.options import GroupStoreOption, JsonOption, named_store
-from spark_stream.cli.render import print_json, printable, write
 from spark_stream.cli.storage_options import storage_options
+from spark_stream.look.terminal import print_json, printable, write
 
 if TYPE_CHECKING:
     from spark_stream.doctor import Finding

@@ -17,8 +17,8 @@ from spark_stream.cli.options import (
     remember_store,
     resolve_store,
 )
-from spark_stream.cli.render import counted, print_json, print_table, say
 from spark_stream.cli.verify import ProgressCall, progress_bar
+from spark_stream.look.terminal import counted, print_json, print_table, say
 
 if TYPE_CHECKING:
     from storage_core.comparison import Drift

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
+from spark_stream.cli.interrupts import EXIT_INTERRUPTED
 from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, named_store, open_store
 from spark_stream.cli.quantities import parse_since_ns
-from spark_stream.cli.render import print_facts, print_json, print_lines, print_table, say, write
-from spark_stream.cli.start import EXIT_INTERRUPTED
+from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say, write
 
 if TYPE_CHECKING:
     from spark_stream.pipelines.config import Pipeline

@@ -9,8 +9,8 @@ import typer
 
 from spark_stream.cli.follow import POLL_INTERVAL_S
 from spark_stream.cli.options import JsonOption, StoreOption, open_store, volume_labels
-from spark_stream.cli.render import print_json, print_table, printable, say, write
 from spark_stream.cli.verify import volume_rows
+from spark_stream.look.terminal import print_json, print_table, printable, say, write
 
 if TYPE_CHECKING:
     from storage_core import Store

@@ -15,11 +15,11 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import JsonOption, SkipDamageOption, StoreOption, StreamArgument, open_store
-from spark_stream.cli.printer import PRINTED_COLUMNS, json_lines
-from spark_stream.cli.quantities import parse_since_ns, show_size
+from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
-from spark_stream.cli.render import counted, print_json, say, write
 from spark_stream.cli.verify import progress_bar
+from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
+from spark_stream.look.terminal import counted, print_json, say, show_size, write
 
 if TYPE_CHECKING:
     import pyarrow as pa

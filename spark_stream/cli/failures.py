@@ -14,15 +14,15 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from spark_stream.cli.start import EXIT_INTERRUPTED, begin
+from spark_stream.cli.interrupts import EXIT_INTERRUPTED, begin
 from spark_stream.cli.storage_options import in_front
+from spark_stream.look.terminal import naming_stdout
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_CLOSED_PIPE = 0, 1, 2, 141
 
@@ -164,17 +164,6 @@ class RootGroup(VerbGroup):
             _discard_stdout_if_broken()
             return code
         return EXIT_DONE
-
-
-@contextmanager
-def naming_stdout() -> Iterator[None]:
-    """Let an error of the operating system in the body say that it is about standard output."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = "standard output"
-        raise
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

@@ -21,10 +21,10 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import JsonOption, RawOption, SkipDamageOption, StoreOption, open_store
-from spark_stream.cli.printer import Style, print_batch
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
-from spark_stream.cli.render import say
+from spark_stream.look.messages import Style, print_batch
+from spark_stream.look.terminal import say
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,9 +21,8 @@ from spark_stream.cli.options import (
     read_key,
     remember_store,
 )
-from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.verify import progress_bar
+from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spark_stream.cli.failures import CommandFailed
-from spark_stream.cli.render import counted, print_lines, say
+from spark_stream.look.terminal import counted, print_lines, say
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"  # the repository's conf/ holds the same files
 PLACE = "conf"

@@ -20,9 +20,9 @@ from spark_stream.cli.options import (
     warn_of_volumes,
 )
 from spark_stream.cli.quantities import parse_duration_option, parse_size
-from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.termination import Termination
 from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, volume_rows
+from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
 
 if TYPE_CHECKING:
     from storage_core import Store

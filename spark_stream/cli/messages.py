@@ -24,11 +24,11 @@ from spark_stream.cli.options import (
     open_store,
     require_consent_possible,
 )
-from spark_stream.cli.printer import Style, print_batch, print_message, show_time
 from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
-from spark_stream.cli.render import counted, print_json, print_lines, print_table, say
 from spark_stream.cli.stream import app
+from spark_stream.look.messages import Style, print_batch, print_message, show_time
+from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,8 +7,8 @@ import typer
 
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.options import StoreOption, open_store
-from spark_stream.cli.render import say, write
 from spark_stream.cli.storage_options import storage_options
+from spark_stream.look.terminal import say, write
 
 
 def metrics(

@@ -19,7 +19,7 @@ from spark_stream.cli.failures import CommandFailed, WrongUsage, explain
 from spark_stream.cli.follow import streams_with
 from spark_stream.cli.options import JsonOption, StoreOption, TakeOverOption, open_store
 from spark_stream.cli.quantities import parse_pairs
-from spark_stream.cli.render import counted, print_json, say, write
+from spark_stream.look.terminal import counted, print_json, say, write
 
 if TYPE_CHECKING:
     import pyarrow as pa

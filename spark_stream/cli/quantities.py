@@ -61,13 +61,3 @@ def read_value(key: str, text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     return parse_size(text, key) if key in _SIZES else text
-
-
-def show_size(byte_count: int) -> str:
-    """Return a size for people: `1.5 MiB`."""
-    size = float(byte_count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from spark_stream.cli.printer import PRINTED_COLUMNS
-from spark_stream.cli.render import say
+from spark_stream.look.messages import PRINTED_COLUMNS
+from spark_stream.look.terminal import say
 
 if TYPE_CHECKING:
     import pyarrow as pa

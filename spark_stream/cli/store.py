@@ -19,11 +19,10 @@ from spark_stream.cli.quantities import (
     parse_pairs,
     parse_size,
     read_value,
-    show_size,
     show_value,
 )
-from spark_stream.cli.render import print_facts, print_json, print_table, say
 from spark_stream.cli.storage_options import storage_options
+from spark_stream.look.terminal import print_facts, print_json, print_table, say, show_size
 
 LIMITS = ("max_streams", "max_consumers", "max_msgs", "open_files_max")  # settings that are plain numbers
 

@@ -23,8 +23,7 @@ from spark_stream.cli.options import (
     require_consent_possible,
     volume_labels,
 )
-from spark_stream.cli.quantities import parse_since_ns, show_size, show_value
-from spark_stream.cli.render import counted, print_facts, print_json, print_lines, print_table, say
+from spark_stream.cli.quantities import parse_since_ns, show_value
 from spark_stream.cli.stream_options import (
     AllowRollupOption,
     AllowTtlOption,
@@ -53,6 +52,7 @@ from spark_stream.cli.stream_options import (
     configuration,
 )
 from spark_stream.cli.watching import WatchOption, show_repeatedly
+from spark_stream.look.terminal import counted, print_facts, print_json, print_lines, print_table, say, show_size
 
 if TYPE_CHECKING:
     from storage_core import Store
@@ -309,7 +309,7 @@ def _moment(text: str | None, option: str, now_ns: int) -> str | None:
     """Return the time before which `text` draws the line, spelled as in `info`: there, text order is time order."""
     if text is None:
         return None
-    from spark_stream.cli.printer import show_time
+    from spark_stream.look.messages import show_time
 
     return show_time(parse_since_ns(text, option, now_ns))
 

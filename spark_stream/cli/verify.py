@@ -9,7 +9,7 @@ import typer
 
 from spark_stream.cli.failures import EXIT_FAILED
 from spark_stream.cli.options import REMEDY, JsonOption, StoreOption, open_store, volume_labels
-from spark_stream.cli.render import counted, print_json, print_table, say
+from spark_stream.look.terminal import counted, print_json, print_table, say
 
 ProgressCall = Callable[[int, int], None]
 _COLUMNS = ("stream", "volume", "file", "offset_bytes", "first", "end", "reason")

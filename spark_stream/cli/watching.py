@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_stream.cli.render import Warnings, write
+from spark_stream.look.terminal import Warnings, write
 
 CLEAR = "\x1b[H\x1b[2J"  # the terminal, and begin at its top
 WatchOption = Annotated[

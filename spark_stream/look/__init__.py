@@ -1,1 +1,1 @@
-"""How things look, in one place: colours, styles, templates and charts of pages, pictures and notebooks."""
+"""How things look, in one place: pages, pictures and notebooks (colours, templates, charts), tables on terminals."""

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from datasource.places import open_store
+from spark_stream.look.terminal import print_table
 from spark_stream.pipelines.config import CONSOLE, DELTA, JSTREAM, UPSERT, Pipeline, Sink
 from spark_stream.pipelines.identity import Identity
 from spark_stream.pipelines.payload import DATA, REASON
@@ -117,7 +118,5 @@ def dead_letters(bad: DataFrame, name: str) -> DataFrame:
 
 
 def _print(rows: DataFrame, sink: Sink, identity: Identity) -> None:
-    from spark_stream.cli.render import print_table
-
     shown = rows.limit(sink.rows).collect()
     print_table(rows.columns, [list(row) for row in shown], f"batch {identity.number}")

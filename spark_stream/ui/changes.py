@@ -21,8 +21,7 @@ from spark_stream.cli.consumer import seconds_until
 from spark_stream.cli.consumer_moves import reset_plan
 from spark_stream.cli.failures import CommandFailed, WrongUsage
 from spark_stream.cli.messages import what_goes
-from spark_stream.cli.quantities import show_size
-from spark_stream.cli.render import counted
+from spark_stream.look.terminal import counted, show_size
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 from starlette.responses import Response, StreamingResponse
 
-from spark_stream.cli.printer import PRINTED_COLUMNS, json_lines
+from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.schema import READ_SCHEMA

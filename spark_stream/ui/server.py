@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from spark_stream.cli.quantities import show_size
+from spark_stream.look.terminal import show_size
 from spark_stream.pictures import replica_map_svg
 from spark_stream.ui import changes, downloads, payload, rescue
 from spark_stream.ui.doors import CACHED, COOKIE, LOOPBACK, Doors, FormRefused, Keys, form_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spark_stream.block_survey import survey
 from spark_stream.store_scan import Scan
 from spark_stream.ui import payload
 from spark_stream.ui.model.pages import stream_head
@@ -232,12 +233,9 @@ def block_page(site: Site, query: Query, name: str, block: str) -> dict[str, Any
 
 def _read_copy(blocks: Any, written_as: bytes, block_id: bytes, offset_bytes: int) -> dict[str, Any]:
     """Return what a copy holds, checked from end to end, and some of its bytes."""
-    from spark_stream.cli.block import survey_json
-    from spark_stream.cli.block_survey import survey
-
     try:
         with closing(blocks.open(written_as, block_id)) as file:
-            found = survey_json(survey(file))
+            found = survey(file).to_json()
             size = int(found["file_size"])
             start = min(offset_bytes, max(0, size - 1)) // payload.HEX_ROW * payload.HEX_ROW
             some = file.read_at(start, 1024)

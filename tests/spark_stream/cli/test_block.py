@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cli.block_survey import survey
+from spark_stream.block_survey import survey
 from spark_stream.cli.publish import message_batch
 from storage_core.block.format import FRAME_HEADER_SIZE, HEADER_SIZE, TRAILER_SIZE
 from storage_core.files import OS_FILES

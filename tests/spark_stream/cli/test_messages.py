@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spark_stream.cli.render import counted
+from spark_stream.look.terminal import counted
 
 
 def sequences(out: str) -> list[int]:

@@ -8,7 +8,6 @@ from spark_stream.cli.quantities import (
     parse_pairs,
     parse_since_ns,
     parse_size,
-    show_size,
 )
 
 NOW_NS = 1_800_000_000_000_000_000
@@ -72,8 +71,3 @@ def test_a_value_may_hold_the_separator_again() -> None:
 def test_a_pair_without_a_key_is_refused_by_option(text: str) -> None:
     with pytest.raises(WrongUsage, match="--header"):
         parse_pairs([text], ":", "--header")
-
-
-@pytest.mark.parametrize(("size", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
-def test_a_size_is_shown_in_its_unit(size: int, shown: str) -> None:
-    assert show_size(size) == shown

@@ -9,10 +9,12 @@ Source: docs/formats/block.md.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 
+from spark_stream.look.messages import show_time
 from storage_core.block.footer import Footer, decode_footer
 from storage_core.block.format import (
     ALIGNMENT,
@@ -46,6 +48,19 @@ class FrameFinding:
     header: FrameHeader
     defect: str
 
+    def to_json(self) -> dict[str, Any]:
+        timed = self.header.kind == KIND_MESSAGES
+        return {
+            "frame": self.header.position,
+            "offset_bytes": self.offset_bytes,
+            "kind": KINDS[self.header.kind],
+            "rows": self.header.row_count,
+            "payload_size": self.header.payload_size,
+            "time_min": show_time(self.header.time_min_ns) if timed else None,
+            "time_max": show_time(self.header.time_max_ns) if timed else None,
+            "state": self.defect or "ok",
+        }
+
 
 @dataclass
 class BlockSurvey:
@@ -58,6 +73,36 @@ class BlockSurvey:
     digest: bytes = b""
     frames: list[FrameFinding] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+
+    def ids(self) -> dict[str, str]:
+        """Return what the header says the block is, in hex."""
+        assert self.header is not None
+        names = ("store_id", "incarnation", "block_id", "transaction_id")
+        return {name: getattr(self.header.identity, name).hex() for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; what could not be made out is null."""
+        shown: dict[str, Any] = {"file": self.file, "file_size": self.file_size, "header": None, "totals": None}
+        if self.header is not None:
+            shown["header"] = {"version": 1, **self.ids(), "codec": self.header.codec}
+        footer = self.footer
+        if footer is not None:
+            shown["totals"] = {
+                "messages": footer.row_count,
+                "span": footer.span,
+                "data_size": footer.data_size,
+                "time_min": show_time(footer.time_min_ns),
+                "time_max": show_time(footer.time_max_ns),
+                "msg_ids": footer.msg_id_count,
+                "digest": self.digest.hex(),
+            }
+        shown["frames"] = [frame.to_json() for frame in self.frames]
+        shown["runs"] = shown["subjects"] = None
+        if footer is not None:
+            runs = zip(footer.runs.starts.tolist(), footer.runs.ends.tolist(), strict=True)
+            shown["runs"], shown["subjects"] = [list(run) for run in runs], footer.subjects.count_by_subject()
+        shown["damage"] = self.damage
+        return shown
 
 
 def survey(file: File) -> BlockSurvey:

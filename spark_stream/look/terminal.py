@@ -7,10 +7,20 @@ must be, so that no column is ever cut and `awk` finds its fields.
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from spark_stream.cli.failures import naming_stdout
+
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Let an error of the operating system in the body say that it is about standard output."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "standard output"
+        raise
 
 
 def write(data: str | bytes) -> None:
@@ -68,6 +78,16 @@ class Warnings(logging.Handler):
 def counted(count: int, thing: str) -> str:
     """Return `1 message` or `2 messages`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def show_size(byte_count: int) -> str:
+    """Return a size for people: `1.5 MiB`."""
+    size = float(byte_count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from enum import Enum
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
-from spark_stream.cli.render import print_json, printable, write
+from spark_stream.look.terminal import print_json, printable, write
 
 if TYPE_CHECKING:
     import pyarrow as pa

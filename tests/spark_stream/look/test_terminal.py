@@ -1,11 +1,11 @@
-"""Tables away from a terminal: plain, whole, and safe."""
+"""Tables away from a terminal: plain, whole, and safe; sizes."""
 
 import json
 import logging
 
 import pytest
 
-from spark_stream.cli.render import Warnings, print_facts, print_json, print_lines, print_table, printable
+from spark_stream.look.terminal import Warnings, print_facts, print_json, print_lines, print_table, printable, show_size
 
 
 def test_a_piped_table_cuts_no_column_and_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,3 +72,8 @@ def test_a_warning_that_nobody_hears_disturbs_nobody(monkeypatch: pytest.MonkeyP
             full.close()
         except OSError:
             pass  # what is left in its buffer
+
+
+@pytest.mark.parametrize(("size", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
+def test_a_size_is_shown_in_its_unit(size: int, shown: str) -> None:
+    assert show_size(size) == shown
