@@ -15,7 +15,10 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block import BlockExpectation, BlockIdentity, BlockReader, BlockWriter, FrameRequest
+from storage_core.block.format import BlockExpectation, BlockIdentity
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.block.writer import BlockWriter
 from storage_core.files import OS_FILES, File
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE, READ_SCHEMA
 

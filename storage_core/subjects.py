@@ -7,19 +7,12 @@ Source: the rules of NATS subjects (docs.nats.io, "Subject-Based Messaging"), wi
 """
 
 import re
-from functools import lru_cache
-
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from storage_core import buffers
 
 SUBJECT_SIZE_MAX = 4096  # bytes of UTF-8; bounds summaries and what a damaged length can claim
 # White space and control characters, written out: RE2's \s is that of ASCII, Python's is not.
 _SPACE = r"\x00-\x20\x7f-\xa0" + "\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _TOKEN = f"[^.{_SPACE}]+"
 LITERAL_PATTERN = rf"^{_TOKEN}(\.{_TOKEN})*$"
-_WILDCARD_TOKEN = r"(^|\.)[*>](\.|$)"
 _SUBJECT = re.compile(LITERAL_PATTERN)
 
 
@@ -39,20 +32,6 @@ def is_filter(subject: str) -> bool:
     return ">" not in subject.split(".")[:-1]
 
 
-@lru_cache(maxsize=1024)
-def filter_regex(subject_filter: str) -> str:
-    """Return the filter as a regular expression for RE2 (Arrow), anchored at both ends."""
-    parts = []
-    for token in subject_filter.split("."):
-        if token == "*":
-            parts.append(r"[^.]+")
-        elif token == ">":
-            parts.append(r".+")
-        else:
-            parts.append(re.escape(token))
-    return r"\A" + r"\.".join(parts) + r"\z"
-
-
 def matches(subject_filter: str, subject: str) -> bool:
     """Return whether the filter takes the literal subject."""
     want, have = subject_filter.split("."), subject.split(".")
@@ -62,32 +41,6 @@ def matches(subject_filter: str, subject: str) -> bool:
         if position >= len(have) or token not in ("*", have[position]):
             return False
     return len(want) == len(have)
-
-
-def match_mask(subject_filters: tuple[str, ...], subjects: pa.Array) -> pa.BooleanArray:
-    """Return, row by row, whether any filter takes the subject (StringArray without nulls)."""
-    if ">" in subject_filters:
-        return pa.repeat(buffers.constant(True, pa.bool_()), len(subjects))
-    encoded = subjects.dictionary_encode()
-    taken = pa.repeat(buffers.constant(False, pa.bool_()), len(encoded.dictionary))
-    for one in subject_filters:
-        if is_literal(one):
-            hit = pc.equal(encoded.dictionary, buffers.constant(one, pa.string()))
-        else:
-            hit = pc.match_substring_regex(encoded.dictionary, filter_regex(one))
-        taken = pc.or_(taken, hit)
-    return taken.take(encoded.indices)
-
-
-def first_invalid(subjects: pa.Array) -> str | None:
-    """Return the first subject that no message may carry, None if all are good (StringArray without nulls)."""
-    distinct = subjects.unique()
-    good = pc.match_substring_regex(distinct, LITERAL_PATTERN)
-    good = pc.and_(good, pc.invert(pc.match_substring_regex(distinct, _WILDCARD_TOKEN)))
-    good = pc.and_(good, pc.less_equal(pc.binary_length(distinct), buffers.constant(SUBJECT_SIZE_MAX, pa.int32())))
-    if pc.all(good).as_py() is not False:
-        return None
-    return str(distinct.filter(pc.invert(good))[0].as_py())
 
 
 def filters_overlap(one: str, other: str) -> bool:

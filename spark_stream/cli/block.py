@@ -50,7 +50,8 @@ def dump(
 
 def print_messages(file: "File", style: Style) -> list[str]:
     """Print all messages that can be read; returns a sentence for each damaged frame."""
-    from storage_core.block import BlockReader, FrameRequest
+    from storage_core.block.reader import BlockReader
+    from storage_core.block.request import FrameRequest
 
     damage: list[str] = []
     request = FrameRequest(columns=PRINTED_COLUMNS, first_sequence=0, on_damage=lambda found: damage.append(str(found)))

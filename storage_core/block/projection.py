@@ -12,7 +12,7 @@ from storage_core.block.footer import Footer
 from storage_core.block.request import FrameRequest, FrameSelection
 from storage_core.schema import FRAME_SCHEMA, TIMESTAMP_TYPE, read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.subjects import match_mask
+from storage_core.subject_columns import match_mask
 
 _FIELDS = {name: position for position, name in enumerate(FRAME_SCHEMA.names)}
 _STORED_IN = {"subject": "subject", "timestamp": "timestamp_ns", "timestamp_ns": "timestamp_ns"} | {

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from storage_core import buffers
 from storage_core.block import bloom
-from storage_core.subjects import is_literal, match_mask
+from storage_core.subject_columns import match_mask
+from storage_core.subjects import is_literal
 
 SUBJECT_COUNT_MAX = 8192
 SUBJECT_TEXT_SIZE_MAX = 512 << 10  # bytes

@@ -16,7 +16,7 @@ from storage_core.store.reading.plan import ReadRequest, whole_blocks
 from storage_core.store.reading.reading import ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.writing.duplicates import msg_ids
-from storage_core.subjects import match_mask
+from storage_core.subject_columns import match_mask
 
 _MESSAGE_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
 PROBE_ROW_COUNT = 4096  # sequences a backward search takes at a time, so that it need not read a block to its start

@@ -11,7 +11,6 @@ from storage_core.metadata.commands import Event
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.quantities import rfc3339
 from storage_core.raft.rules import majority
-from storage_core.store.contents import messages
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas.replicas import Replica, Survey, worst
 from storage_core.store.volume.volumes import Volume
@@ -202,6 +201,8 @@ def _last_shown(stream: StreamState) -> int:
 def _time_of(store: OpenStore, stream: StreamState, sequence: int) -> str:
     if not stream.low_watermark <= sequence < stream.next_sequence or not stream.message_count:
         return ZERO_TIME
+    from storage_core.store.contents import messages  # what is known without reading is told without Arrow
+
     try:
         found = next(messages(store, stream, sequence, sequence + 1), None)
     except StorageError:

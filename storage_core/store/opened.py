@@ -2,23 +2,21 @@
 
 Everything below one `OpenStore` may be used from several threads; several processes may open the same volumes. Users
 have a `Store`, which adds streams as objects, and what operators ask for.
+
+What reads or writes messages is imported when it is called: a process that asks for metadata alone starts without it,
+and without Arrow.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from storage_core.errors import (
-    NoQuorumError,
-    ReadOnlyError,
-    StreamNotFoundError,
-)
-from storage_core.metadata.commands import Remove
+from storage_core.errors import NoQuorumError, ReadOnlyError, StorageError, StreamNotFoundError
 from storage_core.metadata.config import LIMITS
 from storage_core.metadata.state import StoreState, StreamState
-from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.groups import CommitGroups
 from storage_core.store.ensemble.moving import move
@@ -27,20 +25,22 @@ from storage_core.store.ensemble.view import View
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadPlan, ReadRequest, plan_stream
 from storage_core.store.reading.slices import BlockSlices
+from storage_core.store.replicas import drift
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import appends, removal
-from storage_core.store.writing.appends import CommitResult, WriterBatch
-from storage_core.store.writing.duplicates import MsgIdWindow
-from storage_core.store.writing.limits import Limits, may_go
-from storage_core.store.writing.per_subject import SubjectIndex
-from storage_core.store.writing.removal import Removal
-from storage_core.store.writing.retention import release
-from storage_core.store.writing.staging import StagedBlock, Transaction
 
 if TYPE_CHECKING:
+    from storage_core.metadata.commands import Remove
+    from storage_core.sequences import SequenceSet
     from storage_core.store.maintenance.maintenance import Maintenance
+    from storage_core.store.writing.appends import CommitResult, WriterBatch
+    from storage_core.store.writing.duplicates import MsgIdWindow
+    from storage_core.store.writing.limits import Limits
+    from storage_core.store.writing.per_subject import SubjectIndex
+    from storage_core.store.writing.removal import Removal
+    from storage_core.store.writing.staging import StagedBlock, Transaction
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LOCK_TIMEOUT_S = 60.0
 
@@ -50,7 +50,6 @@ class OpenStore:
 
     def __init__(self, metadata: Metadata, env: Environment, read_only: bool, lock_timeout_s: float) -> None:
         self.metadata, self._env, self.lock_timeout_s = metadata, env, lock_timeout_s
-        self._window, self._limits, self._subjects = MsgIdWindow(), Limits(env), SubjectIndex(env)
         self._commits = CommitGroups(partial(self.session, may_assume=True))
         self.read_only = read_only
 
@@ -117,6 +116,9 @@ class OpenStore:
     def enforce_limits(self) -> int:
         """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
         writes; return how many messages that were."""
+        from storage_core.store.writing import appends
+        from storage_core.store.writing.limits import may_go
+
         count = 0
         for stream in self.state().streams.values():
             if stream.config.retention != LIMITS:
@@ -134,15 +136,19 @@ class OpenStore:
             count += more
         return count
 
-    def release(self, session: Session, incarnation: bytes, among: SequenceSet | None = None) -> int:
+    def release(self, session: Session, incarnation: bytes, among: "SequenceSet | None" = None) -> int:
         """Remove what no consumer of the stream needs any more; return how many messages that were.
 
         `among`: only these are looked at; None: all.
         """
+        from storage_core.store.writing.retention import release
+
         return release(session, incarnation, self._limits, self._env, among)
 
-    def removal(self, session: Session, stream: StreamState, request: Removal) -> Remove:
+    def removal(self, session: Session, stream: StreamState, request: "Removal") -> "Remove":
         """Return the command that removes what is meant."""
+        from storage_core.store.writing import removal
+
         return removal.command(session.state, stream, request, session.volumes, self._limits, self._env)
 
     def plan(self, request: ReadRequest) -> ReadPlan:
@@ -163,7 +169,7 @@ class OpenStore:
 
     # --- appends: begin, write through Stagers, then commit or abort
 
-    def begin(self, streams: Iterable[str] | None = None) -> Transaction:
+    def begin(self, streams: Iterable[str] | None = None) -> "Transaction":
         """Return a new transaction over these streams, None for all; it can be sent to other processes.
 
         Raises NotFoundError, ReadOnlyError, NoQuorumError if a stream has too few volumes that can be written.
@@ -174,10 +180,12 @@ class OpenStore:
         names = [stream.name for stream in state.streams.values()] if streams is None else names_of(streams) or []
         for name in names:
             self.stream_state(name, state)
+        from storage_core.store.writing import appends
+
         transaction = appends.begin(state, self.volumes(), names, self._env)
         return replace(transaction, is_routed=streams is None)
 
-    def begin_locally(self, name: str, incarnation: bytes) -> Transaction | None:
+    def begin_locally(self, name: str, incarnation: bytes) -> "Transaction | None":
         """Return a transaction over one stream by what this process knows, without a look at the volumes.
 
         For blocks that this process makes itself: the session of the commit finds out whether that still holds, and
@@ -189,6 +197,8 @@ class OpenStore:
         stream = view.state.by_incarnation(incarnation)
         if stream is None or stream.name != name:
             return None
+        from storage_core.store.writing import appends
+
         try:
             return replace(appends.begin(view.state, volumes, [name], self._env), is_local=True)
         except NoQuorumError:
@@ -196,11 +206,11 @@ class OpenStore:
 
     def commit(
         self,
-        transaction: Transaction,
-        staged: Sequence[StagedBlock],
-        writer: WriterBatch | None = None,
+        transaction: "Transaction",
+        staged: "Sequence[StagedBlock]",
+        writer: "WriterBatch | None" = None,
         overwrite: Sequence[str] = (),
-    ) -> CommitResult:
+    ) -> "CommitResult":
         """Make the staged blocks part of their streams: all of them, durably, when this returns.
 
         `overwrite`: streams whose messages so far are removed in the same step. A (writer, batch) that was committed
@@ -208,16 +218,38 @@ class OpenStore:
         RequirementError (a block is not on a majority of its stream's placement any more), StaleIncarnationError;
         OutcomeUnknownError if the disks failed in between.
         """
+        from storage_core.store.writing import appends
+
         return self._commits.run(
             lambda session: appends.commit(
                 session, transaction, staged, writer, overwrite, self._window, self._limits, self._subjects, self._env
             )
         )
 
-    def abort(self, transaction: Transaction) -> bool:
+    def abort(self, transaction: "Transaction") -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
+        from storage_core.store.writing import appends
+
         with self.session() as session:
             return appends.abort(session, transaction, self._env)
+
+    @cached_property
+    def _window(self) -> "MsgIdWindow":
+        from storage_core.store.writing.duplicates import MsgIdWindow
+
+        return MsgIdWindow()
+
+    @cached_property
+    def _limits(self) -> "Limits":
+        from storage_core.store.writing.limits import Limits
+
+        return Limits(self._env)
+
+    @cached_property
+    def _subjects(self) -> "SubjectIndex":
+        from storage_core.store.writing.per_subject import SubjectIndex
+
+        return SubjectIndex(self._env)
 
     # --- sessions
 
@@ -234,6 +266,21 @@ class OpenStore:
         from storage_core.store.maintenance.maintenance import Maintenance
 
         return Maintenance(self._env)
+
+    def maintain_if_due(self, state: StoreState) -> None:
+        """Do the maintenance of a writable open if a short look says that some is due: bounded, never waiting for the
+        store."""
+        due, drifts = drift.look_at_open(state, self.volumes(), self._env)
+        if not due and not drifts:
+            return
+        try:
+            with self.metadata.session(0.0) as session:
+                if due:
+                    self.maintenance.after(session)
+                    _, drifts = drift.look_at_open(session.state, session.volumes, self._env)
+                drift.tell(session, drifts, self._env)
+        except StorageError as error:
+            logger.info("%s: maintenance is left for later: %s", self.label, error)
 
     def together(self, call: Callable[[Session], T]) -> T:
         """Return what `call` returns, done in a session that threads may share: one round of fsyncs for all of it."""

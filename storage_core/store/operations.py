@@ -10,7 +10,7 @@ from typing import Any
 
 from storage_core.comparison import Drift
 from storage_core.errors import ReadOnlyError, StorageError
-from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.state import StreamState
 from storage_core.store.consumers import ownership
 from storage_core.store.maintenance import deleted
 from storage_core.store.maintenance.archives import Archiving
@@ -28,23 +28,6 @@ from storage_core.store.writing import orphans
 
 logger = logging.getLogger(__name__)
 INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nobody's answer waits longer for that
-
-
-def look_at_open(store: OpenStore, state: StoreState) -> None:
-    """Do the maintenance of a writable open if a short look says that some is due: bounded, and never waiting for
-    it."""
-    env = store.environment
-    due, drifts = drift.look_at_open(state, store.volumes(), env)
-    if not due and not drifts:
-        return
-    try:
-        with store.metadata.session(0.0) as session:
-            if due:
-                store.maintenance.after(session)
-                _, drifts = drift.look_at_open(session.state, session.volumes, env)
-            drift.tell(session, drifts, env)
-    except StorageError as error:
-        logger.info("%s: maintenance is left for later: %s", store.label, error)
 
 
 def verify(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:

@@ -27,15 +27,14 @@ from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.environment import REAL, Environment, reaching
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore, names_of
-from storage_core.store.stream import Stream
 from storage_core.store.volume import placement
-from storage_core.store.writing import appends, per_subject
-from storage_core.store.writing.limits import Excess, Limits
 
 if TYPE_CHECKING:
     from storage_core.comparison import Drift
     from storage_core.store.maintenance.compaction import Compaction
     from storage_core.store.maintenance.merging import MergePolicy
+    from storage_core.store.stream import Stream
+    from storage_core.store.writing.limits import Excess
 
 CREATION_POLL_S = 0.02  # while another process or thread makes the same store
 
@@ -88,9 +87,7 @@ class Store(OpenStore):
                 pass
         state = store.state()
         if not read_only and len(state.voters) > 1:
-            from storage_core.store import operations
-
-            operations.look_at_open(store, state)
+            store.maintain_if_due(state)
         return store
 
     @classmethod
@@ -154,15 +151,20 @@ class Store(OpenStore):
 
     # --- streams
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> "Stream":
         """Return the stream; raises NotFoundError naming the nearest name."""
+        from storage_core.store.stream import Stream
+
         return Stream(self, self.stream_state(name).incarnation, name)
 
-    def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
+    def add_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
         """Make a stream, on every volume unless num_replicas says less; a StreamConfig always says, 1 by default.
 
         Raises AlreadyExistsError, ValueError naming the key of the configuration.
         """
+        from storage_core.store.stream import Stream
+        from storage_core.store.writing import appends
+
         given = config.to_json() if isinstance(config, StreamConfig) else config
         if isinstance(given, Mapping):
             state = self.state()
@@ -180,12 +182,15 @@ class Store(OpenStore):
             session.propose(command)
         return Stream(self, incarnation, checked.name)
 
-    def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> Stream:
+    def edit_stream(self, config: StreamConfig | Mapping[str, Any]) -> "Stream":
         """Change the stream that `name` in the configuration names; keys that are not given stay as they are.
 
         With another num_replicas its blocks are copied to, or not counted any more on, other volumes first. What is
         over a limit that is lower now is removed in the same step; `excess` says before what that is.
         """
+        from storage_core.store.stream import Stream
+        from storage_core.store.writing import appends
+
         if not isinstance(config, (StreamConfig, Mapping)):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
         given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
@@ -207,8 +212,11 @@ class Store(OpenStore):
                 appends.enforce(session, stream.incarnation, self._limits, "max_msgs_per_subject" in given)
         return Stream(self, stream.incarnation, name)
 
-    def excess(self, config: StreamConfig | Mapping[str, Any]) -> Excess | None:
+    def excess(self, config: StreamConfig | Mapping[str, Any]) -> "Excess | None":
         """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
+        from storage_core.store.writing import per_subject
+        from storage_core.store.writing.limits import Limits
+
         given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
         state = self.state()
         stream = self.stream_state(str(given.get("name")), state)

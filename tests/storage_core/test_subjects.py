@@ -5,15 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.subjects import (
-    SUBJECT_SIZE_MAX,
-    filters_overlap,
-    first_invalid,
-    is_filter,
-    is_literal,
-    match_mask,
-    matches,
-)
+from storage_core.subject_columns import first_invalid, match_mask
+from storage_core.subjects import SUBJECT_SIZE_MAX, filters_overlap, is_filter, is_literal, matches
 
 token = st.sampled_from(["a", "b", "ab", "\u00e9", "a+b", "(x)", "$JS", "a*", ">a", "-"])
 literal = st.lists(token, min_size=1, max_size=4).map(".".join)

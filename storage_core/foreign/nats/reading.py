@@ -26,7 +26,8 @@ from storage_core.foreign.slices import ForeignDamage, ForeignSlice
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
 from storage_core.sequences import SequenceSet
-from storage_core.subjects import LITERAL_PATTERN, match_mask
+from storage_core.subject_columns import match_mask
+from storage_core.subjects import LITERAL_PATTERN
 
 
 def read_slice(

@@ -34,7 +34,7 @@ from storage_core.foreign.stan.report import show
 from storage_core.foreign.stan.scan import Cause, Stretch, Window, fold, join, scan_file
 from storage_core.os_errors import raise_if_of_process
 from storage_core.schema import read_schema
-from storage_core.subjects import match_mask
+from storage_core.subject_columns import match_mask
 
 NAME_SIZE_MAX = 64  # characters of another channel's name that are told
 SEQUENCE_END = (1 << 63) - 1  # end of a part of which nobody knows how far it went

@@ -41,7 +41,7 @@ from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
-from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume import identity, locks, placement
 from storage_core.store.volume.block_store import REPAIR_SUFFIX, BlockStore
 from storage_core.suggestions import instead
@@ -261,7 +261,7 @@ class _Work:
         for key in sorted(self._state.streams):
             stream = self._state.streams[key]
             readable = placement.read_volumes(self._state, stream, volumes)
-            for block in copies.live_blocks(self._state, stream):
+            for block in live_blocks(self._state, stream):
                 best_first = sorted(readable, key=lambda volume: volume.volume_id not in block.held_by)
                 yield _Planned(stream, block, tuple(volume.blocks for volume in best_first))
 

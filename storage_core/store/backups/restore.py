@@ -48,6 +48,7 @@ from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
+from storage_core.store.replicas.live_blocks import live_blocks
 from storage_core.store.volume import identity, locks
 from storage_core.store.volume.identity import STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
@@ -129,7 +130,7 @@ def check_files(found: Backup, streams: Sequence[StreamState], progress: Progres
     """
     blocks = found.files(env.files)
     for stream in streams:
-        for block, row in zip(copies.live_blocks(found.state, stream), stream.blocks.rows, strict=True):
+        for block, row in zip(live_blocks(found.state, stream), stream.blocks.rows, strict=True):
             wrong = copies.look(block, blocks, stream, row=row)
             progress.step()
             if wrong:
@@ -301,7 +302,7 @@ class _Content:
         volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
         files.sync_directory(volume.path)
         for stream in streams:
-            for block in copies.live_blocks(self.found.state, stream):
+            for block in live_blocks(self.found.state, stream):
                 if self.progress.is_stopped:
                     return
                 made = copies.copy_block(block, [source], volume.blocks)

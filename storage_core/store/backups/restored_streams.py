@@ -46,7 +46,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.replicas import copies
-from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
@@ -221,7 +221,7 @@ class _Writing:
         """Write every block, and make it durable. Raises OSError if too few volumes take one."""
         transaction = self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8)
         rows = self._stream.blocks.rows
-        for block, row in zip(copies.live_blocks(self._found.state, self._stream), rows, strict=True):
+        for block, row in zip(live_blocks(self._found.state, self._stream), rows, strict=True):
             identity = BlockIdentity(store_id, self._target.incarnation, self._env.new_id(), transaction)
             written = self._rewrite(block, identity, row)
             if written is not None:

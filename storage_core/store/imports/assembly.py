@@ -30,7 +30,7 @@ from storage_core.store.environment import Environment
 from storage_core.store.imports.config import with_consumers
 from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask, readable
 from storage_core.store.replicas import copies
-from storage_core.store.replicas.copies import LiveBlock
+from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume

@@ -21,7 +21,7 @@ from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.reading import RAISE, ReadDamage, ReadOptions, ask_block, read_slices
 from storage_core.store.reading.slices import BlockSlice, BlockSlices, shown_counts
-from storage_core.subjects import match_mask
+from storage_core.subject_columns import match_mask
 
 COMPARED_COUNT_MAX = 1 << 17  # subjects; to look for a block's among more takes longer than to read a piece of it
 _LAST_OF = pa.schema([pa.field("subject", pa.string()), pa.field("sequence", pa.int64())])

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
@@ -29,7 +28,6 @@ from storage_core.block.format import (
     HEADER_SIZE,
     KIND_MESSAGES,
     TRAILER_SIZE,
-    BlockExpectation,
     BlockHeader,
     BlockIdentity,
     Trailer,
@@ -41,45 +39,18 @@ from storage_core.block.pieces import ReadMemory
 from storage_core.block.reader import BlockReader
 from storage_core.errors import CorruptionError, StorageError, UnsupportedVersionError
 from storage_core.files import File
-from storage_core.metadata.state import StoreState, StreamState
+from storage_core.metadata.state import StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.reading.reading import place_and_reason
+from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.volume.block_store import BlockStore, Replacement
-from storage_core.store.volume.placement import holders
 
 logger = logging.getLogger(__name__)
 FOOTER_SEARCH_SIZE = 256 << 10  # bytes at the end in which a footer is looked for by its digest alone
 # What a row of the manifest and the footer of its block both say, under the same names.
 _SUMMARISED = ("row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "msg_id_count")
 STRUCTURE = -1  # instead of the position of a frame: header, footer or trailer, or the file as a whole
-
-
-@dataclass(frozen=True, slots=True)
-class LiveBlock:
-    """A block that the manifest names."""
-
-    stream: str
-    incarnation: bytes  # of the stream now
-    written_as: bytes  # the incarnation whose directory it lies in
-    first: int
-    end: int  # sequences [first, end)
-    row_count: int
-    data_size: int  # message bytes
-    held_by: tuple[bytes, ...]  # volumes of which the manifest says that they have it
-    expected: BlockExpectation
-
-    @property
-    def block_id(self) -> bytes:
-        return self.expected.block_id
-
-    @property
-    def file_size(self) -> int:
-        return self.expected.file_size
-
-    def path_in(self, blocks: BlockStore) -> Path:
-        """Return where a volume has it, for people."""
-        return blocks.path(self.written_as, self.block_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +73,6 @@ class Wrong:
             return False
         first = min(max(self.first, stream.low_watermark), self.end)
         return stream.removed.count_in(first, self.end) == self.end - first
-
-
-def live_blocks(state: StoreState, stream: StreamState, rows: np.ndarray | None = None) -> list[LiveBlock]:
-    """Return the blocks of these rows of the manifest; None: all."""
-    rows = stream.blocks.rows if rows is None else rows
-    names = ("block_id", "digest", "first", "span", "row_count", "file_size", "data_size", "holders")
-    blocks = []
-    for block_id, digest, first, span, row_count, file_size, data_size, mask in zip(
-        *(rows[name].tolist() for name in names), strict=True
-    ):
-        written_as = stream.written_as(first)
-        expected = BlockExpectation(state.store_id, written_as, block_id, digest, file_size)
-        blocks.append(
-            LiveBlock(
-                stream.name, stream.incarnation, written_as, first, first + span, row_count, data_size,
-                holders(stream, mask), expected,
-            )
-        )  # fmt: skip
-    return blocks
 
 
 # --- looking

@@ -16,9 +16,8 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import UnreachableError, is_of_process, raise_if_limit
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import LiveBlock, live_blocks
 from storage_core.store.replicas.findings import is_told
-from storage_core.store.replicas.mending import missing_copies
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
 from storage_core.store.volume import reports
 from storage_core.store.volume.placement import is_recorded
 from storage_core.store.volume.reports import Report

@@ -19,8 +19,9 @@ from storage_core.os_errors import FULL
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import LiveBlock, Wrong, copy_block, live_blocks, look
+from storage_core.store.replicas.copies import Wrong, copy_block, look
 from storage_core.store.replicas.findings import Findings
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placement import is_recorded, read_volumes
 from storage_core.store.writing.mirrored_file import says_broken

@@ -6,7 +6,7 @@ is noted as such, any other is made anew.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,10 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import LiveBlock, Wrong, live_blocks, look
+from storage_core.store.replicas.copies import Wrong, look
 from storage_core.store.replicas.findings import Findings
 from storage_core.store.replicas.healing import Outcome, Patient, heal
+from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
 from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report, ReportFile
@@ -260,15 +261,3 @@ def _find(state: StoreState, stream: StreamState, block_id: bytes) -> LiveBlock 
     rows = stream.blocks.rows
     found = live_blocks(state, stream, rows[rows["block_id"] == np.void(block_id)])
     return found[0] if found else None
-
-
-def missing_copies(stream: StreamState, volume_ids: Iterable[bytes]) -> dict[bytes, np.ndarray]:
-    """Return, by volume, the positions of the rows of the manifest that say that it does not have the block."""
-    rows, wanted = stream.blocks.rows, set(volume_ids)
-    missing = {}
-    for position, volume_id in enumerate(stream.placement):
-        if volume_id in wanted:
-            at = np.flatnonzero((rows["holders"] >> np.uint32(position)) & np.uint32(1) == 0)
-            if len(at):
-                missing[volume_id] = at
-    return missing

@@ -14,7 +14,8 @@ from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
-from storage_core.store.replicas.copies import STRUCTURE, LiveBlock, Wrong
+from storage_core.store.replicas.copies import STRUCTURE, Wrong
+from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.replicas.verification import Progress, check_blocks, counts
 from storage_core.store.volume.volumes import Volume
 

@@ -18,7 +18,8 @@ from storage_core.block.sizing import message_sizes
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 from storage_core.store.writing import instructions
-from storage_core.subjects import SUBJECT_SIZE_MAX, first_invalid, match_mask
+from storage_core.subject_columns import first_invalid, match_mask
+from storage_core.subjects import SUBJECT_SIZE_MAX
 
 WRITE_COLUMNS = ("data", "subject", "headers", "msg_id", "timestamp", "timestamp_ns", "stream", "sequence")
 MSG_ID_SIZE_MAX = 4096  # bytes

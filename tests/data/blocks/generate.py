@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage_core.block import BlockIdentity, BlockWriter, msg_id_hashes
+from storage_core.block.format import BlockIdentity
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.writer import BlockWriter
 from storage_core.files import OS_FILES
 from storage_core.schema import FRAME_SCHEMA
 

@@ -28,7 +28,8 @@ from storage_core.store.ensemble.decision import Decision, Finding, Found
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import healing
-from storage_core.store.replicas.copies import LiveBlock, Made
+from storage_core.store.replicas.copies import Made
+from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.replicas.replicas import Survey
 from storage_core.store.volume import log
 from storage_core.store.volume.block_store import BlockStore

@@ -182,3 +182,20 @@ def test_starting_imports_neither_arrow_nor_spark() -> None:
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(
+    "words", [["stream", "ls"], ["stream", "report"], ["store", "info"], ["cluster", "info"], ["events"]]
+)
+def test_what_reads_metadata_alone_does_not_load_arrow(tmp_path: Path, words: list[str]) -> None:
+    volumes = [tmp_path / name for name in ("a", "b", "c")]
+    with Store.create(volumes) as store:
+        store.add_stream({"name": "ORDERS"}).publish("ORDERS", b"1")
+    script = (
+        "import sys, spark_stream.cli.app\n"
+        f"try: spark_stream.cli.app.app({[*words, '--store', str(volumes[0]), '--json']})\n"
+        "except SystemExit as stop: code = stop.code\n"
+        "heavy = {'pyarrow', 'pandas', 'pyspark'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else code)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=Path(__file__).parents[3])

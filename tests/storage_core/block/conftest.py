@@ -10,15 +10,11 @@ import pyarrow as pa
 import pytest
 from harness.forged_blocks import Forger
 
-from storage_core.block import (
-    BlockExpectation,
-    BlockIdentity,
-    BlockReader,
-    BlockSummary,
-    BlockWriter,
-    FrameRequest,
-    msg_id_hashes,
-)
+from storage_core.block.format import BlockExpectation, BlockIdentity, BlockSummary
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.block.writer import BlockWriter
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 
 

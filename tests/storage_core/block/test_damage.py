@@ -6,7 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.block import BlockIdentity, BlockReader, FrameDamage, FrameRequest, msg_id_hashes
+from storage_core.block.damage import FrameDamage
+from storage_core.block.format import BlockIdentity
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.errors import CorruptFrameError, CorruptionError, TruncatedRecordError, UnsupportedVersionError
 
 CODECS = ("none", "lz4", "zstd")

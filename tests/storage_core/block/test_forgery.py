@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.block import BlockReader, FrameDamage, FrameRequest
+from storage_core.block.damage import FrameDamage
 from storage_core.block.format import PAYLOAD_SIZE_MAX
 from storage_core.block.payload import compressed_payload
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.errors import CorruptFrameError, CorruptionError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.schema import FRAME_SCHEMA
 

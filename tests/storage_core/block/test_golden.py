@@ -8,7 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.block import BlockExpectation, BlockReader, FrameRequest, msg_id_hashes
+from storage_core.block.format import BlockExpectation
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.files import OS_FILES
 
 GOLDEN = Path(__file__).parents[2] / "data" / "blocks"

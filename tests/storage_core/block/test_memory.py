@@ -17,7 +17,10 @@ SCRIPT = """
 import json, sys, tracemalloc
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from storage_core.block import BlockIdentity, BlockReader, BlockWriter, FrameRequest
+from storage_core.block.format import BlockIdentity
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.block.writer import BlockWriter
 from storage_core.files import OS_FILES
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE, READ_FIELDS
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.block import BlockReader, FrameRequest, msg_id_hashes
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.schema import FRAME_SCHEMA, READ_FIELDS, READ_SCHEMA, read_schema
 from storage_core.sequences import SequenceSet
 from storage_core.subjects import matches

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.block import BlockReader, BlockSummary, BlockWriter, FrameRequest, msg_id_hashes
 from storage_core.block.format import (
     FRAME_ROW_COUNT_MAX,
     FRAME_SIZE_TARGET,
     MESSAGE_SIZE_MAX,
     PAYLOAD_SIZE_MAX,
     ROW_COUNT_MAX,
+    BlockSummary,
 )
+from storage_core.block.hashing import msg_id_hashes
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
+from storage_core.block.writer import BlockWriter
 from storage_core.errors import InvalidMessageError
 from storage_core.schema import FRAME_SCHEMA, HEADERS_TYPE
 

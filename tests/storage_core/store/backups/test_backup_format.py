@@ -12,7 +12,7 @@ from storage_core.file_kinds import RESTORE_MARK
 from storage_core.files import OS_FILES
 from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup_format import Manifest
-from storage_core.store.replicas.copies import live_blocks
+from storage_core.store.replicas.live_blocks import live_blocks
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.identity import VolumeIdentity
 

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.block import BlockReader, FrameRequest
+from storage_core.block.reader import BlockReader
+from storage_core.block.request import FrameRequest
 from storage_core.files import OS_FILES
 from storage_core.store.consumers import ownership
 from storage_core.store.maintenance import archives
