@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,17 +150,17 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], says: s
         scan(spark, store.paths[0], **{"stream": "ORDERS", **arguments})
 
 
-def test_damage_reaches_the_user_with_its_place(spark: Any, store: Store, orders: Make) -> None:
+def test_damage_reaches_the_user_with_its_place_by_both_ways(spark: Any, read: Any, store: Store, orders: Make) -> None:
     store.stream("ORDERS").append(orders(5))
     (block,) = Path(store.paths[0]).rglob("*.blk")
     content = bytearray(block.read_bytes())
     content[content.find(b"order 3")] ^= 1
     block.write_bytes(content)
-    with pytest.raises(
-        Exception, match=rf"DataLossError: \[JSTREAM_DATA_LOSS\] stream 'ORDERS': sequences 1 to 5.*{block.name}"
-    ):
-        scan(spark, store.paths[0], "ORDERS").collect()
-    assert scan(spark, store.paths[0], "ORDERS", failOnDataLoss=False).count() == 0
+    says = rf"DataLossError: \[JSTREAM_DATA_LOSS\] stream 'ORDERS': sequences 1 to 5.*{block.name}"
+    for way in (partial(scan, spark, store.paths[0]), read):
+        with pytest.raises(Exception, match=says):
+            way(stream="ORDERS").collect()
+        assert way(stream="ORDERS", failOnDataLoss=False).count() == 0
 
 
 def test_session_zone_does_not_move_times(spark: Any, filled: Store) -> None:

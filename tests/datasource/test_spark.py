@@ -308,18 +308,6 @@ def test_wrong_reads_are_refused(options: dict[str, str], says: str, spark: Any,
         spark.read.format("jstream").options(**options).load(store.paths[0]).collect()
 
 
-def test_damage_reaches_the_user_with_its_place(read: Any, store: Store, orders: Make) -> None:
-    store.stream("ORDERS").append(orders(5))
-    (block,) = Path(store.paths[0]).rglob("*.blk")
-    content = bytearray(block.read_bytes())
-    content[content.find(b"order 3")] ^= 1
-    block.write_bytes(content)
-    with pytest.raises(
-        Exception, match=rf"DataLossError: \[JSTREAM_DATA_LOSS\] stream 'ORDERS': sequences 1 to 5.*{block.name}"
-    ):
-        read().collect()
-
-
 def test_row_that_is_not_taken_fails_the_whole_write(spark: Any, read: Any, write: Any) -> None:
     frame = numbers(spark, 1000, 4).selectExpr("data", "if(data = '900', 'other.x', subject) as subject")
     with pytest.raises(Exception, match="subject 'other.x' is not taken; the stream takes orders.>"):
