@@ -8,7 +8,7 @@ report. The last sequence alone proves nothing. Two copies have the same digest 
     current      as above
     behind       the log ends early, or blocks are not there that were never written there
     damaged      the volume's metadata, or a block that it took, is damaged or gone
-    missing      the volume is not there; or it is, and not one block that it took
+    missing      the volume is not there; or it is, and not one block that it took, or this user may not look
     foreign      another volume, another instance of it, or one of another copy of the store is in its place
     rolled_back  its log ends before what was durable there: an older copy was put back
     retired      it failed, and counts again when it was verified
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from storage_core.errors import ProcessError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_limit
 from storage_core.raft.rules import majority
@@ -102,6 +103,7 @@ class Survey:
         self._indexes = {volume.volume_id: volume.read_index() for volume in self.volumes if _readable(volume)}
         self._reported = self._reports()
         self._replicas: dict[bytes, tuple[StreamState, list[Replica]]] = {}  # that were asked for, by incarnation
+        self._refused: dict[tuple[bytes, bytes], str] = {}  # by volume and incarnation: why its blocks are not seen
 
     def standing(self, volume_id: bytes) -> Finding:
         """Return what the metadata of a volume is like."""
@@ -125,13 +127,11 @@ class Survey:
 
     def pending_delete_size(self, volume_id: bytes) -> int:
         """Return the bytes of files on a volume whose blocks were removed or merged, and are not unlinked yet."""
-        index, deletes = self._indexes.get(volume_id), self.view.state.deletes
-        if index is None:
-            return 0
+        deletes = self.view.state.deletes
         ids: dict[bytes, bytearray] = {}
         for incarnation, block_id in zip(deletes["incarnation"].tolist(), deletes["block_id"].tolist(), strict=True):
             ids.setdefault(bytes(incarnation), bytearray()).extend(bytes(block_id))
-        sizes = (index.held(incarnation, bytes(blocks))[0] for incarnation, blocks in ids.items())
+        sizes = (self._look(volume_id, incarnation, bytes(blocks))[0] for incarnation, blocks in ids.items())
         return sum(int(held[held > 0].sum()) for held in sizes)
 
     def metadata_size(self, volume_id: bytes) -> int:
@@ -177,8 +177,11 @@ class Survey:
         damaged, absent = int(np.count_nonzero((there | took) & ~whole)), int(np.count_nonzero(~there))
         if state in (VolumeState.MISSING, VolumeState.FOREIGN):
             damaged = 0
+        refusals = [self._refused.get((volume_id, incarnation), "") for incarnation in stream.incarnations]
         if state in (VolumeState.CURRENT, VolumeState.BEHIND):
-            if took.any() and not there.any():
+            if any(refusals):
+                state, reason, damaged = VolumeState.MISSING, next(filter(None, refusals)), 0
+            elif took.any() and not there.any():
                 state, reason = VolumeState.MISSING, f"none of its {len(rows)} blocks is there"
             elif damaged:
                 state, reason = VolumeState.DAMAGED, f"{_blocks(damaged)} of {len(rows)} damaged or gone"
@@ -211,17 +214,15 @@ class Survey:
 
         The time is 0 if it never was, and negative if the block is known to be damaged.
         """
-        rows, index = stream.blocks.rows, self._indexes.get(volume_id)
+        rows = stream.blocks.rows
         sizes, verified_ns = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
-        if index is None or not len(rows):
-            return sizes, verified_ns
         ids, begin = rows["block_id"].tobytes(), 0
         reported = self._reported.get(volume_id, {})
         ends = [*(int(np.searchsorted(rows["first"], end)) for _, end in stream.origins), len(rows)]
         for incarnation, end in zip(stream.incarnations, ends, strict=True):
             if begin == end:
                 continue
-            sizes[begin:end], verified_ns[begin:end] = index.held(incarnation, ids[16 * begin : 16 * end])
+            sizes[begin:end], verified_ns[begin:end] = self._look(volume_id, incarnation, ids[16 * begin : 16 * end])
             if any(one == incarnation for one, _ in reported):
                 for at in range(begin, end):
                     told_ns = reported.get((incarnation, ids[16 * at : 16 * at + 16]), 0)
@@ -229,6 +230,20 @@ class Survey:
                         verified_ns[at] = -told_ns
             begin = end
         return sizes, verified_ns
+
+    def _look(self, volume_id: bytes, incarnation: bytes, block_ids: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `VolumeIndex.held` says of a volume; no block is there where this user may not look.
+
+        Raises ProcessError if this process has run into a limit.
+        """
+        index, count = self._indexes.get(volume_id), len(block_ids) // 16
+        if index is not None:
+            try:
+                return index.held(incarnation, block_ids)
+            except ProcessError as error:
+                raise_if_limit(error)
+                self._refused[volume_id, incarnation] = str(error)
+        return np.full(count, -1, np.int64), np.zeros(count, np.int64)
 
 
 def _decided(standings: Mapping[bytes, Finding], state: StoreState) -> Mapping[bytes, Finding]:

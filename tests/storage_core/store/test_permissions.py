@@ -190,6 +190,24 @@ def test_who_may_read_and_not_write_is_told_why(place: Path) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize("folder", ["", "meta", "streams", "streams/*"])
+def test_a_volume_that_may_not_be_entered_is_named_and_the_others_are_shown(place: Path, folder: str) -> None:
+    paths = [place / name for name in ("v0", "v1", "v2")]
+    made = "with Store.create(paths) as store: store.add_stream({'name': 'S', 'num_replicas': 3}).publish('S', data)"
+    assert run(OWNER, [TEAM], paths, made) == "done"
+    (closed,) = paths[1].glob(folder) if folder else [paths[1]]
+    closed.chmod(0)
+    action = """
+with Store.open(paths[0]) as store:
+    volumes = store.cluster_info()["volumes"]
+    assert [volume["state"] for volume in volumes] == ["current", "missing", "current"], volumes
+    assert paths[1] in volumes[1]["reason"] and "may not" in volumes[1]["reason"], volumes
+    assert [copy["state"] for copy in store.report()[0]["cluster"]["replicas"]] == ["current", "missing", "current"]
+"""
+    assert run(OWNER, [TEAM], paths, action) == "done"
+
+
+@needs_root
 def test_a_group_that_its_maker_is_not_in_is_refused(place: Path) -> None:
     (place / "volume").mkdir()
     os.chown(place / "volume", OWNER, TEAM)
