@@ -226,16 +226,16 @@ class _Work:
         planned = list(self._plan())
         rows = np.zeros(len(planned), layout.NUMBER_DTYPE)
         copied, taken, number = 0, set(there.values()), 0
-        for at, one in enumerate(planned):
+        for at, plan in enumerate(planned):
             if progress is not None:
                 progress(at, len(planned))
-            block_id, found = one.block.block_id, there.get(one.block.block_id)
+            block_id, found = plan.block.block_id, there.get(plan.block.block_id)
             if found is None:
                 number = next(free for free in range(number + 1, layout.NUMBER_MAX + 1) if free not in taken)
             self._numbers[block_id] = number if found is None else found
             rows[at] = (block_id, self._numbers[block_id])
-            if found is None or copies.look(one.block, self._blocks, one.stream):
-                self._copy(one.block, one)
+            if found is None or copies.look(plan.block, self._blocks, plan.stream):
+                self._copy(plan.block, plan)
                 copied += 1
         if progress is not None:
             progress(len(planned), len(planned))
@@ -360,7 +360,7 @@ def selected(found: Backup, names: Sequence[str]) -> list[StreamState]:
     for name in names:
         stream = found.state.stream(name)
         if stream is None:
-            names_there = sorted(one.name for one in found.state.streams.values())
+            names_there = sorted(stream.name for stream in found.state.streams.values())
             raise NotFoundError(f"no stream {name!r} in the backup {found.directory}{instead(name, names_there)}")
         chosen.append(stream)
     return chosen

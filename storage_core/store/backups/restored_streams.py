@@ -93,7 +93,7 @@ def restore_streams(
             for writing in writings:
                 writing.write(session.state.store_id, counter)
             with store.session() as session:
-                made = [one.finished(session) for one in writings]
+                made = [writing.finished(session) for writing in writings]
                 session.propose(_command(found, made))
         except OutcomeUnknownError:
             raise  # the streams may be there: their blocks stay
@@ -289,21 +289,21 @@ class _Writing:
 
         Raises NoQuorumError if there are fewer of these than a majority of the placement.
         """
-        target, synced = self._target, {one.volume_id: one.instance_id for one in self._volumes}
+        target, synced = self._target, {volume.volume_id: volume.instance_id for volume in self._volumes}
         usable = [
-            one
-            for one in session.writable
-            if placement.is_recorded(session.state, one)
-            and one.identity is not None
-            and synced.get(one.volume_id) == one.identity.instance_id
+            volume
+            for volume in session.writable
+            if placement.is_recorded(session.state, volume)
+            and volume.identity is not None
+            and synced.get(volume.volume_id) == volume.identity.instance_id
         ]
-        looks = self._env.parallel([partial(self._good, one) for one in usable])
+        looks = self._env.parallel([partial(self._good, volume) for volume in usable])
         good: dict[bytes, set[bytes]] = {}
         for volume, outcome in zip(usable, looks, strict=True):
             if isinstance(outcome, BaseException):
                 raise outcome
             good[volume.volume_id] = outcome
-        rows = np.array([one.row for one in self._written], target.blocks.rows.dtype)
+        rows = np.array([written.row for written in self._written], target.blocks.rows.dtype)
         for at, written in enumerate(self._written):
             holders = [volume_id for volume_id, blocks in good.items() if written.block.block_id in blocks]
             if len(holders) < placement.quorum(target):

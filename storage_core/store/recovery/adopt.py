@@ -187,11 +187,11 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
 
 def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment) -> None:
     """Raise RequirementError if the store can go on without an adoption, or if one of its volumes was not named."""
-    named = {os.path.realpath(one.path) for one in remains}
+    named = {os.path.realpath(remnant.path) for remnant in remains}
     known = [
-        Volume(one.identity.volume_id, one.path, one.identity, files=env.files)
-        for one in remains
-        if one.identity is not None
+        Volume(remnant.identity.volume_id, remnant.path, remnant.identity, files=env.files)
+        for remnant in remains
+        if remnant.identity is not None
     ]
     if any(state.voter(volume.volume_id) is not None for volume in known):
         for other in volumes.complete(env.files, known, state.voters, []):
@@ -201,11 +201,13 @@ def _check_need(remains: Sequence[Remains], state: StoreState, env: Environment)
                     "part of it any more"
                 )
     found = []
-    for one in remains:
-        if one.identity is None:
+    for remnant in remains:
+        if remnant.identity is None:
             continue
-        damaged = Found(one.identity.volume_id, str(one.path), one.identity.instance_id, state=VolumeState.DAMAGED)
-        found.append(one.found if one.found is not None and one.is_readable else damaged)
+        damaged = Found(
+            remnant.identity.volume_id, str(remnant.path), remnant.identity.instance_id, state=VolumeState.DAMAGED
+        )
+        found.append(remnant.found if remnant.found is not None and remnant.is_readable else damaged)
     try:
         decision.decide(found, state.voters)
     except (StorageError, decision.Contended):
@@ -229,12 +231,21 @@ def _left_out(made: Sequence[Volume], state: StoreState | None) -> list[str]:
 def _volumes(remains: Sequence[Remains], store_id: bytes, env: Environment) -> list[Volume]:
     """Return the volumes as they will be: known ones keep their ids, all are new instances."""
     made = []
-    for one in remains:
-        known = one.identity.volume_id if one.identity is not None else one.found.volume_id if one.found else None
+    for remnant in remains:
+        known = (
+            remnant.identity.volume_id
+            if remnant.identity is not None
+            else remnant.found.volume_id
+            if remnant.found
+            else None
+        )
         volume_id = known or env.new_id()
         made.append(
             Volume(
-                volume_id, one.path, VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()), files=env.files
+                volume_id,
+                remnant.path,
+                VolumeIdentity(store_id, volume_id, env.new_id(), env.now_ns()),
+                files=env.files,
             )
         )
     if len({volume.volume_id for volume in made}) < len(made):
@@ -261,7 +272,7 @@ def _state(
     lost = sum(len(stream.lost) for stream in streams)
     reason = f"metadata rebuilt from entry {best[1] if best is not None else 0} and the journals of placements"
     lost += sum(len(conflict.sequences) for stream in adopted for conflict in stream.conflicts)
-    after = f"{len(streams)} streams, {sum(one.message_count for one in streams)} messages, {lost} lost"
+    after = f"{len(streams)} streams, {sum(stream.message_count for stream in streams)} messages, {lost} lost"
     now = env.now_ns()
     events = [Event("adopted", after=after, reason=reason, time_ns=now)]
     for stream in adopted:
@@ -275,9 +286,9 @@ def _state(
     return replace(
         base,
         voters=tuple(voters),
-        lock_domain=lock_domain.of_volumes(env.lock_domain(), [one.path for one in made], env.file_system),
+        lock_domain=lock_domain.of_volumes(env.lock_domain(), [volume.path for volume in made], env.file_system),
         host=socket.gethostname(),
-        streams=Streams({one.name.casefold(): one for one in streams}),
+        streams=Streams({stream.name.casefold(): stream for stream in streams}),
         volume_change=None,
         events=(*base.events, *events)[-EVENT_COUNT_MAX:],
     )
@@ -309,7 +320,7 @@ class _Builder:
         self._best, self._claims = best, claims
         known = best[0].streams.values() if best is not None else ()
         self._sealed = {bytes(row) for stream in known for row in stream.blocks.rows["digest"]}  # by the metadata
-        self._directories = list(dict.fromkeys(inc for one in remains for inc in one.incarnations))
+        self._directories = list(dict.fromkeys(inc for remnant in remains for inc in remnant.incarnations))
         self._comparison = Comparison(store_id, remains, env)
         self._conflicts: dict[bytes, list[Conflict]] = {}  # by incarnation
         self.notes: list[str] = []
@@ -323,9 +334,9 @@ class _Builder:
             built = self._continue(stream, claims)
             made.append(built)
             told.append(self._told(stream, built, "the metadata"))
-        taken = {one.name.casefold() for one in made}
-        superseded = {inc for one in made for inc in one.incarnations}
-        for claims in sorted(self._claims.values(), key=lambda one: -one.age):
+        taken = {stream.name.casefold() for stream in made}
+        superseded = {inc for stream in made for inc in stream.incarnations}
+        for claims in sorted(self._claims.values(), key=lambda claim: -claim.age):
             if claims.incarnation in superseded:
                 continue
             if claims.stream.casefold() in taken:
@@ -440,16 +451,16 @@ class _Builder:
 
     def _placement(self, stream: StreamState) -> tuple[bytes, ...]:
         here = [volume.volume_id for volume in self._made]
-        kept = [one for one in stream.placement if one in here]
+        kept = [volume_id for volume_id in stream.placement if volume_id in here]
         count = min(len(stream.placement) or len(here), len(here))
-        return (*kept, *[one for one in here if one not in kept])[:count]
+        return (*kept, *[volume_id for volume_id in here if volume_id not in kept])[:count]
 
     def _rows(self, copies: Sequence[Copy], placed: tuple[bytes, ...], stream: StreamState) -> np.ndarray:
         rows = np.zeros(len(copies), BLOCK_DTYPE)
         for at, copy in enumerate(copies):
             rows[at] = copy.row
             held = [self._made[holder].volume_id for holder in copy.holders]
-            rows[at]["holders"] = sum(1 << position for position, one in enumerate(placed) if one in held)
+            rows[at]["holders"] = sum(1 << position for position, volume_id in enumerate(placed) if volume_id in held)
         return rows
 
     def _gone(self, stream: StreamState, copies: Sequence[Copy], next_sequence: int) -> tuple[ChunkedSet, SequenceSet]:
@@ -462,8 +473,8 @@ class _Builder:
         holes = [(copy.holes, int(copy.row["first"])) for copy in copies if copy.holes]
         removed = stream.removed.union(missing)
         if holes:
-            starts = np.concatenate([one.starts + first for one, first in holes])
-            ends = np.concatenate([one.ends + first for one, first in holes])
+            starts = np.concatenate([hole.starts + first for hole, first in holes])
+            ends = np.concatenate([hole.ends + first for hole, first in holes])
             removed = removed.union(SequenceSet.from_columns(starts, ends).clip(stream.low_watermark, next_sequence))
         return removed, stream.lost.union(missing)
 
@@ -508,14 +519,14 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
             "say --accept-loss"
         )
     first = creation.first_entry_of(plan.state, env)
-    by_id = sorted(plan.volumes, key=lambda one: one.volume_id)
-    with translated(", ".join(str(one.path) for one in plan.volumes)):
+    by_id = sorted(plan.volumes, key=lambda volume: volume.volume_id)
+    with translated(", ".join(str(volume.path) for volume in plan.volumes)):
         for volume in plan.volumes:
             if not env.files.is_directory(volume.path):
                 env.files.make_directory(volume.path)
                 env.files.share_directory(volume.path, plan.state.settings.is_shared)
                 env.files.sync_directory(volume.path.parent)
-        with locks.hold(env.files, [one.path for one in by_id], len(by_id), 0.0):
+        with locks.hold(env.files, [volume.path for volume in by_id], len(by_id), 0.0):
             for volume in plan.volumes:
                 now = surviving.look_at(volume.path, env).identity
                 if now != plan.before[volume.volume_id] and now is not None:
@@ -525,7 +536,8 @@ def execute(plan: AdoptPlan, env: Environment = REAL, accept_loss: bool = False)
                 creation.write_metadata(volume, first, env, rejoin.NEW_METADATA)
                 rejoin.prepare_streams(plan.state, volume)
             aside = [
-                rejoin.put_aside(one.path, env, also=(placements.FILE_NAME, identity.FILE_NAME)) for one in plan.volumes
+                rejoin.put_aside(volume.path, env, also=(placements.FILE_NAME, identity.FILE_NAME))
+                for volume in plan.volumes
             ]
             for volume in plan.volumes:
                 _put_in_place(volume.path, env)

@@ -41,22 +41,24 @@ class Cover:
 
     def _take(self, row: np.void, find: Callable[[np.void], Copy | None]) -> None:
         first, end = _first(row), _end(row)
-        start = bisect_left(self.taken, first + 1, key=lambda one: _end(one.row))
-        stop = bisect_left(self.taken, end, key=lambda one: _first(one.row))
+        start = bisect_left(self.taken, first + 1, key=lambda other: _end(other.row))
+        stop = bisect_left(self.taken, end, key=lambda other: _first(other.row))
         overlapping = self.taken[start:stop]
-        covered = sum(self.wanted.count_in(max(first, _first(one.row)), min(end, _end(one.row))) for one in overlapping)
+        covered = sum(
+            self.wanted.count_in(max(first, _first(other.row)), min(end, _end(other.row))) for other in overlapping
+        )
         if overlapping and self.wanted.count_in(first, end) <= covered:
             self.spared.append(row)
             return
-        if any(_first(one.row) < first or _end(one.row) > end for one in overlapping):
+        if any(_first(other.row) < first or _end(other.row) > end for other in overlapping):
             self.conflicts.append(row)
             return
         copy = find(row)
         if copy is None:
             return
         del self.taken[start:stop]
-        self.spared.extend(one.row for one in overlapping)
-        insort(self.taken, copy, key=lambda one: _first(one.row))
+        self.spared.extend(other.row for other in overlapping)
+        insort(self.taken, copy, key=lambda other: _first(other.row))
 
 
 def _first(row: np.void) -> int:

@@ -144,7 +144,7 @@ class Membership:
         if change is None:
             return False
         at = {volume.volume_id: os.path.realpath(volume.path) for volume in self._metadata.volumes()}
-        added = {at.get(one) for one in change.added}
+        added = {at.get(volume_id) for volume_id in change.added}
         if (change.kind, change.removed, added) == (kind, removed, {os.path.realpath(path) for path in paths}):
             return True
         raise RequirementError(
@@ -175,7 +175,7 @@ class Membership:
             added = tuple(volume.volume_id for volume in new)
             places = recorded_paths([*session.volumes, *new])
             voters = [msgspec.structs.replace(voter, path=places[voter.volume_id]) for voter in state.voters]
-            voters += [Voter(one, bytes(16), places[one], learner=True) for one in added]
+            voters += [Voter(volume_id, bytes(16), places[volume_id], learner=True) for volume_id in added]
             change = VolumeChange(kind, added, removed, self._env.now_ns())
             session.propose(ChangeVolumes(tuple(voters), change))
 
@@ -210,8 +210,8 @@ class Membership:
         with self._metadata.session(self._lock_timeout_s) as session:
             voters = tuple(voter for voter in session.state.voters if voter.volume_id not in named)
             events = tuple(
-                Event("volume_removed", volume=one.hex(), reason=f"the change ({change.kind}) was taken back")
-                for one in named
+                Event("volume_removed", volume=volume_id.hex(), reason=f"the change ({change.kind}) was taken back")
+                for volume_id in named
             )
             session.propose(ChangeVolumes(voters, None, events))
         return True
@@ -242,9 +242,9 @@ class Membership:
         """Let the new volumes have the metadata."""
 
         def join(session: Session, change: VolumeChange) -> None:
-            for one in rejoin.absent(session):
-                if one.volume.volume_id in change.added:
-                    rejoin.rejoin(session, one, self._env)
+            for absent in rejoin.absent(session):
+                if absent.volume.volume_id in change.added:
+                    rejoin.rejoin(session, absent, self._env)
 
         for volume in self._metadata.volumes():
             change = self._state().volume_change
@@ -282,7 +282,7 @@ class Membership:
         for stream in list(self._state().streams.values()):
             if set(stream.placement).intersection(change.removed):
                 Move(self._metadata, self._env, self._lock_timeout_s, stream.incarnation).run(
-                    lambda state, one: _without(state, one, change)
+                    lambda state, moved: _without(state, moved, change)
                 )
 
 
@@ -301,9 +301,11 @@ def change_replicas(
                 f"num_replicas: {count} replicas need as many volumes, an odd number; the store has {len(voters)}"
             )
         usable = {volume.volume_id for volume in metadata.volumes() if placement.is_recorded(state, volume)}
-        best = sorted(stream.placement, key=lambda one: one not in usable)[:count]  # stable: in order of placement
-        kept = [one for one in stream.placement if one in best]
-        spare = sorted((voter for voter in voters if voter not in kept), key=lambda one: one not in usable)
+        best = sorted(stream.placement, key=lambda volume_id: volume_id not in usable)[
+            :count
+        ]  # stable: in order of placement
+        kept = [volume_id for volume_id in stream.placement if volume_id in best]
+        spare = sorted((voter for voter in voters if voter not in kept), key=lambda volume_id: volume_id not in usable)
         return (*kept, *spare[: count - len(kept)])
 
     Move(metadata, env, lock_timeout_s, incarnation).run(placed)
@@ -403,8 +405,12 @@ class Move:
 
 def _without(state: StoreState, stream: StreamState, change: VolumeChange) -> tuple[bytes, ...]:
     """Return the placement of a stream without the volumes that go: others take their places in the list."""
-    spare = [one for one in change.added or _voting(state) if one not in (*stream.placement, *change.removed)]
-    return tuple(spare.pop(0) if one in change.removed else one for one in stream.placement)
+    spare = [
+        volume_id
+        for volume_id in change.added or _voting(state)
+        if volume_id not in (*stream.placement, *change.removed)
+    ]
+    return tuple(spare.pop(0) if volume_id in change.removed else volume_id for volume_id in stream.placement)
 
 
 def _voting(state: StoreState) -> list[bytes]:
@@ -424,7 +430,7 @@ def _volume_id(state: StoreState, name: str) -> bytes:
     for voter in state.voters:
         if voter.volume_id.hex() == name.lower():
             return voter.volume_id
-    there = ", ".join(one.volume_id.hex() for one in state.voters)
+    there = ", ".join(voter.volume_id.hex() for voter in state.voters)
     raise ValueError(f"volumes: {name!r} is none of the store's: {there}")
 
 
@@ -433,13 +439,15 @@ def _done(change: VolumeChange) -> tuple[Event, ...]:
     if change.kind == REPLACE:
         ((new,), (old,)) = change.added, change.removed
         return (Event(kind, volume=new.hex(), after="current", reason=f"in the place of volume {old.hex()}"),)
-    return tuple(Event(kind, volume=one.hex()) for one in (*change.added, *change.removed))
+    return tuple(Event(kind, volume=volume_id.hex()) for volume_id in (*change.added, *change.removed))
 
 
 def _told(change: VolumeChange, paths: dict[bytes, str]) -> str:
     parts = [f"{change.kind}:"]
-    parts += [f"volume {one.hex()} at {paths.get(one, 'an unknown place')} comes" for one in change.added]
-    parts += [f"volume {one.hex()} goes" for one in change.removed]
+    parts += [
+        f"volume {volume_id.hex()} at {paths.get(volume_id, 'an unknown place')} comes" for volume_id in change.added
+    ]
+    parts += [f"volume {volume_id.hex()} goes" for volume_id in change.removed]
     return " ".join([parts[0], ", ".join(parts[1:])])
 
 

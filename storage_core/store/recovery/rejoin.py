@@ -69,8 +69,8 @@ class Absent:
 
 def absent(session: Session) -> list[Absent]:
     """Return the volumes of the store that do not take part in this session, in the order of its voters."""
-    at_hand = {one.volume_id: one for one in session.volumes}
-    taking_part = {one.volume_id for one in session.writable}
+    at_hand = {volume.volume_id: volume for volume in session.volumes}
+    taking_part = {volume.volume_id for volume in session.writable}
     found = []
     for voter in session.state.voters:
         if voter.volume_id in taking_part:

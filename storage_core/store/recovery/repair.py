@@ -128,12 +128,12 @@ class Repair:
         """Make the directories of volumes that are gone, which only then can be locked, and let them rejoin."""
         made: dict[bytes, Absent] = {}
         settings = self._metadata.view(self._lock_timeout_s).state.settings
-        for one in missing:
+        for absent in missing:
             try:
-                rejoin.make_directory(one, settings, self._env)
-                made[one.volume.volume_id] = one
+                rejoin.make_directory(absent, settings, self._env)
+                made[absent.volume.volume_id] = absent
             except StorageError as error:
-                self._note_volume(one, error)
+                self._note_volume(absent, error)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
             for absent in rejoin.absent(session):
                 before = made.get(absent.volume.volume_id)
@@ -188,7 +188,7 @@ class Repair:
                 findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
             findings.tell(session)
             left = {(file.volume, file.file) for file in self._damaged_files(session)}
-        self._seen.damage.extend(replace(one, repaired=(one.volume, one.file) not in left) for one in found)
+        self._seen.damage.extend(replace(damage, repaired=(damage.volume, damage.file) not in left) for damage in found)
 
     def _damaged_files(self, session: Session) -> list[Damage]:
         return [damage for volume in session.writable for damage in metadata_damage(self._metadata, volume, self._env)]
@@ -206,9 +206,9 @@ class Repair:
             block, found = checked.block, checked.found
             self._seen.checked += len(found)
             whole = tuple(volume_id for volume_id, wrong in found.items() if not wrong)
-            self._seen.settled.update((block.written_as, block.block_id, one) for one in whole)
-            wrong = {volume_id: one for volume_id, one in found.items() if one}
-            unheld = [one for one in whole if one not in block.held_by]
+            self._seen.settled.update((block.written_as, block.block_id, volume_id) for volume_id in whole)
+            wrong = {volume_id: defects for volume_id, defects in found.items() if defects}
+            unheld = [volume_id for volume_id in whole if volume_id not in block.held_by]
             if wrong or unheld:
                 self._told[block.incarnation, block.block_id] = block_damage(checked, at_hand)
                 self._patients.append(Patient(block, wrong, whole))

@@ -103,23 +103,23 @@ def read_metadata(remains: Sequence[Remains], store_id: bytes, env: Environment)
 
     Those that an adoption set aside count only if there is no other: it was killed before it had written the first.
     """
-    for one in remains:
-        identity = one.identity or _identity_in_log(one, store_id, env)
+    for remnant in remains:
+        identity = remnant.identity or _identity_in_log(remnant, store_id, env)
         if identity is not None:
-            one.found, one.is_readable = _read_log(one.path / DIRECTORY, identity, env)
-    if any(one.found is not None for one in remains):
+            remnant.found, remnant.is_readable = _read_log(remnant.path / DIRECTORY, identity, env)
+    if any(remnant.found is not None for remnant in remains):
         return
-    for one in remains:
-        for directory in reversed(set_aside(one, env)):
+    for remnant in remains:
+        for directory in reversed(set_aside(remnant, env)):
             try:
                 if ADOPTED_NAME in env.files.list_directory(directory):
                     break  # a later log took its place
                 identity = read_identity(env.files, directory)
             except StorageError:
                 continue
-            one.found, _ = _read_log(directory, identity, env)
-            if one.found is not None:
-                one.identity = one.identity or identity
+            remnant.found, _ = _read_log(directory, identity, env)
+            if remnant.found is not None:
+                remnant.identity = remnant.identity or identity
                 break
 
 
@@ -179,7 +179,7 @@ def _identity_in_log(remains: Remains, store_id: bytes, env: Environment) -> Vol
 
 def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
     """Return the newest state that the logs lead to, and its index; None if no log leads anywhere."""
-    lead = newest([one.found for one in remains if one.found is not None])
+    lead = newest([remnant.found for remnant in remains if remnant.found is not None])
     if lead is None or (lead.snapshot_body is None and not lead.entries):
         return None
     state = replay(lead)
@@ -188,19 +188,19 @@ def best_state(remains: Sequence[Remains]) -> tuple[StoreState, int] | None:
 
 def store_of(remains: Sequence[Remains], env: Environment) -> bytes:
     """Return the id of the store; raises NotAStoreError if nothing says which, or if there are two."""
-    ids = {one.identity.store_id: str(one.path) for one in remains if one.identity is not None}
+    ids = {remnant.identity.store_id: str(remnant.path) for remnant in remains if remnant.identity is not None}
     if not ids:
-        for one in remains:
-            for incarnation, block_id in _blocks(one, env):
-                store_id = _store_of_block(one.blocks(env), incarnation, block_id)
+        for remnant in remains:
+            for incarnation, block_id in _blocks(remnant, env):
+                store_id = _store_of_block(remnant.blocks(env), incarnation, block_id)
                 if store_id is not None:
-                    ids.setdefault(store_id, str(one.path))
+                    ids.setdefault(store_id, str(remnant.path))
                     break
     if len(ids) > 1:
         told = ", ".join(f"{path} to store {store_id.hex()}" for store_id, path in ids.items())
         raise NotAStoreError(f"the volumes are of several stores: {told}")
     if not ids:
-        told = "; ".join(one.problem for one in remains if one.problem)
+        told = "; ".join(remnant.problem for remnant in remains if remnant.problem)
         raise NotAStoreError(f"nothing of a store is left: {told}")
     return next(iter(ids))
 
@@ -229,9 +229,9 @@ def journals(remains: Remains, env: Environment) -> list[PlacementJournal]:
 def read_claims(remains: Sequence[Remains], env: Environment) -> dict[bytes, Claims]:
     """Return what the journals of all volumes claim, by incarnation."""
     claims: dict[bytes, Claims] = {}
-    for one in remains:
+    for remnant in remains:
         age = 0
-        for journal in journals(one, env):
+        for journal in journals(remnant, env):
             try:
                 for record in journal.read():
                     age += 1
@@ -272,9 +272,9 @@ def find_copies(
     for incarnation in written_as:
         expected = BlockExpectation(store_id, incarnation, block_id, bytes(row["digest"]), int(row["file_size"]))
         holders, holes = [], SequenceSet.empty()
-        for at, one in enumerate(remains):
+        for at, remnant in enumerate(remains):
             try:
-                file = one.blocks(env).open(incarnation, block_id)
+                file = remnant.blocks(env).open(incarnation, block_id)
             except OSError as error:
                 raise_if_of_process(error)
                 continue
@@ -282,7 +282,7 @@ def find_copies(
                 reader = BlockReader.open(file, expected)
                 check_row(row, reader)
                 if content:
-                    _check_content(reader, one)
+                    _check_content(reader, remnant)
                 runs = reader.footer.runs
                 holes = SequenceSet.from_ranges([(0, int(row["span"]))]).difference(SequenceSet(runs.starts, runs.ends))
                 holders.append(at)
@@ -316,9 +316,9 @@ def _check_content(reader: BlockReader, remains: Remains) -> None:
 def unclaimed(remains: Sequence[Remains], claimed: set[bytes], env: Environment) -> list[Path]:
     """Return the block files that no claim speaks of."""
     return [
-        one.blocks(env).path(incarnation, block_id)
-        for one in remains
-        for incarnation, block_id in _blocks(one, env)
+        remnant.blocks(env).path(incarnation, block_id)
+        for remnant in remains
+        for incarnation, block_id in _blocks(remnant, env)
         if block_id not in claimed
     ]
 
