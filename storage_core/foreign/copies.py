@@ -70,27 +70,27 @@ class CopiesStore(ABC, Generic[P, E]):
         for place in found:
             self._directories.setdefault(place.name, []).append(place)
         self._states: dict[str, E] = {}
-        for path in empty_paths(paths, [one.path for one in found]):
+        for path in empty_paths(paths, [copy.path for copy in found]):
             logger.warning("%s holds no %s", path, self.noun)
 
     # --- what each layout says of one copy
 
     @abstractmethod
-    def _load(self, one: P) -> E:
+    def _load(self, copy: P) -> E:
         """Return what a copy shows; raises what makes it unreadable."""
 
     @abstractmethod
-    def _slices(self, one: P, first: int | None = None, end: int | None = None) -> Sequence[ForeignSlice]:
+    def _slices(self, copy: P, first: int | None = None, end: int | None = None) -> Sequence[ForeignSlice]:
         """Return the slices of a copy, without filters."""
 
     @abstractmethod
-    def _describe(self, one: P) -> ForeignStream: ...
+    def _describe(self, copy: P) -> ForeignStream: ...
 
     @abstractmethod
-    def _consumers(self, one: P, on_damage: Callable[[ForeignDamage], None] | None) -> list[ForeignConsumer]: ...
+    def _consumers(self, copy: P, on_damage: Callable[[ForeignDamage], None] | None) -> list[ForeignConsumer]: ...
 
     @abstractmethod
-    def _notes(self, one: P) -> Sequence[ForeignDamage]:
+    def _notes(self, copy: P) -> Sequence[ForeignDamage]:
         """Return what is wrong beside the messages of a copy."""
 
     def _caveat(self, state: E) -> str:
@@ -98,7 +98,7 @@ class CopiesStore(ABC, Generic[P, E]):
         return ""
 
     @abstractmethod
-    def _replica_count(self, one: P) -> int:
+    def _replica_count(self, copy: P) -> int:
         """Return how many copies there should be, as far as a copy tells; 0 if it does not."""
 
     # --- streams
@@ -167,8 +167,8 @@ class CopiesStore(ABC, Generic[P, E]):
             slices += self._slices(copies[0], first, end) if len(copies) == 1 else self._union(copies, first, end)
         filters = tuple(subject_filters)
         return [
-            replace(one, time_first_ns=time_first_ns, time_end_ns=time_end_ns, subject_filters=filters)
-            for one in slices
+            replace(slice_, time_first_ns=time_first_ns, time_end_ns=time_end_ns, subject_filters=filters)
+            for slice_ in slices
         ]
 
     def side_by_side(self, stream: str) -> tuple[list[StreamCopy], list[UnionSlice]]:
@@ -217,10 +217,10 @@ class CopiesStore(ABC, Generic[P, E]):
         ]
 
     def _stream_copies(self, copies: Sequence[P]) -> list[StreamCopy]:
-        bare = empty_paths(self._given, [one.path for one in copies])
+        bare = empty_paths(self._given, [copy.path for copy in copies])
         if len(bare) > max(map(self._replica_count, copies)) - len(copies):
             bare = []  # it need not be there, or nobody can tell which of them should have it
-        places = [one.path for one in copies] + bare
+        places = [copy.path for copy in copies] + bare
         found = []
         for copy, label in zip(copies, _labels(self._given, places), strict=False):
             try:
@@ -286,7 +286,7 @@ class CopiesStore(ABC, Generic[P, E]):
 
         What the other has and this one lacks is told with the differences of the copies.
         """
-        notes = [(one, note) for one in copies for note in self._notes(one)]
+        notes = [(copy, note) for copy in copies for note in self._notes(copy)]
         if len(copies) < 2 or not any(note.doubt for _, note in notes):
             return [note for _, note in notes]
         known = SequenceSet.empty()
@@ -316,7 +316,7 @@ class CopiesStore(ABC, Generic[P, E]):
 def empty_paths(paths: Sequence[str | os.PathLike[str]], found: Sequence[str]) -> list[str]:
     """Return the given paths below which nothing was found."""
     tops = dict.fromkeys(os.path.realpath(path) for path in paths)
-    places = [Path(place) for one in found for place in (one, os.path.realpath(one))]  # links may lead out of a path
+    places = [Path(place) for path in found for place in (path, os.path.realpath(path))]  # links may lead out of a path
     return [real for real in tops if not any(place.is_relative_to(real) for place in places)]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 DIGEST_KEY = (0x6A737472656D2D31, 0x636F6E74656E7473, 0x736964652D62792D, 0x736964652D313000)  # any four words would do
 # Of splitmix64. Source: "Fast splittable pseudorandom number generators" (Steele, Lea, Flood, 2014).
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ def check_asked(
     for what, (first, end) in (("sequences", sequences), ("times", times_ns)):
         if first is not None and end is not None and first > end:
             raise ValueError(f"range of {what}: {first} to {end} ends before it begins")
-    for one in subject_filters:
-        if not is_filter(one):
-            raise ValueError(f"subject: {one!r} is no subject filter")
+    for subject_filter in subject_filters:
+        if not is_filter(subject_filter):
+            raise ValueError(f"subject: {subject_filter!r} is no subject filter")
 
 
 def match_names(

@@ -26,8 +26,8 @@ def compare(store: ForeignStore, stream: str, progress: Progress | None = None, 
     Raises NotFoundError, ValueError if accounts have to be told apart.
     """
     copies, ranges = store.side_by_side(stream)
-    described = {one.path: one for one in store.copies(stream)}
-    ends = [one.last + 1 for one in described.values() if one.last is not None]
+    described = {copy.path: copy for copy in store.copies(stream)}
+    ends = [copy.last + 1 for copy in described.values() if copy.last is not None]
     collected = _Collected(copies, max(ends, default=1))
     for done, part in enumerate(ranges):
         collected.add(examine_foreign_slice(part, files), part.first, part.end)

@@ -156,9 +156,9 @@ class ForeignDamage:
             return f"stream {self.stream!r}: {self.reason}: {self.file}"
         if self.served:
             assert self.first is not None and self.end is not None, self
-            one = self.end == self.first + 1
-            which = f"with sequence {self.first} was" if one else f"{self.first} to {self.end - 1} were"
-            what = f"the message{'' if one else 's'} {which} read without a checksum that holds"
+            is_single = self.end == self.first + 1
+            which = f"with sequence {self.first} was" if is_single else f"{self.first} to {self.end - 1} were"
+            what = f"the message{'' if is_single else 's'} {which} read without a checksum that holds"
         elif self.first is None:
             what = "a damaged record of a removal" if self.unclear else "damage that cost no message"
         elif self.end is None:

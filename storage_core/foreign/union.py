@@ -45,7 +45,7 @@ class StreamCopy:
 
     @property
     def row_count(self) -> int:
-        return sum(one.row_count for one in self.slices)
+        return sum(slice_.row_count for slice_ in self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _whole(part: CopyPart) -> StreamCopy:
 
 def _edges(copies: Sequence[StreamCopy], fullest: StreamCopy) -> list[int]:
     """Return where ranges begin, and where the last one ends."""
-    slices = [part for one in copies for part in one.slices]
+    slices = [part for copy in copies for part in copy.slices]
     if not slices:
         return []
     edges = {min(part.first for part in slices), max(part.end for part in slices)}
@@ -149,9 +149,9 @@ def _part(copy: StreamCopy, first: int, end: int) -> CopyPart:
 def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int, end: int) -> UnionSlice:
     rows, shown = [0], []
     byte_size = 0
-    for one in parts:
+    for copy in parts:
         row_count = 0
-        for part in one.slices:
+        for part in copy.slices:
             low, high = max(part.first, first), min(part.end, end)
             mine = SequenceSet.from_ranges([(low, high)]).difference(SequenceSet.decode(part.removed))
             shown.append(mine)
@@ -159,7 +159,7 @@ def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int,
             row_count += count
             byte_size += part.byte_size * count // max(1, part.row_count)
         rows.append(row_count)
-    anywhere = SequenceSet.from_ranges(run for one in shown for run in one.ranges())
+    anywhere = SequenceSet.from_ranges(run for run_set in shown for run in run_set.ranges())
     return UnionSlice(
         layout=leading.layout,
         account=leading.account,
@@ -170,7 +170,7 @@ def _union_slice(leading: ForeignSlice, parts: tuple[CopyPart, ...], first: int,
         first=first,
         end=end,
         removed=SequenceSet.from_ranges([(first, end)]).difference(anywhere).encode(),
-        known=all(part.known for one in parts for part in one.slices),
+        known=all(part.known for copy in parts for part in copy.slices),
         row_count=max(rows),
         byte_size=byte_size,
         time_first_ns=leading.time_first_ns,
@@ -259,10 +259,10 @@ def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignD
     copy = part.copies[at]
     damaged: list[tuple[int, int]] = []
     gone: list[tuple[int, int]] = []
-    for one in damage:
-        if one.first is not None and not one.served:
-            places = gone if one.gone else damaged
-            places.append((max(one.first, part.first), min(ends.of(at, one), part.end)))
+    for loss in damage:
+        if loss.first is not None and not loss.served:
+            places = gone if loss.gone else damaged
+            places.append((max(loss.first, part.first), min(ends.of(at, loss), part.end)))
     if copy.problem:
         damaged = [(part.first, part.end)]
     return Ballot(
@@ -279,16 +279,16 @@ def _ballot(part: UnionSlice, at: int, shown: Digests, damage: Sequence[ForeignD
 
 
 def _told(part: UnionSlice, outcome: Vote, looks: list[list[Look]]) -> Iterator[ForeignDamage]:
-    labels = [one.label for one in part.copies]
+    labels = [copy.label for copy in part.copies]
     heard = [[each for look in some for each in look.damage] for some in looks]
-    clean = sum(not damage and not one.problem for damage, one in zip(heard, part.copies, strict=True))
+    clean = sum(not damage and not copy.problem for damage, copy in zip(heard, part.copies, strict=True))
     for label, damage in zip(labels, heard, strict=True):
-        for one in damage:
-            yield _settled(one, outcome.lost, label, others_are_clean=clean > 0)
+        for defect in damage:
+            yield _settled(defect, outcome.lost, label, others_are_clean=clean > 0)
     listed, more = conflicts(outcome, labels)
     for conflict in listed:
         minority = _minority(conflict.versions, conflict.served)
-        path = next(one.path for one in part.copies if one.label == minority)
+        path = next(copy.path for copy in part.copies if copy.label == minority)
         yield _difference(part, path, conflict.first, conflict.end, conflict.describe(), not conflict.settled)
     if len(more):
         first, end = int(more[0, 0]), int(more[-1, 1])
@@ -361,7 +361,7 @@ def read_union(
     """
     examined = examine(part, digest_slice, files)
     if on_damage is None:
-        costly = [one for one in examined.damage if one.costs and not one.allowed]
+        costly = [damage for damage in examined.damage if damage.costs and not damage.allowed]
         if costly:
             more = f" ({len(costly) - 1} more damaged places in this part)" if len(costly) > 1 else ""
             raise DataLossError(f"{costly[0].explain()}{more}")

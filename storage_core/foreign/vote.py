@@ -60,7 +60,7 @@ def vote(ballots: Sequence[Ballot], first: int, end: int) -> Vote:
     """Return what comes of it for the sequences in `[first, end)`."""
     sequences = _all_sequences(ballots)
     has, digests, times_ns = _tables(ballots, sequences)
-    removed = np.stack([one.removed.mask(sequences) for one in ballots], axis=1) & ~has
+    removed = np.stack([copy.removed.mask(sequences) for copy in ballots], axis=1) & ~has
     holders, removers = has.sum(axis=1), removed.sum(axis=1)
     counts = _counts(has, digests)
     best = _best(counts, times_ns, digests, has)
@@ -112,7 +112,7 @@ def conflicts(
 
 
 def _conflict(first: int, end: int, pattern: np.ndarray, served_by: int, rule: int, labels: Sequence[str]) -> Conflict:
-    groups = sorted({int(one) for one in pattern if one >= 0})
+    groups = sorted({int(group) for group in pattern if group >= 0})
     versions = tuple(tuple(labels[at] for at, own in enumerate(pattern) if own == group) for group in groups)
     removed = tuple(labels[at] for at, own in enumerate(pattern) if own == -2)
     served = None if served_by == NOBODY else groups.index(int(pattern[served_by]))
@@ -176,7 +176,7 @@ def _versions(has: np.ndarray, digests: np.ndarray, removed: np.ndarray) -> np.n
 
 def _lost(ballots: Sequence[Ballot], sequences: np.ndarray, first: int, end: int) -> SequenceSet:
     lost = SequenceSet.empty()
-    for ballot in (one for one in ballots if one.readable):
+    for ballot in (copy for copy in ballots if copy.readable):
         lost = lost.union(ballot.damaged.clip(first, end)).union(ballot.gone.clip(first, end))
     if not lost:
         return lost

@@ -140,14 +140,15 @@ def _check_count(cursor: Cursor, count: int) -> None:
 
 
 def _check(state: ConsumerState, name: str) -> None:
-    sequences = [one[0] for one in state.pending] + [one[0] for one in state.redelivered]
+    sequences = [delivery[0] for delivery in state.pending] + [delivery[0] for delivery in state.redelivered]
     highest = max([state.ack_floor[1], state.delivered[1], *sequences])
-    if highest >= SEQUENCE_END or max((abs(one[2]) for one in state.pending), default=0) >> 62:
+    if highest >= SEQUENCE_END or max((abs(delivery[2]) for delivery in state.pending), default=0) >> 62:
         raise CorruptionError(f"{name}: reaches sequence {highest}, or a time that there is not")
-    if state.ack_floor[1] > state.delivered[1] or any(one[0] > state.delivered[1] for one in state.pending):
+    if state.ack_floor[1] > state.delivered[1] or any(delivery[0] > state.delivered[1] for delivery in state.pending):
         raise CorruptionError(
-            f"{name}: acknowledged or pending up to {max([state.ack_floor[1], *(one[0] for one in state.pending)])}, "
-            f"but nothing was sent after {state.delivered[1]}"
+            f"{name}: acknowledged or pending up to "
+            f"{max([state.ack_floor[1], *(delivery[0] for delivery in state.pending)])}, but nothing was sent after "
+            f"{state.delivered[1]}"
         )
 
 
@@ -185,8 +186,8 @@ def _read_consumer(
         is_durable=bool(_text(config, "durable_name")),
         delivered=None if state is None else state.delivered[1],
         ack_floor=None if state is None else state.ack_floor[1],
-        pending=() if state is None else tuple(one[0] for one in state.pending),
-        pending_times_s=() if state is None else tuple(one[2] for one in state.pending),
+        pending=() if state is None else tuple(delivery[0] for delivery in state.pending),
+        pending_times_s=() if state is None else tuple(delivery[2] for delivery in state.pending),
         redelivered=() if state is None else state.redelivered,
         config=config,
     )

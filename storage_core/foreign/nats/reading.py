@@ -175,7 +175,7 @@ def _damage(
     note = "".join(f"; in the {file} at offset_bytes {at}: {reason}" for at, reason in content.damage[:3])
     found = []
     done: list[tuple[int, int]] = []  # what is put down to damage; both ends rise with the places in the block
-    for damage in sorted([*scan.damage, *_strange_damage(strange)], key=lambda one: one.offset_bytes):
+    for damage in sorted([*scan.damage, *_strange_damage(strange)], key=lambda damage: damage.offset_bytes):
         first, end = damage.after + 1, damage.before if damage.before is not None else SEQUENCE_END
         lost = missing.clip(max(first, done[-1][1]) if done else first, end)
         if first < end:
@@ -237,7 +237,7 @@ def _tell(found: Sequence[ForeignDamage], on_damage: Callable[[ForeignDamage], N
         for damage in found:
             on_damage(damage)
         return
-    lost = [one for one in found if one.first is not None or one.unclear]
+    lost = [damage for damage in found if damage.first is not None or damage.unclear]
     if lost:
         more = f" ({len(lost) - 1} more damaged places in this file)" if len(lost) > 1 else ""
         raise DataLossError(f"{lost[0].describe()}{more}")

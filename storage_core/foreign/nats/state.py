@@ -91,7 +91,9 @@ def load_state(stream: StreamDirectory, files: Files = OS_FILES) -> StreamState:
         return _from_index(index, stream)
     old = [_load_old_index(block, notes, files) for block in stream.blocks]
     current = [
-        one for one, block in zip(old, stream.blocks, strict=True) if one and _ends_with(block, one.last_hash, files)
+        known
+        for known, block in zip(old, stream.blocks, strict=True)
+        if known and _ends_with(block, known.last_hash, files)
     ]
     whole = old and len(current) == len(old)
     state = _from_old_indexes(current, stream) if whole else _from_blocks(stream, index, old, files)
@@ -134,8 +136,12 @@ def _gone(stream: StreamDirectory, notes: list[Note], files: Files) -> list[Bloc
 
 def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[Note]) -> StreamState:
     """Return the state with the parts whose blocks are gone; those that others answer for go to `notes`."""
-    blocks, answered, end = list(state.blocks), SequenceSet.from_ranges((one.first, one.end) for one in state.blocks), 0
-    for block in sorted(gone, key=lambda one: one.first):
+    blocks, answered, end = (
+        list(state.blocks),
+        SequenceSet.from_ranges((block.first, block.end) for block in state.blocks),
+        0,
+    )
+    for block in sorted(gone, key=lambda block: block.first):
         if block.first < end or answered.count_in(block.first, block.end):
             notes.append(
                 Note(f"{Path(block.file.path).name} is gone, and its index lists [{block.first}, {block.end})")
@@ -145,13 +151,13 @@ def _with_gone(state: StreamState, gone: Sequence[BlockState], notes: list[Note]
         end = block.end
     if len(blocks) == len(state.blocks):
         return state
-    blocks.sort(key=lambda one: one.first)
+    blocks.sort(key=lambda block: block.first)
     return replace(
         state,
         blocks=tuple(blocks),
         first=blocks[0].first,
-        last=max(state.last, *(one.end - 1 for one in blocks if one.known)),
-        message_count=sum(one.message_count for one in blocks),
+        last=max(state.last, *(block.end - 1 for block in blocks if block.known)),
+        message_count=sum(block.message_count for block in blocks),
     )
 
 
@@ -295,10 +301,10 @@ def _from_old_indexes(old: Sequence[OldBlockIndex], stream: StreamDirectory) -> 
         count = index.end - index.first - len(index.removed)
         if count > 0:
             states.append(BlockState(file, index.first, index.end, index.removed, count, True))
-    last = max((one.end - 1 for one in old), default=0)
+    last = max((known.end - 1 for known in old), default=0)
     total = sum(state.message_count for state in states)
-    spans = [(file.block_index, one.first, one.end) for file, one in zip(stream.blocks, old, strict=True)]
-    removed = _union([one.removed for one in old]).union(_gaps(spans))
+    spans = [(file.block_index, known.first, known.end) for file, known in zip(stream.blocks, old, strict=True)]
+    removed = _union([known.removed for known in old]).union(_gaps(spans))
     first = states[0].first if states else last + 1
     return StreamState(first, last, total, "N.idx", tuple(states), None, removed, False)
 
@@ -313,7 +319,7 @@ def _union(sets: Sequence[SequenceSet]) -> SequenceSet:
     if not sets:
         return SequenceSet.empty()
     return SequenceSet.from_columns(
-        np.concatenate([one.starts for one in sets]), np.concatenate([one.ends for one in sets])
+        np.concatenate([part.starts for part in sets]), np.concatenate([part.ends for part in sets])
     )
 
 
@@ -323,8 +329,8 @@ def _gaps(spans: Sequence[tuple[int, int, int]]) -> SequenceSet:
     Where the file of a number is gone, nobody knows: the server unlinks a block of which all was removed.
     """
     before = [(0, 1, 1), *spans[:-1]] if spans else []
-    follows = [(one, two) for one, two in zip(before, spans, strict=True) if two[0] == one[0] + 1]
-    return SequenceSet.from_ranges((one[2], two[1]) for one, two in follows)
+    follows = [(earlier, two) for earlier, two in zip(before, spans, strict=True) if two[0] == earlier[0] + 1]
+    return SequenceSet.from_ranges((earlier[2], two[1]) for earlier, two in follows)
 
 
 # --- without an index -----------------------------------------------------------------------------------------------
@@ -349,16 +355,16 @@ def _from_blocks(
     limits = Limits.of(stream.config)
     last_index = max((file.block_index for file in stream.blocks), default=0)
     read = [_read_block(stream, file, limits, file.block_index == last_index, files) for file in stream.blocks]
-    removed = SequenceSet.from_sequences(np.concatenate([_NONE, *(one.tombstones for one in read)]))
+    removed = SequenceSet.from_sequences(np.concatenate([_NONE, *(block.tombstones for block in read)]))
     if index is not None:
         removed = removed.union(_removed_before(index, stream, read))
-    for stale, one in zip(old, read, strict=True):
+    for stale, block in zip(old, read, strict=True):
         if stale is not None:  # what it removed stays removed
-            own_first = int(np.min(one.messages.sequences, initial=stale.first))
+            own_first = int(np.min(block.messages.sequences, initial=stale.first))
             removed = removed.union(stale.removed).union(SequenceSet.from_ranges([(own_first, stale.first)]))
     shown = _shown(read, removed, limits)
-    highest = max((one.highest for one in read), default=0)
-    lost = _lost_at_end(stream, index, highest, {one.file.block_index for one in read if one.damaged})
+    highest = max((block.highest for block in read), default=0)
+    lost = _lost_at_end(stream, index, highest, {block.file.block_index for block in read if block.damaged})
     states = _spans(read, shown, removed, min((block.first for block in lost), default=SEQUENCE_END))
     if any(state.end == SEQUENCE_END for state in states):
         highest += 1  # a damaged end of the stream held one more message at least, or may have
@@ -377,20 +383,20 @@ def _removed_before(index: StreamIndex, stream: StreamDirectory, read: Sequence[
     """
     if index.version < SURE_VERSION_MIN:
         return SequenceSet.empty()
-    newer = [one.messages.sequences[one.messages.times_ns > index.last_time_ns] for one in read]
+    newer = [block.messages.sequences[block.messages.times_ns > index.last_time_ns] for block in read]
     return _from_index(index, stream).removed.difference(SequenceSet.from_sequences(np.concatenate([_NONE, *newer])))
 
 
 def _all_removed(read: Sequence["_Read"], shown: Sequence[np.ndarray], removed: SequenceSet) -> SequenceSet:
     """Return what the blocks say was removed: by a tombstone, by a limit, and what a whole block has no record of."""
     gone, spans = [removed], []
-    for one, sequences in zip(read, shown, strict=True):
-        own = SequenceSet.from_sequences(one.messages.sequences)
+    for block, sequences in zip(read, shown, strict=True):
+        own = SequenceSet.from_sequences(block.messages.sequences)
         gone.append(own.difference(SequenceSet.from_sequences(sequences)))
-        if own and not one.damaged:
+        if own and not block.damaged:
             first, end = int(own.starts[0]), int(own.ends[-1])
             gone.append(SequenceSet.from_ranges([(first, end)]).difference(own))
-            spans.append((one.file.block_index, first, end))
+            spans.append((block.file.block_index, first, end))
     return _union(gone).union(_gaps(spans))
 
 
@@ -419,20 +425,22 @@ def _read_block(stream: StreamDirectory, file: BlockFile, limits: Limits, is_las
 def _shown(read: Sequence[_Read], removed: SequenceSet, limits: Limits) -> list[np.ndarray]:
     """Return, block by block, the sequences that stay: not removed, not in an earlier block, within the limits."""
     masks, highest = [], 0
-    for one in read:
-        sequences = one.messages.sequences
+    for block in read:
+        sequences = block.messages.sequences
         masks.append((sequences > highest) & ~removed.mask(sequences))
         highest = max(highest, int(np.max(sequences, initial=0)))
     if not read:
         return []
-    parts = [one.messages.take(mask) for one, mask in zip(read, masks, strict=True)]
+    parts = [block.messages.take(mask) for block, mask in zip(read, masks, strict=True)]
     codes = np.zeros(sum(map(len, parts)), np.int64)
     if limits.max_msgs_per_subject:
         subjects = [
-            one.subjects.filter(buffers.of_bits(mask)) for one, mask in zip(read, masks, strict=True) if one.subjects
+            block.subjects.filter(buffers.of_bits(mask))
+            for block, mask in zip(read, masks, strict=True)
+            if block.subjects
         ]
         codes = buffers.numbers(pa.concat_arrays(subjects).dictionary_encode().indices) if subjects else codes
-    ttls = [one.ttls_ns[mask] for one, mask in zip(read, masks, strict=True) if one.ttls_ns is not None]
+    ttls = [block.ttls_ns[mask] for block, mask in zip(read, masks, strict=True) if block.ttls_ns is not None]
     keep = limits.keep(
         np.concatenate([part.sequences for part in parts]),
         np.concatenate([part.sizes for part in parts]),
@@ -450,9 +458,9 @@ def _spans(
     """Return the parts. A damaged block answers for everything between its neighbours: it may have held that."""
     states: list[BlockState] = []
     end_before = 1
-    for at, (one, sequences) in enumerate(zip(read, shown, strict=True)):
-        own = one.messages.sequences
-        if one.damaged:
+    for at, (block, sequences) in enumerate(zip(read, shown, strict=True)):
+        own = block.messages.sequences
+        if block.damaged:
             after = [int(other.messages.sequences[0]) for other in read[at + 1 :] if len(other.messages)]
             first, end = end_before, after[0] if after else end_of_all
         elif len(sequences):
@@ -462,7 +470,7 @@ def _spans(
         if first < end:
             gone = SequenceSet.from_sequences(own).difference(SequenceSet.from_sequences(sequences))
             gone = gone.union(removed).clip(first, end)
-            states.append(BlockState(one.file, first, end, gone, len(sequences), False))
+            states.append(BlockState(block.file, first, end, gone, len(sequences), False))
         end_before = max(end_before, int(np.max(own, initial=0)) + 1)
     return states
 
@@ -483,4 +491,4 @@ def _lost_at_end(
             removed = block.removed.clip(first, block.end)
             count = block.end - first - len(removed)
             lost.append(replace(block, first=first, removed=removed, message_count=count))
-    return [one for one in lost if one.message_count]
+    return [block for block in lost if block.message_count]

@@ -194,7 +194,7 @@ class _Account:
         lows = np.concatenate(([self._shown], sequences[:-1])) + 1
         lows, highs = np.maximum(lows, self._part.first), np.minimum(sequences, self._part.end)
         groups: dict[int, list[Stretch]] = {row: [] for row in np.flatnonzero(lows < highs).tolist()}
-        places = np.searchsorted(heads, [one.offset_bytes for one in stretches], side="right").tolist()
+        places = np.searchsorted(heads, [stretch.offset_bytes for stretch in stretches], side="right").tolist()
         for place, stretch in zip(places, stretches, strict=True):
             groups.setdefault(place, []).append(stretch)
         self._pending = groups.pop(len(rows), [])
@@ -221,7 +221,7 @@ class _Account:
 
         Each of several stretches may have cost it, so each is told with all of it. `inside`: a row comes after them.
         """
-        blamed = [one for one in stretches if one.cause is not Cause.HARMLESS] if low < high else []
+        blamed = [stretch for stretch in stretches if stretch.cause is not Cause.HARMLESS] if low < high else []
         if low < high and not blamed:
             blamed = [Stretch(at, at, Cause.MISSING if inside else Cause.END, reason, b"")]
         count = high - low if len(blamed) == 1 and high < SEQUENCE_END else None
@@ -238,12 +238,12 @@ class _Account:
     ) -> None:
         """Tell what lies in front of many served rows as one place: stretches, and what is missing there."""
         stretches = [
-            replace(one, cause=Cause.BAD) if one.cause in (Cause.END, Cause.PADDING) else one
+            replace(stretch, cause=Cause.BAD) if stretch.cause in (Cause.END, Cause.PADDING) else stretch
             for group in groups
-            for one in group
+            for stretch in group
         ]
         missing = np.flatnonzero(lows < highs)
-        blamed = sum(one.places for one in stretches if one.cause is not Cause.HARMLESS)
+        blamed = sum(stretch.places for stretch in stretches if stretch.cause is not Cause.HARMLESS)
         if len(missing) > blamed:
             first, last = int(missing[0]), int(missing[-1])
             reason = f"the record has sequence {int(highs[first])}, but none is in front of it"

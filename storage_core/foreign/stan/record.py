@@ -105,7 +105,7 @@ class Records:
             self.good[which],
             self.readable[which],
             self.own[which],
-            {number: one.take(which) for number, one in self.fields.items()},
+            {number: column.take(which) for number, column in self.fields.items()},
         )
 
 
@@ -210,6 +210,6 @@ def _decode(
         if not len(rows):
             continue
         some, readable[rows] = decode_fields(view, starts[rows], ends[rows], wire_types, kind.kept)
-        for number, one in some.items():
-            fields[number].values[rows], fields[number].starts[rows] = one.values, one.starts
+        for number, column in some.items():
+            fields[number].values[rows], fields[number].starts[rows] = column.values, column.starts
     return fields, readable

@@ -122,7 +122,7 @@ def _in_order(looks: list["_Look"]) -> tuple[list["_Look"], list[str]]:
     Those that rise stay as they are, as many as can. Another one answers for what is free between its neighbours.
     """
     firsts = [look.first for look in looks]
-    if all(one < two for one, two in zip(firsts, firsts[1:], strict=False)):
+    if all(first < two for first, two in zip(firsts, firsts[1:], strict=False)):
         return looks, []
     rising = _longest_rise(firsts, [look.file.size for look in looks])
     behind = [SEQUENCE_END] * len(looks)  # the first of the next slice that stays

@@ -90,36 +90,36 @@ def replay_subscriptions(
     for window, records in _replayed(path, stream, SUBSCRIPTIONS, options, on_damage, files):
         ids, numbers = records.fields[1].values.tolist(), records.fields[2].values.tolist()
         for row, (code, own, number) in enumerate(zip(records.types.tolist(), ids, numbers, strict=True)):
-            one = live.get(own)
+            subscription = live.get(own)
             if code in (_NEW, _REPLACED):
-                if one is None and len(live) >= LIVE_COUNT_MAX:
+                if subscription is None and len(live) >= LIVE_COUNT_MAX:
                     left_out += 1
                     continue
                 state = _subscription(_payload(window, records, row), stream)
-                if one is not None and code == _REPLACED:
-                    one.state, one.last_sent = state, max(one.last_sent, state.last_sent)
+                if subscription is not None and code == _REPLACED:
+                    subscription.state, subscription.last_sent = state, max(subscription.last_sent, state.last_sent)
                 else:
-                    pending_count -= len(one.pending) if one is not None else 0
+                    pending_count -= len(subscription.pending) if subscription is not None else 0
                     live[own] = _Live(state, state.last_sent)
-            elif one is None:
+            elif subscription is None:
                 continue  # acknowledged after it was removed
             elif code == _REMOVED:
-                pending_count -= len(one.pending)
+                pending_count -= len(subscription.pending)
                 del live[own]
             elif code == _ACKED:
-                pending_count -= number in one.pending
-                one.pending.discard(number)
+                pending_count -= number in subscription.pending
+                subscription.pending.discard(number)
             else:
-                one.last_sent = max(one.last_sent, number)
-                if number not in one.pending and pending_count < PENDING_COUNT_MAX:
-                    one.pending.add(number)
+                subscription.last_sent = max(subscription.last_sent, number)
+                if number not in subscription.pending and pending_count < PENDING_COUNT_MAX:
+                    subscription.pending.add(number)
                     pending_count += 1
                 else:
-                    left_out += number not in one.pending
+                    left_out += number not in subscription.pending
     _tell_left_out(left_out, path, stream, SUBSCRIPTIONS, options, on_damage)
     return [
-        replace(one.state, last_sent=one.last_sent, pending=tuple(sorted(one.pending)))
-        for _, one in sorted(live.items())
+        replace(subscription.state, last_sent=subscription.last_sent, pending=tuple(sorted(subscription.pending)))
+        for _, subscription in sorted(live.items())
     ]
 
 
@@ -165,7 +165,10 @@ def _replayed(
             stretches = [*zeros, *window.stretches] if len(records) else list(window.stretches)
             zeros = [] if len(records) else zeros
             end = window.offset_bytes + int(records.ends[-1]) if len(records) else window.offset_bytes
-            zeros = fold(zeros + [one for one in stretches if one.cause is Cause.PADDING and one.offset_bytes >= end])
+            zeros = fold(
+                zeros
+                + [stretch for stretch in stretches if stretch.cause is Cause.PADDING and stretch.offset_bytes >= end]
+            )
             for stretch in stretches:
                 if stretch not in zeros:
                     goes_on = stretch.offset_bytes < end and stretch.cause in (Cause.END, Cause.PADDING)
