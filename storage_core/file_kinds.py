@@ -38,8 +38,7 @@ class FileKind:
 # --- ours
 
 IDENTITY = FileKind("volume's identity", PAGE_SIZE)
-CREATION_MARK = FileKind("mark of a creation", 5 * PAGE_SIZE)  # an identity a volume
-RESTORE_MARK = FileKind("mark of a restore", 20 + 16 * PAGE_SIZE)  # an identity a volume
+MAKING_MARK = FileKind("mark of an unfinished volume", 5 * PAGE_SIZE)  # an identity a volume
 BACKUP_MARK = FileKind("mark of an unfinished backup", PAGE_SIZE)
 REPORT = FileKind("report of damage", 2 * PAGE_SIZE)
 LEASE = FileKind("lease", PAGE_SIZE)

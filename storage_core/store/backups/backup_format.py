@@ -1,15 +1,14 @@
-"""A backup on disk: the manifest, the numbered files, and the marks of what is not finished.
+"""A backup on disk: the manifest, the numbered files, and the mark of one that is not finished.
 
     BACKUP/jstream.backup        the manifest, written last: without it there is no backup
     BACKUP/00000001.blk ...      blocks, byte for byte; the manifest says which is which
     BACKUP/jstream.unfinished    a backup that is being made, or was interrupted
-    VOLUME/jstream.restoring     a volume that is being restored, or was interrupted
 
 Codecs alone; backup.py and restore.py do the work. Source: docs/formats/backup.md.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -19,16 +18,15 @@ import numpy as np
 from crc32c import crc32c
 
 from storage_core.bounded import decode
-from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
+from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError
 from storage_core.file_kinds import BACKUP_MANIFEST
 from storage_core.files import Files
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.state import StoreState, decode_state
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.identity import PAGE_SIZE, VolumeIdentity, decode_identity
 
 MANIFEST, UNFINISHED = "jstream.backup", "jstream.unfinished"
-MAGIC, UNFINISHED_MAGIC, RESTORING_MAGIC = b"JSTRMBKP", b"JSTRMBKU", b"JSTRMRST"
+MAGIC, UNFINISHED_MAGIC = b"JSTRMBKP", b"JSTRMBKU"
 FORMAT_VERSION = 1
 PROLOGUE = Struct("<8sI")  # magic, version; its CRC follows, in every version
 HEADER = Struct("<8sIIQ16s")  # ... size and digest of the payload
@@ -170,10 +168,9 @@ def _digest(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=DIGEST_SIZE).digest()
 
 
-# --- the marks
+# --- the mark
 
 _UNFINISHED = Struct("<8sI16s")  # magic, version, store id; the CRC follows
-_RESTORING = Struct("<8sII")  # magic, version, count; identities of a page each; the CRC at the end
 
 
 def encode_unfinished(store_id: bytes) -> bytes:
@@ -187,24 +184,3 @@ def decode_unfinished(encoded: bytes) -> bytes | None:
         return None
     magic, version, store_id = _UNFINISHED.unpack_from(encoded)
     return bytes(store_id) if (magic, version) == (UNFINISHED_MAGIC, FORMAT_VERSION) else None
-
-
-def encode_restoring(identities: Sequence[VolumeIdentity]) -> bytes:
-    """Return the mark of a volume that is being restored, whose own identity comes first."""
-    pages = b"".join(identity.encode() for identity in identities)
-    encoded = _RESTORING.pack(RESTORING_MAGIC, FORMAT_VERSION, len(identities)) + pages
-    return encoded + _CRC.pack(crc32c(encoded))
-
-
-def decode_restoring(encoded: bytes, path: Path) -> tuple[VolumeIdentity, ...] | None:
-    """Return the identities in a mark, that of its volume first; None if it was cut off or is damaged."""
-    if len(encoded) < _RESTORING.size + _CRC.size or crc32c(encoded[:-4]) != _CRC.unpack(encoded[-4:])[0]:
-        return None
-    magic, version, count = _RESTORING.unpack_from(encoded)
-    pages = encoded[_RESTORING.size : -4]
-    if (magic, version, count * PAGE_SIZE) != (RESTORING_MAGIC, FORMAT_VERSION, len(pages)) or not count:
-        return None
-    try:
-        return tuple(decode_identity(pages[at : at + PAGE_SIZE], path) for at in range(0, len(pages), PAGE_SIZE))
-    except StorageError:
-        return None

@@ -25,32 +25,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError, StorageError
-from storage_core.file_kinds import RESTORE_MARK
+from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
 from storage_core.paths import Paths, resolve_paths
 from storage_core.quantities import rfc3339
 from storage_core.store import lock_domain
-from storage_core.store.backups import backup_format as layout
 from storage_core.store.backups.backup import (
     PathLike,
     Progress,
     check_apart,
     describe,
     open_backup,
-    write_file,
 )
 from storage_core.store.backups.backup_format import Backup
-from storage_core.store.ensemble import creation
+from storage_core.store.ensemble import creation, unfinished
 from storage_core.store.ensemble.ensemble import Metadata, translated
+from storage_core.store.ensemble.unfinished import Begun
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.live_blocks import live_blocks
-from storage_core.store.volume import identity, locks
-from storage_core.store.volume.identity import STREAMS, VolumeIdentity
+from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
 
 logger = logging.getLogger(__name__)
@@ -80,7 +77,7 @@ def restore_store(
     creation.check_count(paths)
     for path in paths:
         check_apart(found.directory, path)
-    finished = _finish_or_clear(paths, found, env)
+    finished = _finish_or_clear(paths, env)
     if finished is None:
         made = _make(paths, found, progress, env)
     else:
@@ -97,10 +94,10 @@ def restore_store(
 def _report(found: Backup, store: OpenStore, finished: bool) -> dict[str, Any]:
     state = store.state()
     streams = []
-    for one in describe(found)["streams"]:
-        now = state.stream(one["name"])
+    for described in describe(found)["streams"]:
+        now = state.stream(described["name"])
         replicas = now.config.num_replicas if now is not None else 0
-        streams.append({**one, "num_replicas": replicas, "num_replicas_before": one["num_replicas"]})
+        streams.append({**described, "num_replicas": replicas, "num_replicas_before": described["num_replicas"]})
     volumes = [{"name": volume.name, "path": str(volume.path)} for volume in store.volumes()]
     return {**describe(found), "streams": streams, "volumes": volumes, "finished": finished}
 
@@ -144,107 +141,29 @@ def check_files(found: Backup, streams: Sequence[StreamState], progress: Progres
 # --- what an earlier attempt left
 
 
-@dataclass(frozen=True, slots=True)
-class _There:
-    """What is on a volume to be."""
-
-    path: Path
-    is_marked: bool
-    marked: tuple[VolumeIdentity, ...]  # as the mark says, its own first; empty if it cannot be read
-    identity: VolumeIdentity | None
-
-
-def _finish_or_clear(paths: Sequence[Path], found: Backup, env: Environment) -> list[Volume] | None:
+def _finish_or_clear(paths: Sequence[Path], env: Environment) -> list[Volume] | None:
     """Finish what was restored onto these directories but for their identities; else make sure that they are empty.
 
     Raises AlreadyExistsError.
     """
     with translated(", ".join(map(str, paths))):
-        there = [_look(path, env) for path in paths]
-        marked = [one for one in there if one.is_marked]
-        if not marked:
-            for path in paths:
-                if env.files.is_directory(path):
-                    creation.check_empty(path, env)
-            return None
-        attempt = next((one.marked for one in marked if one.marked), ())
-        if any(one.identity is not None and one.identity in attempt for one in there):
-            return _finish(there, attempt, env)
-        for present in there:
-            if not present.is_marked and env.files.is_directory(present.path):
-                creation.check_empty(present.path, env)
-        with locks.hold(env.files, [one.path for one in marked], len(marked), 0.0):
-            for present in marked:
-                if _look(present.path, env).identity is not None:
-                    raise AlreadyExistsError(f"{present.path} holds a jstream store already")
-                creation.empty(present.path, env)
-        return None
+        finished = unfinished.resume(paths, RESTORING, _clear, env)
+        if finished is None:
+            _check_empty(paths, env)
+        return finished
 
 
-def _look(path: Path, env: Environment) -> _There:
-    if not env.files.is_directory(path):
-        return _There(path, False, (), None)
-    is_marked = identity.RESTORING in env.files.list_directory(path)
-    marked: tuple[VolumeIdentity, ...] | None = None
-    if is_marked:
-        file = env.files.open(path / identity.RESTORING)
-        try:
-            marked = layout.decode_restoring(RESTORE_MARK.read(file), path)
-        finally:
-            file.close()
-    try:
-        own: VolumeIdentity | None = identity.read_identity(env.files, path)
-    except (NotAStoreError, CorruptionError):  # torn: it is known from the mark
-        own = None
-    return _There(path, is_marked, marked or (), own)
+def _clear(begun: Sequence[Begun], env: Environment) -> None:
+    _check_empty([volume.path for volume in begun if not volume.is_marked], env)
+    for volume in begun:
+        if volume.is_marked:
+            creation.empty(volume.path, env)
 
 
-def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Environment) -> list[Volume]:
-    """Write the identities that are missing, of volumes of which everything else is durable, and remove the marks."""
-    volumes = []
-    for present in there:
-        own = present.identity or (present.marked[0] if present.marked else None)
-        if own is None or own not in attempt:
-            raise AlreadyExistsError(f"{present.path} is none of the volumes that an unfinished restore was made on")
-        volumes.append(Volume(own.volume_id, present.path, own, files=env.files))
-    if {one.volume_id for one in volumes} != {one.volume_id for one in attempt}:
-        raise AlreadyExistsError(
-            f"{there[0].path}: a restore onto {len(attempt)} volumes is unfinished; name all of them to finish it"
-        )
-    with locks.hold(env.files, _by_id(volumes), len(volumes), 0.0):
-        for volume, before in zip(volumes, there, strict=True):
-            if before.identity is None and identity.FILE_NAME in env.files.list_directory(volume.path):
-                env.files.unlink(volume.path / identity.FILE_NAME)
-            if before.identity is None:
-                creation.write_identity(volume, env)
-            else:
-                _sync_identity(volume, env)
-        _remove_marks(volumes, env)
-    return volumes
-
-
-def _sync_identity(volume: Volume, env: Environment) -> None:
-    """Make durable what a killed process may have written to the page cache only."""
-    file = env.files.open(volume.path / identity.FILE_NAME, writable=True)
-    try:
-        file.sync()
-    finally:
-        file.close()
-    env.files.sync_directory(volume.path)
-    env.files.sync_directory(volume.path.parent)
-
-
-def _remove_marks(volumes: Sequence[Volume], env: Environment) -> None:
-    for volume in volumes:
-        try:
-            env.files.unlink(volume.path / identity.RESTORING)
-        except FileNotFoundError:
-            continue
-        env.files.sync_directory(volume.path)
-
-
-def _by_id(volumes: Sequence[Volume]) -> list[Path]:
-    return [volume.path for volume in sorted(volumes, key=lambda volume: volume.volume_id)]
+def _check_empty(paths: Sequence[Path], env: Environment) -> None:
+    for path in paths:
+        if env.files.is_directory(path):
+            creation.check_empty(path, env)
 
 
 # --- making
@@ -254,7 +173,10 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     """Check the backup, then make the volumes of it."""
     made_ns, store_id = env.now_ns(), found.state.store_id
     identities = [VolumeIdentity(store_id, env.new_id(), env.new_id(), made_ns) for _ in paths]
-    volumes = [Volume(one.volume_id, path, one, files=env.files) for one, path in zip(identities, paths, strict=True)]
+    volumes = [
+        Volume(identity.volume_id, path, identity, files=env.files)
+        for identity, path in zip(identities, paths, strict=True)
+    ]
     state = _state_on(volumes, found, env)
     streams = list(found.state.streams.values())
     copy_count = sum(len(stream.blocks) * len(stream.placement) for stream in state.streams.values())
@@ -263,7 +185,8 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     content = _Content(found, state, counter, env)
     creation.fill(volumes, creation.first_entry_of(state, env), state.settings, env, content.write)
     try:
-        _remove_marks(volumes, env)
+        for volume in volumes:
+            unfinished.remove_mark(volume.path, RESTORING, env)
     except OSError as error:
         logger.warning("%s: the mark of the restore is left there, and means nothing: %s", error.filename, error)
     return volumes
@@ -280,12 +203,8 @@ class _Content:
 
     def write(self, volumes: Sequence[Volume]) -> None:
         """Write it all, durably. Raises OSError, CorruptionError."""
-        identities = [one.identity for one in volumes if one.identity is not None]
-        for volume in volumes:
-            others = [other for other in identities if other != volume.identity]
-            assert volume.identity is not None
-            write_file(volume.path / identity.RESTORING, layout.encode_restoring([volume.identity, *others]), self.env)
-        calls: list[Callable[[], None]] = [partial(self._write_one, one) for one in volumes]
+        unfinished.write_marks(volumes, RESTORING, self.env)
+        calls: list[Callable[[], None]] = [partial(self._write_one, volume) for volume in volumes]
         try:
             outcomes = self.env.parallel(calls)
         except BaseException:
@@ -298,7 +217,7 @@ class _Content:
     def _write_one(self, volume: Volume) -> None:
         files, source = self.env.files, self.found.files(self.env.files)
         files.make_directory(volume.path / STREAMS)
-        streams = [one for one in self.state.streams.values() if volume.volume_id in one.placement]
+        streams = [stream for stream in self.state.streams.values() if volume.volume_id in stream.placement]
         volume.blocks.prepare(incarnation for stream in streams for incarnation in stream.incarnations)
         files.sync_directory(volume.path)
         for stream in streams:
@@ -308,7 +227,9 @@ class _Content:
                 made = copies.copy_block(block, [source], volume.blocks)
                 wrong = copies.look(block, volume.blocks, stream) if made.written else []
                 if wrong or not made.written:
-                    reason = "; ".join([*(one.reason for one in wrong), *made.unread]) or "it is not whole any more"
+                    reason = (
+                        "; ".join([*(defect.reason for defect in wrong), *made.unread]) or "it is not whole any more"
+                    )
                     raise CorruptionError(f"{block.path_in(source)} was changed meanwhile: {reason}")
                 self.progress.step()
 
@@ -358,7 +279,7 @@ def _placement(stream: StreamState, old: Sequence[bytes], kept: Mapping[bytes, i
     new = list(kept)
     wanted = min(stream.config.num_replicas, len(new))
     wanted -= 1 - wanted % 2
-    same = [new[old.index(one) % len(new)] for one in stream.placement if one in old]
-    rest = sorted(new, key=lambda one: kept[one])
+    same = [new[old.index(volume_id) % len(new)] for volume_id in stream.placement if volume_id in old]
+    rest = sorted(new, key=lambda volume_id: kept[volume_id])
     chosen = list(dict.fromkeys([*same, *rest]))[:wanted]
-    return tuple(one for one in new if one in chosen)
+    return tuple(volume_id for volume_id in new if volume_id in chosen)

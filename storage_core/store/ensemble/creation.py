@@ -51,14 +51,10 @@ def create_volumes(paths: Sequence[Path], settings: StoreSettings, env: Environm
     domain = lock_domain.of_volumes(env.lock_domain(), paths, env.file_system)
     first = _first_entry(Init(store_id, settings, voters, domain, socket.gethostname()), made, env)
 
-    def mark(made: Sequence[Volume]) -> None:
-        for volume in made:
-            unfinished.write_mark(volume, made, env)
-
-    fill(volumes, first, settings, env, mark)
+    fill(volumes, first, settings, env, lambda made: unfinished.write_marks(made, CREATING, env))
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            unfinished.remove_mark(path, env)
+            unfinished.remove_mark(path, CREATING, env)
     return volumes
 
 
@@ -122,7 +118,7 @@ def _listed(path: Path, env: Environment) -> list[str]:
 def _finished_before(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume] | None:
     """Return the volumes of this very store if an earlier attempt made them but was killed before it said so."""
     with translated(", ".join(map(str, paths))):
-        finished = unfinished.resume(paths, env)
+        finished = unfinished.resume(paths, CREATING, unfinished.clear_creation, env)
     if finished is None:
         return None
     state = Metadata(env, finished).view(0.0).state

@@ -1,46 +1,48 @@
-"""What a creation leaves that was killed: recognised by its mark, and finished or taken away by the next one.
+"""What making volumes leaves when it is killed: recognised by its mark, and finished or taken away by the next attempt.
 
-    VOLUME/jstream.creating     the identities of all volumes to be, a page each (identity.py), its own first
+    VOLUME/jstream.creating     a store is created here   } the identities of all volumes to be, a page each
+    VOLUME/jstream.restoring    a backup is restored here } (identity.py), the volume's own first
 
 The marks of all volumes are durable before anything else of them is written, and go when all identities are durable. So
-beside a mark without an identity there is nothing but what the creation wrote, which nobody was told of; once one
+beside a mark without an identity there is nothing but what that attempt wrote, which nobody was told of; once one
 volume has its identity, everything else of all of them is durable, and only identities are missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage_core.errors import AlreadyExistsError, CorruptionError, NotAStoreError
-from storage_core.file_kinds import CREATION_MARK
+from storage_core.file_kinds import MAKING_MARK
 from storage_core.files import write_durably
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, probe
-from storage_core.store.volume.identity import CREATING, PAGE_SIZE, STREAMS, VolumeIdentity, decode_identity
+from storage_core.store.volume.identity import CREATING, RESTORING, STREAMS, VolumeIdentity, decode_mark, encode_mark
 from storage_core.store.volume.volumes import Volume
 
 _FIRST_SEGMENT = f"{1:016x}.log"
+_WORK = {CREATING: "the creation of a store", RESTORING: "a restore"}
 
 
-def write_mark(volume: Volume, made: Sequence[Volume], env: Environment) -> None:
-    """Say durably that a store is being made here, before anything else of it is written. Raises OSError."""
-    own = [one.identity for one in made if one is volume]
-    others = [one.identity for one in made if one is not volume]
-    identities = b"".join(other.encode() for other in [*own, *others] if other is not None)
-    write_durably(env.files, volume.path / CREATING, identities)
-    env.files.sync_directory(volume.path.parent)
+def write_marks(made: Sequence[Volume], mark: str, env: Environment) -> None:
+    """Say durably on each volume what is being made, before anything else of it is written. Raises OSError."""
+    identities = [volume.identity for volume in made if volume.identity is not None]
+    for volume, own in zip(made, identities, strict=True):
+        encoded = encode_mark([own, *(other for other in identities if other is not own)])
+        write_durably(env.files, volume.path / mark, encoded)
+        env.files.sync_directory(volume.path.parent)
 
 
-def remove_mark(path: Path, env: Environment) -> None:
+def remove_mark(path: Path, mark: str, env: Environment) -> None:
     try:
-        env.files.unlink(path / CREATING)
+        env.files.unlink(path / mark)
     except FileNotFoundError:
         return
     env.files.sync_directory(path)
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
+class Begun:
     """What is on a volume to be."""
 
     path: Path
@@ -49,25 +51,22 @@ class _There:
     identity: VolumeIdentity | None  # None: there is none, or it is torn
 
 
-def resume(paths: Sequence[Path], env: Environment) -> list[Volume] | None:
-    """Finish a creation on these directories that was killed; return its volumes, None if there is none to finish.
+def resume(
+    paths: Sequence[Path], mark: str, clear: Callable[[Sequence[Begun], Environment], None], env: Environment
+) -> list[Volume] | None:
+    """Finish what was killed on these directories; return its volumes, None if there is none to finish.
 
-    One that has not come so far is taken away. Raises AlreadyExistsError (there is more than a creation leaves, or
-    other volumes belong to it), StoreBusyError (a creation is under way), OSError.
+    What has not come so far is given to `clear`, which takes it away. Raises AlreadyExistsError (there is more than
+    such an attempt leaves, or other volumes belong to it), StoreBusyError (one is under way), OSError.
     """
-    if not any(_holds(path, (CREATING,), env) for path in paths):
+    if not any(_holds(path, (mark,), env) for path in paths):
         return None
-    ours = [path for path in paths if _holds(path, (CREATING, identity.FILE_NAME), env)]
+    ours = [path for path in paths if _holds(path, (mark, identity.FILE_NAME), env)]
     with locks.hold(env.files, ours, len(ours), 0.0):
-        there = [_look(path, env) for path in paths]
-        attempt = next((present.marked for present in there if present.marked), ())
-        if any(present.identity is not None for present in there):
-            return _finish(there, attempt, env)
-        marked = [present.path for present in there if present.is_marked]
-        for path in marked:
-            _check_only_ours(path, env)
-        for path in marked:
-            _clear(path, env)
+        begun = [_look(path, mark, env) for path in paths]
+        if any(volume.identity is not None for volume in begun):
+            return _finish(begun, mark, env)
+        clear(begun, env)
     return None
 
 
@@ -75,42 +74,42 @@ def _holds(path: Path, names: Sequence[str], env: Environment) -> bool:
     return env.files.is_directory(path) and not set(names).isdisjoint(env.files.list_directory(path))
 
 
-def _look(path: Path, env: Environment) -> _There:
-    marked: list[VolumeIdentity] = []
-    is_marked = _holds(path, (CREATING,), env)
+def _look(path: Path, mark: str, env: Environment) -> Begun:
+    marked: tuple[VolumeIdentity, ...] = ()
+    is_marked = _holds(path, (mark,), env)
     if is_marked:
-        file = env.files.open(path / CREATING)
+        file = env.files.open(path / mark)
         try:
-            pages = file.read_at(0, CREATION_MARK.size_max)
+            pages = file.read_at(0, MAKING_MARK.size_max)
         finally:
             file.close()
         try:
-            for start in range(0, len(pages), PAGE_SIZE):
-                marked.append(decode_identity(pages[start : start + PAGE_SIZE], path / CREATING))
+            marked = decode_mark(pages, path / mark)
         except (NotAStoreError, CorruptionError):  # torn: nothing else had been written
-            marked = []
+            marked = ()
     try:
         own: VolumeIdentity | None = identity.read_identity(env.files, path)
     except (NotAStoreError, CorruptionError):  # torn: the mark has it
         own = None
-    return _There(path, is_marked, tuple(marked), own)
+    return Begun(path, is_marked, marked, own)
 
 
-def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Environment) -> list[Volume]:
+def _finish(begun: Sequence[Begun], mark: str, env: Environment) -> list[Volume]:
     """Write the identities that are missing, make the others durable, and take the marks away."""
+    attempt = max((before.marked for before in begun), key=len)  # one that was cut off has fewer
     volumes = []
-    for present in there:
-        own = present.identity or (present.marked[0] if present.marked else None)
-        if present.identity is not None and present.identity not in attempt:
-            raise AlreadyExistsError(f"{present.path} holds a jstream store already")
+    for before in begun:
+        if before.identity is not None and before.identity not in attempt:
+            raise AlreadyExistsError(f"{before.path} holds a jstream store already")
+        own = before.identity or (before.marked[0] if before.marked else None)
         if own is not None and own in attempt:
-            volumes.append(Volume(own.volume_id, present.path, own, files=env.files))
-    if not len(there) == len(volumes) == len(attempt):
+            volumes.append(Volume(own.volume_id, before.path, own, files=env.files))
+    here, wanted = {volume.volume_id for volume in volumes}, {expected.volume_id for expected in attempt}
+    if not len(begun) == len(volumes) == len(attempt) or here != wanted:
         raise AlreadyExistsError(
-            f"{there[0].path}: the creation of a store on {len(attempt)} volumes was not finished; name all of them to "
-            "finish it"
+            f"{begun[0].path}: {_WORK[mark]} on {len(attempt)} volumes was not finished; name all of them to finish it"
         )
-    for volume, before in zip(volumes, there, strict=True):
+    for volume, before in zip(volumes, begun, strict=True):
         assert volume.identity is not None
         path = volume.path / identity.FILE_NAME
         if before.identity is None and path.name in env.files.list_directory(volume.path):
@@ -125,8 +124,17 @@ def _finish(there: Sequence[_There], attempt: Sequence[VolumeIdentity], env: Env
         env.files.sync_directory(volume.path)
         env.files.sync_directory(volume.path.parent)
     for volume in volumes:
-        remove_mark(volume.path, env)
+        remove_mark(volume.path, mark, env)
     return volumes
+
+
+def clear_creation(begun: Sequence[Begun], env: Environment) -> None:
+    """Take away what a creation wrote. Raises AlreadyExistsError if there is more than that, and touches nothing."""
+    marked = [volume.path for volume in begun if volume.is_marked]
+    for path in marked:
+        _check_only_ours(path, env)
+    for path in marked:
+        _clear(path, env)
 
 
 def _check_only_ours(path: Path, env: Environment) -> None:
@@ -137,7 +145,7 @@ def _check_only_ours(path: Path, env: Environment) -> None:
     }  # fmt: skip
     for name, known in ((log.DIRECTORY, {_FIRST_SEGMENT}), (STREAMS, set[str]())):
         if files.is_directory(path / name):
-            strange.update(f"{name}/{one}" for one in set(files.list_directory(path / name)) - known)
+            strange.update(f"{name}/{entry}" for entry in set(files.list_directory(path / name)) - known)
     if strange:
         raise AlreadyExistsError(
             f"{path} is not empty: {', '.join(sorted(strange)[:5])}, beside a creation that was not finished"
@@ -156,4 +164,4 @@ def _clear(path: Path, env: Environment) -> None:
     if files.is_directory(path / STREAMS):
         files.remove_directory(path / STREAMS)
     files.sync_directory(path)
-    remove_mark(path, env)
+    remove_mark(path, CREATING, env)

@@ -7,6 +7,7 @@ Source: docs/formats/volume.md.
 """
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,8 @@ from storage_core.os_errors import UnreachableError, raise_if_of_process
 from storage_core.paths import is_in_object_store
 
 FILE_NAME = "jstream.volume"
-RESTORING = "jstream.restoring"  # beside no identity: a backup is being restored here, or that was interrupted
+# Marks, beside no identity: a page for each volume to be, its own first.
+RESTORING = "jstream.restoring"  # a backup is being restored here, or that was interrupted
 CREATING = "jstream.creating"  # a store is being made here, or that was interrupted
 STREAMS = "streams"  # the directory of the blocks
 MAGIC = b"JSTRMVOL"
@@ -63,6 +65,16 @@ def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
     if version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
     return VolumeIdentity(store_id, volume_id, instance_id, created_ns)
+
+
+def encode_mark(identities: Sequence[VolumeIdentity]) -> bytes:
+    """Return the mark of a volume that is being made, whose own identity comes first."""
+    return b"".join(identity.encode() for identity in identities)
+
+
+def decode_mark(pages: bytes, path: Path) -> tuple[VolumeIdentity, ...]:
+    """Return the identities in a mark; raises as `decode_identity` does. One that was cut off may have fewer."""
+    return tuple(decode_identity(pages[at : at + PAGE_SIZE], path) for at in range(0, len(pages), PAGE_SIZE))
 
 
 def read_identity(files: Files, directory: Path) -> VolumeIdentity:

@@ -310,11 +310,16 @@ def import_record(data: bytes, path: Path, rng: random.Random, content: bool) ->
 
 
 def mark(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
-    """A mark of a backup or a restore: the pages of identities in it are sealed, too."""
+    """A mark of a backup."""
+    return data[:-4] + crc32c(data[:-4]).to_bytes(4, "little")
+
+
+def pages(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
+    """A mark of a volume that is being made: a page for each identity."""
     sealed = bytearray(data)
-    for at in range(16, len(sealed) - PAGE_SIZE, PAGE_SIZE) if path.name == "jstream.restoring" else ():
+    for at in range(0, len(sealed) - PAGE_SIZE + 1, PAGE_SIZE):
         _seal_page(sealed, at)
-    return bytes(sealed[:-4]) + crc32c(sealed[:-4]).to_bytes(4, "little")
+    return bytes(sealed)
 
 
 def nothing(data: bytes, path: Path, rng: random.Random, content: bool) -> bytes:
@@ -338,7 +343,7 @@ def seal_of(path: Path) -> tuple[str, Seal]:
         "index.db": ("index.db", volume_index),
         "placements.journal": ("journal", journal),
         "jstream.backup": ("backup manifest", manifest),
-        "jstream.restoring": ("restore mark", mark),
+        "jstream.restoring": ("mark of a volume", pages),
         "jstream.unfinished": ("backup mark", mark),
         "o.dat": ("nats consumer state", nothing),
         "reserve": ("reserve", nothing),

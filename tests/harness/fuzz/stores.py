@@ -42,9 +42,7 @@ from storage_core.foreign.stan.store import StanStore
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.sequences import SequenceSet
 from storage_core.store.backups.backup_format import (
-    decode_restoring,
     decode_unfinished,
-    encode_restoring,
     encode_unfinished,
 )
 from storage_core.store.environment import Environment
@@ -52,7 +50,7 @@ from storage_core.store.imports.importing import ImportRequest, import_streams
 from storage_core.store.imports.parts import DAMAGE_KEYS, ImportHead, PartRecord, decode_record, encode_record
 from storage_core.store.recovery import adopt
 from storage_core.store.store import Store
-from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.identity import VolumeIdentity, decode_mark, encode_mark
 from storage_core.store.volume.reports import Report
 
 DATA = Path(__file__).parents[2] / "data"
@@ -498,14 +496,14 @@ def single_files(folder: Path) -> Subject:
     damage = (dict.fromkeys(sorted(DAMAGE_KEYS)),)
     part = PartRecord(b"i" * 16, b"s" * 16, 1, rows, (("a",), None), holders, b"", b"", 2, damage)
     head = ImportHead(b"i" * 16, b"s" * 16, "ORDERS", (b"v" * 16,))
-    (place / "jstream.restoring").write_bytes(encode_restoring([identity, identity]))
+    (place / "jstream.restoring").write_bytes(encode_mark([identity, identity]))
     (place / "jstream.unfinished").write_bytes(encode_unfinished(b"s" * 16))
     (place / "00000001.part").write_bytes(encode_record(part))
     (place / "00000000.part").write_bytes(encode_record(head))
     shutil.copyfile(CONF / "pipelines" / "orders.toml", place / "pipeline.toml")
     shutil.copyfile(CONF / "streams.toml", place / "streams.toml")
     readers: dict[str, Callable[[Path], Any]] = {
-        "jstream.restoring": lambda path: decode_restoring(path.read_bytes(), path),
+        "jstream.restoring": lambda path: decode_mark(path.read_bytes(), path),
         "jstream.unfinished": lambda path: decode_unfinished(path.read_bytes()),
         "00000001.part": lambda path: decode_record(path.read_bytes(), path.name),
         "00000000.part": lambda path: decode_record(path.read_bytes(), path.name),

@@ -5,16 +5,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from harness.format_examples import MADE_NS, backup_manifest
+from harness.format_examples import backup_manifest
 
 from storage_core.errors import CorruptionError, NotAStoreError, StorageError, UnsupportedVersionError
-from storage_core.file_kinds import RESTORE_MARK
 from storage_core.files import OS_FILES
 from storage_core.store.backups import backup_format
 from storage_core.store.backups.backup_format import Manifest
 from storage_core.store.replicas.live_blocks import live_blocks
 from storage_core.store.volume.block_store import BlockStore
-from storage_core.store.volume.identity import VolumeIdentity
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "backup.md"
 PATH = Path("/backup/jstream.backup")
@@ -101,19 +99,11 @@ def test_only_eight_digits_and_a_suffix_are_a_number() -> None:
         assert backup_format.block_number(name) is None, name
 
 
-def test_marks_say_whose_they_are_until_a_bit_is_changed() -> None:
+def test_a_mark_says_whose_it_is_until_a_bit_is_changed() -> None:
     mark = backup_format.encode_unfinished(b"S" * 16)
     assert backup_format.decode_unfinished(mark) == b"S" * 16
-    identities = [VolumeIdentity(b"S" * 16, bytes([number]) * 16, b"I" * 16, MADE_NS) for number in range(3)]
-    restoring = backup_format.encode_restoring(identities)
-    assert backup_format.decode_restoring(restoring, PATH) == tuple(identities)
-    assert len(restoring) <= RESTORE_MARK.size_max
-    for whole, decode in (
-        (mark, backup_format.decode_unfinished),
-        (restoring, lambda data: backup_format.decode_restoring(data, PATH)),
-    ):
-        for at in range(len(whole)):
-            damaged = bytearray(whole)
-            damaged[at] ^= 4
-            assert decode(bytes(damaged)) is None
-            assert decode(whole[:at]) is None
+    for at in range(len(mark)):
+        damaged = bytearray(mark)
+        damaged[at] ^= 4
+        assert backup_format.decode_unfinished(bytes(damaged)) is None
+        assert backup_format.decode_unfinished(mark[:at]) is None
