@@ -1,6 +1,5 @@
 """`jstream consumer add|ls|info|report|rm|pause|resume`: durable consumers as wholes."""
 
-import time
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from spark_stream.cli.consumer_options import (
     PullOption,
     configuration,
 )
-from spark_stream.cli.failures import VerbGroup, WrongUsage
+from spark_stream.cli.failures import VerbGroup
 from spark_stream.cli.options import (
     AsksNothingOption,
     DefaultsOption,
@@ -34,6 +33,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.stream_options import ConfigOption, DescriptionOption, MetadataOption
 from spark_stream.cli.watching import WatchOption, show_repeatedly
 from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say
+from spark_stream.plans import seconds_until
 
 app = typer.Typer(cls=VerbGroup, help="Durable consumers: create them, see their lag, move them.")
 ConsumerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
@@ -194,24 +194,6 @@ def resume(
     say(f"consumer {name} of stream {stream} hands out messages")
     if json:
         print_json(found)
-
-
-def seconds_until(text: str) -> float:
-    """Return for how long a pause lasts that was given as a duration, or as the time of its end."""
-    from storage_core.quantities import looks_like_time, parse_duration_ns, parse_time_ns
-
-    now_ns = time.time_ns()
-    if looks_like_time(text):
-        end_ns = parse_time_ns(text, "UNTIL")
-    else:
-        try:
-            end_ns = now_ns + parse_duration_ns(text, "UNTIL")
-        except ValueError as error:
-            example = "a duration like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
-            raise WrongUsage(f"UNTIL {text!r}: write {example}") from error
-    if end_ns <= now_ns:
-        raise WrongUsage(f"UNTIL {text!r} is not in the future; `jstream consumer resume` ends a pause")
-    return (end_ns - now_ns) / 1e9
 
 
 def _row(info: dict[str, Any]) -> list[Any]:

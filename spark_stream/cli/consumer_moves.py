@@ -13,11 +13,11 @@ from spark_stream.cli.options import JsonOption, RawOption, StoreOption, StreamA
 from spark_stream.cli.quantities import parse_duration_option
 from spark_stream.look.messages import PRINTED_COLUMNS, Style, print_batch
 from spark_stream.look.terminal import counted, print_facts, print_json, say
+from spark_stream.plans import reset_plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from storage_core import Store
     from storage_core.store.consumers.consumer import Consumer
     from storage_core.store.stream import Stream
 
@@ -135,7 +135,8 @@ def reset(
     with open_store(store, take_over=take_over and execute) as opened:
         opened_stream = opened.stream(stream)
         consumer = opened_stream.consumer(name)
-        plan = reset_plan(opened, opened_stream, consumer, to)
+        target = None if to is None else _place(opened_stream, to)
+        plan = reset_plan(opened, opened_stream, consumer, target)
         if execute:
             plan["next_seq"] = consumer.reset(plan["next_seq"] if to is not None else None)
             plan["executed"] = True
@@ -147,36 +148,6 @@ def reset(
         say(f"consumer {name} of stream {stream} goes on with {plan['next_seq']}")
     else:
         say("nothing was done; --execute does it")
-
-
-def reset_plan(opened: "Store", stream: "Stream", consumer: "Consumer", to: str | None) -> dict[str, Any]:
-    """Return what a reset would do, in the shape of `consumer reset --json`. Raises CommandFailed for no such place."""
-    from storage_core.store.consumers.consumer import where_to_go_on
-    from storage_core.store.consumers.fetching import decision_of
-    from storage_core.store.consumers.lag import wanted
-
-    state, before, info = stream.state(), consumer.state(), consumer.info()
-    end = state.next_sequence
-    target = where_to_go_on(state, before) if to is None else _place(stream, to)
-    if not 1 <= target <= end:
-        raise CommandFailed(
-            f"--to {to}: stream {stream.name} can be read from 1 to {end}, where its next message will be"
-        )
-    taken = wanted(opened, state, before, 1)
-    ahead = taken.clip(target, end)
-    still_open = before.outstanding().intersection(taken).union(taken.clip(before.next_sequence, end))
-    return {
-        "stream_name": stream.name,
-        "name": consumer.name,
-        "delivered": info["delivered"],
-        "ack_floor": info["ack_floor"],
-        "num_ack_pending": info["num_ack_pending"],
-        "problem": decision_of(state, before).reason or None,
-        "next_seq": target,
-        "num_again": len(ahead.difference(still_open)),
-        "num_skipped": len(still_open.difference(ahead)),
-        "executed": False,
-    }
 
 
 def _place(stream: "Stream", to: str) -> int:

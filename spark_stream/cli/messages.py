@@ -29,6 +29,7 @@ from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.stream import app
 from spark_stream.look.messages import Style, print_batch, print_message, show_time
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
+from spark_stream.plans import what_goes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,13 +244,6 @@ def _before_ns(older_than: str | None, before: str | None) -> int | None:
     if older_than is not None:
         return time.time_ns() - parse_duration_ns(older_than, "--older-than")
     return parse_time_ns(before, "--before") if before is not None else None
-
-
-def what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
-    what = f"messages of subject {subject}" if subject else "messages"
-    if up_to is not None:
-        return f"the {what} below sequence {up_to}"
-    return f"all but the last {keep} {what}" if keep is not None else f"all {what}"
 
 
 @app.command("rmm")

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from datasource.places import open_store, place
+from datasource.places import open_store
 from spark_stream.pipelines.config import Pipeline
 from spark_stream.pipelines.source import LOCK_TIMEOUT_S, matching
 from spark_stream.pipelines.state import BACKFILLS, PipelineState, QueryOffsets
 from storage_core import Store
+from storage_core.paths import place
 
 
 def status(pipeline: Pipeline, read_only: bool = False) -> dict[str, Any]:

@@ -17,11 +17,8 @@ from shlex import join
 from typing import Any
 
 from spark_stream.check import problems_of
-from spark_stream.cli.consumer import seconds_until
-from spark_stream.cli.consumer_moves import reset_plan
-from spark_stream.cli.failures import CommandFailed, WrongUsage
-from spark_stream.cli.messages import what_goes
 from spark_stream.look.terminal import counted, show_size
+from spark_stream.plans import reset_plan, seconds_until, what_goes
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -76,10 +73,7 @@ def plan_of(site: Site, query: Query, kind: str) -> Plan:
     """Return the plan of a change. Raises NotFoundError, ValueError, and what reading raises."""
     if kind not in KINDS:
         raise NotFoundError(f"there is no change {kind[:40]!r}; there are {', '.join(KINDS)}")
-    try:
-        return KINDS[kind](site, query)
-    except (CommandFailed, WrongUsage) as error:
-        raise ValueError(str(error)) from error
+    return KINDS[kind](site, query)
 
 
 def _repair(site: Site, query: Query) -> Plan:
@@ -165,7 +159,11 @@ def _maintain(site: Site, query: Query) -> Plan:
 def _reset(site: Site, query: Query) -> Plan:
     store, name, consumer = site.store(), query.text("stream"), query.text("consumer")
     stream = store.stream(name)
-    to = query.text("to") or None
+    place = query.text("to")
+    if place in ("earliest", "latest"):
+        to: int | None = stream.first_sequence if place == "earliest" else stream.last_sequence + 1
+    else:
+        to = query.number("to")
     plan = reset_plan(store, stream, stream.consumer(consumer), to)
     target = int(plan["next_seq"])
     facts = [

@@ -1,0 +1,71 @@
+"""What a change would do, in the words of the command line, which the pages have too."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from storage_core.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from storage_core import Store
+    from storage_core.store.consumers.consumer import Consumer
+    from storage_core.store.stream import Stream
+
+
+def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: int | None) -> dict[str, Any]:
+    """Return what a reset would do, in the shape of `consumer reset --json`.
+
+    `target`: where the consumer would go on; None: with the first message that is there and was not acknowledged.
+    Raises NotFoundError for a place that the stream does not have.
+    """
+    from storage_core.store.consumers.consumer import where_to_go_on
+    from storage_core.store.consumers.fetching import decision_of
+    from storage_core.store.consumers.lag import wanted
+
+    state, before, info = stream.state(), consumer.state(), consumer.info()
+    end = state.next_sequence
+    to = where_to_go_on(state, before) if target is None else target
+    if not 1 <= to <= end:
+        raise NotFoundError(
+            f"sequence {to}: stream {stream.name} can be read from 1 to {end}, where its next message will be"
+        )
+    taken = wanted(store, state, before, 1)
+    ahead = taken.clip(to, end)
+    still_open = before.outstanding().intersection(taken).union(taken.clip(before.next_sequence, end))
+    return {
+        "stream_name": stream.name,
+        "name": consumer.name,
+        "delivered": info["delivered"],
+        "ack_floor": info["ack_floor"],
+        "num_ack_pending": info["num_ack_pending"],
+        "problem": decision_of(state, before).reason or None,
+        "next_seq": to,
+        "num_again": len(ahead.difference(still_open)),
+        "num_skipped": len(still_open.difference(ahead)),
+        "executed": False,
+    }
+
+
+def seconds_until(text: str) -> float:
+    """Return for how long a pause lasts that was given as a duration, or as the time of its end."""
+    from storage_core.quantities import looks_like_time, parse_duration_ns, parse_time_ns
+
+    now_ns = time.time_ns()
+    if looks_like_time(text):
+        end_ns = parse_time_ns(text, "UNTIL")
+    else:
+        try:
+            end_ns = now_ns + parse_duration_ns(text, "UNTIL")
+        except ValueError as error:
+            example = "a duration like 90s or 2h, or a time like 2026-11-21T12:00:00Z"
+            raise ValueError(f"UNTIL {text!r}: write {example}") from error
+    if end_ns <= now_ns:
+        raise ValueError(f"UNTIL {text!r} is not in the future; `jstream consumer resume` ends a pause")
+    return (end_ns - now_ns) / 1e9
+
+
+def what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
+    """Return what a purge removes, in words."""
+    what = f"messages of subject {subject}" if subject else "messages"
+    if up_to is not None:
+        return f"the {what} below sequence {up_to}"
+    return f"all but the last {keep} {what}" if keep is not None else f"all {what}"
