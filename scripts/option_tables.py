@@ -19,20 +19,24 @@ name. A duration has a unit: `500ms`, `90s`, `2m`, `1h30m`, `7d`. A size may hav
 powers of 1,024.
 """
 
+# Where an option may be given, as the column `for` says it.
+PLACES = {
+    frozenset(Use): "all",
+    frozenset({Use.READ, Use.STREAM_READ}): "reads",
+    frozenset({Use.WRITE, Use.STREAM_WRITE}): "writes",
+}
+
 
 def page() -> str:
-    """Return the page: one table a use."""
-    parts = [HEAD]
-    for use in Use:
-        rows = [option for option in OPTIONS if use in option.uses]
-        lines = [f"## {use.value.capitalize()}", "", "| option | takes | default | meaning |", "|---|---|---|---|"]
-        parts.append("\n".join([*lines, *(_row(option) for option in rows), ""]))
-    return "\n".join(parts)
+    """Return the page: each option once, with the uses that it is for."""
+    lines = ["| option | for | takes | default | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([HEAD, *lines, *map(_row, OPTIONS), ""])
 
 
 def _row(option: Option) -> str:
     meaning = f"Another name of `{option.alias}`. {option.meaning}".strip() if option.alias else option.meaning
-    cells = (f"`{option.name}`", option.kind.words, option.default, meaning)
+    places = PLACES.get(frozenset(option.uses)) or ", ".join(use.value for use in Use if use in option.uses)
+    cells = (f"`{option.name}`", places, option.kind.words, option.default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
