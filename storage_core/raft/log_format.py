@@ -28,6 +28,7 @@ from struct import Struct
 
 from crc32c import crc32c
 
+from storage_core.checksum import add_crc, crc_is_good
 from storage_core.errors import CorruptRecordError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.raft.entry import CHAIN_SIZE, HISTORY_SIZE, POSITION_MAX, CommitRecord, Entry, Seal, Vote
 
@@ -66,21 +67,11 @@ class SegmentHeader:
     base_chain: bytes
 
     def encode(self) -> bytes:
-        return _seal_page(
-            _HEADER.pack(
-                SEGMENT_MAGIC,
-                FORMAT_VERSION,
-                0,
-                PAGE_SIZE,
-                self.store_id,
-                self.volume_id,
-                self.instance_id,
-                self.number,
-                self.base_index,
-                self.base_term,
-                self.base_chain,
-            )
-        )
+        fields = _HEADER.pack(
+            SEGMENT_MAGIC, FORMAT_VERSION, 0, PAGE_SIZE, self.store_id, self.volume_id, self.instance_id, self.number,
+            self.base_index, self.base_term, self.base_chain,
+        )  # fmt: skip
+        return add_crc(fields, PAGE_SIZE)
 
 
 def decode_segment_header(page: bytes) -> SegmentHeader:
@@ -91,7 +82,7 @@ def decode_segment_header(page: bytes) -> SegmentHeader:
     if len(page) < PAGE_SIZE:
         raise TruncatedRecordError("segment header", 0, PAGE_SIZE, len(page))
     magic, version, _, page_size, store, volume, instance, number, index, term, chain = _HEADER.unpack_from(page)
-    if magic != SEGMENT_MAGIC or not _page_is_sealed(page):
+    if magic != SEGMENT_MAGIC or not crc_is_good(page[:PAGE_SIZE]):
         raise CorruptRecordError("segment header", 0, "bad magic or checksum")
     if version != FORMAT_VERSION or page_size != PAGE_SIZE:
         raise UnsupportedVersionError(f"log segment of version {version}, this program reads {FORMAT_VERSION}")
@@ -103,7 +94,7 @@ def encode_commit_record(record: CommitRecord) -> bytes:
     count = len(record.fsynced)
     assert count <= FSYNCED_COUNT_MAX, count
     place = (record.generation, record.term, record.index, record.chain)
-    return _seal_page(_COMMIT.pack(COMMIT_MAGIC, FORMAT_VERSION, 0, count, *place, b"".join(record.fsynced)))
+    return add_crc(_COMMIT.pack(COMMIT_MAGIC, FORMAT_VERSION, 0, count, *place, b"".join(record.fsynced)), PAGE_SIZE)
 
 
 def decode_commit_record(page: bytes) -> CommitRecord | None:
@@ -115,7 +106,7 @@ def decode_commit_record(page: bytes) -> CommitRecord | None:
         raise CorruptRecordError("commit record", 0, f"the file ends after {len(page)} of {PAGE_SIZE} bytes")
     if not any(page):
         return None
-    if not _page_is_sealed(page):
+    if not crc_is_good(page[:PAGE_SIZE]):
         raise CorruptRecordError("commit record", 0, "bad checksum")
     magic, version, _, count, generation, term, index, chain, fsynced = _COMMIT.unpack_from(page)
     if magic != COMMIT_MAGIC or version != FORMAT_VERSION:
@@ -245,12 +236,3 @@ def _next_page(at: int) -> int:
 
 def _round_up(at: int) -> int:
     return -(-at // PAGE_SIZE) * PAGE_SIZE
-
-
-def _seal_page(content: bytes) -> bytes:
-    page = content + bytes(PAGE_SIZE - _CRC.size - len(content))
-    return page + _CRC.pack(crc32c(page))
-
-
-def _page_is_sealed(page: bytes) -> bool:
-    return bool(_CRC.unpack_from(page, PAGE_SIZE - _CRC.size)[0] == crc32c(page[: PAGE_SIZE - _CRC.size]))

@@ -28,8 +28,7 @@ Source: docs/formats/object-log.md.
 from dataclasses import dataclass
 from struct import Struct
 
-from crc32c import crc32c
-
+from storage_core.checksum import CRC_SIZE, add_crc, crc_is_good
 from storage_core.errors import CorruptRecordError, TruncatedRecordError, UnsupportedVersionError
 from storage_core.raft import log_format
 from storage_core.raft.entry import POSITION_MAX, CommitRecord, Entry, EntryId, Vote
@@ -39,7 +38,6 @@ FORMAT_VERSION = 1
 MAGIC = b"JSTRMREC"
 NO_ID = bytes(16)
 _HEADER = Struct("<8sHHI16s16s16sQ16sQ16sQQ16s16sQQ16s")
-_CRC = Struct("<I")
 assert _HEADER.size == 192
 
 
@@ -70,15 +68,15 @@ class LogRecord:
             self.put_id, self.vote.term, self.vote.candidate, *self.base, self.snapshot_id, *commit,
         )  # fmt: skip
         content = header + log_format.encode_records(self.entries, _HEADER.size)
-        return content + _CRC.pack(crc32c(content))
+        return add_crc(content)
 
 
 def decode(data: bytes, where: object) -> LogRecord:
     """Return the record; raises TruncatedRecordError, CorruptRecordError, UnsupportedVersionError naming the object."""
-    if len(data) < _HEADER.size + _CRC.size:
-        raise TruncatedRecordError(f"{where}", 0, _HEADER.size + _CRC.size, len(data))
-    content = data[: -_CRC.size]
-    if data[: len(MAGIC)] != MAGIC or _CRC.unpack(data[-_CRC.size :])[0] != crc32c(content):
+    if len(data) < _HEADER.size + CRC_SIZE:
+        raise TruncatedRecordError(f"{where}", 0, _HEADER.size + CRC_SIZE, len(data))
+    content = data[:-CRC_SIZE]
+    if data[: len(MAGIC)] != MAGIC or not crc_is_good(data):
         raise CorruptRecordError(f"{where}", 0, "bad magic or checksum")
     (_, version, _, count, store_id, volume_id, instance_id, number, put_id, term, candidate, *rest) = (
         _HEADER.unpack_from(content)

@@ -14,9 +14,9 @@ from hashlib import blake2b
 from struct import Struct
 
 import msgspec
-from crc32c import crc32c
 
 from storage_core.bounded import decode as decode_struct
+from storage_core.checksum import add_crc, crc_is_good
 from storage_core.errors import CorruptionError, UnsupportedVersionError
 from storage_core.file_kinds import SNAPSHOT
 from storage_core.raft.entry import CHAIN_SIZE, POSITION_MAX, EntryId, Vote
@@ -28,7 +28,6 @@ PAYLOAD_SIZE_MAX = SNAPSHOT.size_max - PAGE_SIZE  # bytes
 STATE_SIZE_MAX = PAYLOAD_SIZE_MAX - (1 << 20)  # bytes; room for what else is in a snapshot
 TRAIL_COUNT_MAX = 4096  # a log that ends no further below than this is told from one of another copy of the store
 _HEADER = Struct("<8sHHI16s16s16sQQ16s8sQ16s")
-_CRC = Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,7 @@ def encode(header: SnapshotHeader) -> bytes:
         header.payload_size,
         header.payload_digest,
     )
-    page = fields + bytes(PAGE_SIZE - _CRC.size - len(fields))
-    return page + _CRC.pack(crc32c(page))
+    return add_crc(fields, PAGE_SIZE)
 
 
 def decode(page: bytes) -> SnapshotHeader:
@@ -103,7 +101,7 @@ def decode(page: bytes) -> SnapshotHeader:
     if len(page) < PAGE_SIZE:
         raise CorruptionError(f"snapshot header has {len(page)} bytes instead of {PAGE_SIZE}")
     magic, version, _, _, *fields = _HEADER.unpack_from(page)
-    if magic != MAGIC or _CRC.unpack_from(page, PAGE_SIZE - _CRC.size)[0] != crc32c(page[: PAGE_SIZE - _CRC.size]):
+    if magic != MAGIC or not crc_is_good(page[:PAGE_SIZE]):
         raise CorruptionError("snapshot header has a bad magic or checksum")
     if version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"snapshot of version {version}, this program reads {FORMAT_VERSION}")

@@ -18,6 +18,7 @@ import numpy as np
 from crc32c import crc32c
 
 from storage_core.bounded import decode
+from storage_core.checksum import CRC_SIZE, add_crc, crc_is_good
 from storage_core.errors import CorruptionError, NotAStoreError, UnsupportedVersionError
 from storage_core.file_kinds import BACKUP_MANIFEST
 from storage_core.files import Files
@@ -30,8 +31,7 @@ MAGIC, UNFINISHED_MAGIC = b"JSTRMBKP", b"JSTRMBKU"
 FORMAT_VERSION = 1
 PROLOGUE = Struct("<8sI")  # magic, version; its CRC follows, in every version
 HEADER = Struct("<8sIIQ16s")  # ... size and digest of the payload
-_CRC = Struct("<I")
-HEADER_SIZE = HEADER.size + _CRC.size
+HEADER_SIZE = HEADER.size + CRC_SIZE
 DIGEST_SIZE = 16
 PAYLOAD_SIZE_MAX = BACKUP_MANIFEST.size_max - HEADER_SIZE  # bytes
 NUMBER_DTYPE = np.dtype([("block_id", "V16"), ("number", "<u4")])
@@ -101,7 +101,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     payload = msgspec.msgpack.encode(manifest)
     prologue = PROLOGUE.pack(MAGIC, FORMAT_VERSION)
     header = HEADER.pack(MAGIC, FORMAT_VERSION, crc32c(prologue), len(payload), _digest(payload))
-    return header + _CRC.pack(crc32c(header)) + payload
+    return add_crc(header) + payload
 
 
 def payload_size(header: bytes, path: Path) -> int:
@@ -118,7 +118,7 @@ def payload_size(header: bytes, path: Path) -> int:
         raise CorruptionError(f"{path}: offset_bytes 12: bad checksum over magic and version")
     if version != FORMAT_VERSION:
         raise UnsupportedVersionError(f"{path} has version {version}; this program reads version {FORMAT_VERSION}")
-    if _CRC.unpack_from(header, HEADER.size)[0] != crc32c(header[: HEADER.size]):
+    if not crc_is_good(header[:HEADER_SIZE]):
         raise CorruptionError(f"{path}: offset_bytes {HEADER.size}: bad checksum over the header")
     if size > PAYLOAD_SIZE_MAX:
         raise CorruptionError(f"{path} declares {size} bytes, at most {PAYLOAD_SIZE_MAX} are allowed")
@@ -174,13 +174,12 @@ _UNFINISHED = Struct("<8sI16s")  # magic, version, store id; the CRC follows
 
 
 def encode_unfinished(store_id: bytes) -> bytes:
-    fields_ = _UNFINISHED.pack(UNFINISHED_MAGIC, FORMAT_VERSION, store_id)
-    return fields_ + _CRC.pack(crc32c(fields_))
+    return add_crc(_UNFINISHED.pack(UNFINISHED_MAGIC, FORMAT_VERSION, store_id))
 
 
 def decode_unfinished(encoded: bytes) -> bytes | None:
     """Return the id of the store whose backup was begun; None if the mark was cut off or is damaged."""
-    if len(encoded) != _UNFINISHED.size + _CRC.size or crc32c(encoded[:-4]) != _CRC.unpack(encoded[-4:])[0]:
+    if len(encoded) != _UNFINISHED.size + CRC_SIZE or not crc_is_good(encoded):
         return None
     magic, version, store_id = _UNFINISHED.unpack_from(encoded)
     return bytes(store_id) if (magic, version) == (UNFINISHED_MAGIC, FORMAT_VERSION) else None

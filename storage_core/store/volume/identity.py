@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from struct import Struct
 
-from crc32c import crc32c
-
+from storage_core.checksum import add_crc, crc_is_good
 from storage_core.deadlines import together
 from storage_core.errors import (
     CorruptionError,
@@ -37,7 +36,6 @@ MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
 PAGE_SIZE = IDENTITY.size_max  # bytes
 _FIELDS = Struct("<8sHHI16s16s16sQ")
-_CRC = Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,14 @@ class VolumeIdentity:
         fields = _FIELDS.pack(
             MAGIC, FORMAT_VERSION, 0, PAGE_SIZE, self.store_id, self.volume_id, self.instance_id, self.created_ns
         )
-        page = fields + bytes(PAGE_SIZE - _CRC.size - len(fields))
-        return page + _CRC.pack(crc32c(page))
+        return add_crc(fields, PAGE_SIZE)
 
 
 def decode_identity(page: bytes, path: Path) -> VolumeIdentity:
     """Return the identity; raises NotAStoreError, CorruptionError, UnsupportedVersionError naming the file."""
     if page[: len(MAGIC)] != MAGIC:
         raise NotAStoreError(f"{path} is not the identity of a jstream volume: it begins with {page[:8]!r}")
-    if len(page) != PAGE_SIZE or _CRC.unpack_from(page, PAGE_SIZE - _CRC.size)[0] != crc32c(page[: -_CRC.size]):
+    if len(page) != PAGE_SIZE or not crc_is_good(page):
         raise CorruptionError(f"{path} is damaged: {len(page)} bytes, bad checksum")
     _, version, _, _, store_id, volume_id, instance_id, created_ns = _FIELDS.unpack_from(page)
     if version != FORMAT_VERSION:
