@@ -244,6 +244,8 @@ FORGED_APPENDS = [
     append(duplicate_count=1),
     append(duplicate_size=-1),
     append(duplicate_size=51),
+    append(superseded_size=-1),
+    append(rows=b"", subject_set_of=b"", superseded_size=-1),  # without blocks, as a batch that has no messages
     append(streams=(blocks(1), blocks(1))),
     append(streams=(blocks(1, incarnation=b"1"),)),
 ]
