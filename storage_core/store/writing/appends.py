@@ -211,10 +211,12 @@ def commit(
         result = session.propose(_append(transaction, [part for part, _ in parts], writer, content))
         assert isinstance(result, machine.AppendDone)
         for name, (_, superseded) in zip(chosen, parts, strict=True):
+            incarnation, got = transaction.targets[name].incarnation, result.appended[name]
+            limits.remember(session.state, incarnation, chosen[name], got.first)
             if superseded is not None:
-                stream = session.state.by_incarnation(transaction.targets[name].incarnation)
+                stream = session.state.by_incarnation(incarnation)
                 assert stream is not None, name  # appended to just now
-                subjects.appended(stream, superseded.new, result.appended[name].first, result.appended[name].end)
+                subjects.appended(stream, superseded.new, got.first, got.end)
     assert isinstance(result, machine.AppendDone)
     for name in {block.stream for block in staged if block.has_rollup} & result.appended.keys():
         got = result.appended[name]

@@ -6,7 +6,8 @@ nothing. It is proposed in the same round of fsyncs as the append that went over
 
 Blocks that go as a whole are known from the manifest. Of the block that the new low watermark lies in, and of blocks
 that single messages are removed from, sizes or times are read once and kept, so that a stream at its limit, or a work
-queue, does not read them again at each append or acknowledgement.
+queue, does not read them again at each append or acknowledgement. Those of larger blocks that this process writes
+itself are kept from the start.
 
 max_msgs, max_bytes   the newest messages that fit are kept. With `discard` new nothing goes: appends are refused
 max_age               messages go from the first one on, up to the first that is young enough: as in JetStream, one with
@@ -23,7 +24,7 @@ from storage_core.block.format import ROW_COUNT_MAX
 from storage_core.block.runs import SequenceRuns
 from storage_core.errors import DataLossError, UnavailableError
 from storage_core.metadata.commands import Remove
-from storage_core.metadata.config import OLD
+from storage_core.metadata.config import LIMITS, OLD
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
@@ -31,9 +32,11 @@ from storage_core.store.reading.plan import whole_blocks
 from storage_core.store.reading.reading import ReadOptions, ask_block, measured, read_slices
 from storage_core.store.reading.slices import BlockSlice, shown_counts
 from storage_core.store.volume.volumes import Volume
+from storage_core.store.writing.staging import StagedBlock
 
 KEPT_SIZE_MAX = 64 << 20  # bytes of columns of blocks, of all streams; the newest one is kept in any case
 KEPT_COUNT_MAX = 1024
+REMEMBERED_ROWS_MIN = 1024  # smaller blocks are merged soon
 _NOTHING = SequenceSet.empty().encode()
 _NONE = np.empty(0, np.int64)
 _ROWS_AT_ONCE = 4096
@@ -79,6 +82,39 @@ class Limits:
         self.env = self._env = env
         self._kept: dict[tuple[bytes, int, _Measure], _Column] = {}  # by block and its first sequence; latest used last
         self._kept_size = 0
+        self._written: dict[tuple[bytes, int], tuple[bytes, _Column]] = {}  # by block and first sequence: stream, sizes
+        self._written_size = 0
+
+    def remember(self, state: StoreState, incarnation: bytes, blocks: Sequence[StagedBlock], first: int) -> None:
+        """Keep the message bytes of blocks that this process has appended from `first` on, if they may be asked for.
+
+        Where there is no room, those before them are kept: they are at the edge sooner.
+        """
+        stream = state.by_incarnation(incarnation)
+        for block in blocks:
+            sizes, start = block.sizes, first
+            first += block.summary.span
+            if sizes is None or len(sizes) < REMEMBERED_ROWS_MIN or stream is None or not _asks_for_sizes(stream):
+                continue
+            assert len(sizes) == block.summary.span, (len(sizes), block.summary.span)
+            sizes = sizes.astype(np.min_scalar_type(sizes.max()))
+            if self._has_no_room(sizes):
+                self._forget_gone(state)
+            if not self._has_no_room(sizes):
+                column = _Column(SequenceSet.from_ranges([(start, first)]), sizes)
+                self._written[block.summary.block_id, start] = incarnation, column
+                self._written_size += column.nbytes
+
+    def _has_no_room(self, sizes: np.ndarray) -> bool:
+        return len(self._written) >= KEPT_COUNT_MAX or self._written_size + sizes.nbytes > KEPT_SIZE_MAX
+
+    def _forget_gone(self, state: StoreState) -> None:
+        """Forget blocks of which nothing is there any more."""
+        for key, (incarnation, column) in list(self._written.items()):
+            stream = state.by_incarnation(incarnation)
+            if stream is None or int(column.sequences.ends[-1]) <= stream.first_sequence:
+                del self._written[key]
+                self._written_size -= column.nbytes
 
     def command(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Remove | None:
         """Return what brings the stream back under its limits; None if it is.
@@ -124,6 +160,8 @@ class Limits:
         The first time no more is read than that. Who comes back for more gets all, once.
         """
         key = bytes(row["block_id"][0]), int(row["first"][0]), measure
+        if measure is message_sizes_of and key[:2] in self._written:
+            return self._written[key[:2]][1]
         column = self._kept.pop(key, None)
         if column is None or not (column.is_whole or len(column.values) >= row_count):
             if column is not None:
@@ -268,6 +306,11 @@ class _Asked:
             shown = shown.difference(removed)
             values = values[~removed.mask(rows.sequences(start, rows.row_count))]
         return SequenceRuns(shown.starts, shown.ends), values
+
+
+def _asks_for_sizes(stream: StreamState) -> bool:
+    """Return whether messages of the stream may go one day whose sizes are to be known."""
+    return stream.config.retention != LIMITS or may_go(stream)
 
 
 def may_go(stream: StreamState) -> bool:

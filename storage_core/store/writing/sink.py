@@ -42,13 +42,15 @@ class SealedBlock:
     first: int  # sequence of its first row; 0 if rows have none yet
     hash_sum: int  # over the hashes of its rows; 0 without
     file: MirroredFile
+    sizes: np.ndarray | None  # message bytes of each row, if they are kept
 
 
 class BlockSink:
     """Writes rows as blocks, one after the other. Not thread-safe; `seal` or `discard` ends it."""
 
-    def __init__(self, place: BlockPlace, env: Environment) -> None:
-        self._place, self._env = place, env
+    def __init__(self, place: BlockPlace, env: Environment, keeps_sizes: bool = False) -> None:
+        self._place, self._env, self._keeps_sizes = place, env, keeps_sizes
+        self._sizes: list[np.ndarray] = []  # of the block that is being written
         self.sealed: list[SealedBlock] = []
         self._file: MirroredFile | None = None
         self._writer: BlockWriter | None = None
@@ -100,6 +102,8 @@ class BlockSink:
             )
             self._rows += rows.stop - rows.start
             self._bytes += int(sizes[rows].sum())
+            if self._keeps_sizes:
+                self._sizes.append(sizes[rows])
             self._hash_sum += int(hashes[rows].sum()) if hashes is not None else 0
             start = rows.stop
             if self._writer.size >= FILE_SIZE_TARGET_MAX:
@@ -110,7 +114,7 @@ class BlockSink:
         identity = BlockIdentity(place.store_id, place.incarnation, block_id, place.transaction_id)
         self._file = MirroredFile(place.volumes, place.incarnation, block_id, place.needed, self._env)
         self._writer = BlockWriter(self._file, identity, place.codec)
-        self._first, self._rows, self._bytes, self._hash_sum = first, 0, 0, 0
+        self._first, self._rows, self._bytes, self._hash_sum, self._sizes = first, 0, 0, 0, []
 
     def seal(self) -> None:
         """End the block that is being written, if there is one: what follows goes to another. Raises OSError."""
@@ -119,7 +123,8 @@ class BlockSink:
         assert self._file is not None
         summary = self._writer.finish()
         self._file.close()
-        self.sealed.append(SealedBlock(summary, self._first, self._hash_sum, self._file))
+        sizes = np.concatenate(self._sizes) if self._sizes else None
+        self.sealed.append(SealedBlock(summary, self._first, self._hash_sum, self._file, sizes))
         self._file = self._writer = None
         self._rows = self._bytes = 0
 

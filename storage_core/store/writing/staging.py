@@ -11,8 +11,9 @@ import logging
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from storage_core import access
@@ -97,6 +98,7 @@ class StagedBlock:
     hash_sum: int | None = None  # of its messages, as in content.py; None: they were not hashed
     has_rollup: bool = False  # some message of its task takes the place of others
     expires_ns: int = 0  # when the first message of its task expires; 0: none does
+    sizes: np.ndarray | None = field(default=None, compare=False, repr=False)  # message bytes, of a local transaction
 
 
 class Stager:
@@ -113,7 +115,7 @@ class Stager:
             target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
             transaction.id, target.block_max_msgs, target.block_max_bytes,
         )  # fmt: skip
-        self._sink = BlockSink(place, env)
+        self._sink = BlockSink(place, env, keeps_sizes=transaction.is_local)
 
     @property
     def is_open(self) -> bool:
@@ -162,6 +164,7 @@ class Stager:
             block.hash_sum if self._hashed else None,
             self._has_rollup,
             self._expires_ns,
+            block.sizes,
         )
 
     def discard(self) -> None:

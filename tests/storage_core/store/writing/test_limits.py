@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from harness.processes import SECOND_NS, Machine
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage_core.errors import InvalidMessageError, LimitExceededError
@@ -116,6 +116,34 @@ def test_the_edge_of_an_old_block_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     for number in range(50, 70):
         stream.publish("s", str(number))
     assert (len(read), data_of(stream)) == (1, [str(number) for number in range(20, 70)])
+
+
+@pytest.mark.parametrize("room", [limits.KEPT_SIZE_MAX, 5_000])
+@pytest.mark.parametrize("key", ["max_bytes", "max_msgs"])
+def test_blocks_that_this_process_wrote_are_not_read_at_the_edge(
+    key: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as there is room for their sizes; a process that did not write them comes to the same by reading."""
+    read = []
+    monkeypatch.setattr(limits, "ask_block", lambda *a: read.append(a) or reading.ask_block(*a))
+    monkeypatch.setattr(limits, "KEPT_SIZE_MAX", room)
+    lengths = np.random.default_rng(8).integers(0, 300, 24_000)
+    value = {"max_bytes": 550_000, "max_msgs": 3_501}[key]
+    machine = Machine(20)
+    writer = made(machine, **{key: value})
+    for number, start in enumerate(range(0, len(lengths), 2_000)):
+        stream = machine.open().stream("S") if number > 8 else writer
+        appended = pa.table({"data": [bytes(length) for length in lengths[start : start + 2_000].tolist()]})
+        stream.append(appended)
+        shown = np.array(sequences_of(stream))
+        sizes = lengths[: start + 2_000] + len("s")
+        newest = np.cumsum(sizes[::-1])
+        count = int(np.searchsorted(newest, value, side="right")) if key == "max_bytes" else min(value, len(sizes))
+        assert shown.tolist() == list(range(len(sizes) - count + 1, len(sizes) + 1))
+        assert stream.state().data_size == int(newest[count - 1])
+        if number == 8:
+            assert bool(read) == (room == 5_000)
+    assert read
 
 
 def test_millions_over_a_limit_go_in_one_entry() -> None:
@@ -331,9 +359,16 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
-@given(LIMITS, OPERATIONS)
-def test_a_stream_shows_what_a_list_with_limits_does(config: dict[str, Any], operations: list[tuple[str, Any]]) -> None:
+@pytest.mark.parametrize("remembered_rows_min", [1, limits.REMEMBERED_ROWS_MIN])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=LIMITS, operations=OPERATIONS)
+def test_a_stream_shows_what_a_list_with_limits_does(
+    config: dict[str, Any],
+    operations: list[tuple[str, Any]],
+    remembered_rows_min: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "REMEMBERED_ROWS_MIN", remembered_rows_min)
     machine = Machine(17)
     stream = made(machine, **{"block_max_msgs": 4, "duplicate_window": 0, **config})
     store, model = machine.open(), Model(**config)
@@ -356,10 +391,10 @@ def _do(machine: Machine, store: Store, stream: Stream, model: Model, what: str,
         first = stream.last_sequence + 1
         added = [(first + at, times[at], 1 + lengths[at]) for at in range(len(value))]
         if model.append(added, now):
-            assert stream.append(given) == range(first, first + len(value))
+            assert stream.append(pa.Table.from_pylist(given)) == range(first, first + len(value))
         else:
             with pytest.raises(LimitExceededError):
-                stream.append(given)
+                stream.append(pa.Table.from_pylist(given))
     elif what == "remove" and model.messages:
         sequence = model.messages[value % len(model.messages)][0]
         stream.remove(sequence)
