@@ -81,7 +81,8 @@ def commit_all(store: Store, waiting: list[tuple[Transaction, list[StagedBlock]]
 def commit_in(session: object, store: Store, transaction: Transaction, blocks: list[StagedBlock]) -> None:
     from storage_core.store.writing import appends
 
-    appends.commit(session, transaction, blocks, None, (), store._window, store._limits, store.environment)  # type: ignore[arg-type]
+    known = store._window, store._limits, store._subjects
+    appends.commit(session, transaction, blocks, None, (), *known, store.environment)  # type: ignore[arg-type]
 
 
 def test_one_that_is_refused_does_not_take_the_others_with_it(paths: list[Path]) -> None:

@@ -36,6 +36,7 @@ from storage_core.store.writing import appends
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import decisive
+from storage_core.store.writing.per_subject import SubjectIndex
 from storage_core.store.writing.staging import StagedBlock, Stager
 
 ROWS_PER_BLOCK = 10
@@ -252,7 +253,7 @@ def block_files(store: Store) -> list[list[str]]:
 def commit_alone(store: Store, transaction: Any, staged: list[StagedBlock]) -> None:
     """Commit without the maintenance behind it, which would mend at once what the commit found missing."""
     with store.metadata.session(60.0) as session:
-        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), Limits(REAL), REAL)
+        appends.commit(session, transaction, staged, None, (), MsgIdWindow(), Limits(REAL), SubjectIndex(REAL), REAL)
 
 
 HARM: dict[str, Callable[[Path], object]] = {
