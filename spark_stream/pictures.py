@@ -4,7 +4,7 @@ They are inline SVG, written by a template. Where there are more sequences than 
 them, and the worst of these shows, so one damaged message in ten million is seen. The words that show beside a box
 have the exact sequences.
 
-What goes wrong is drawn higher than what is well, and what is missing as an empty box; `look/look.css` has the colours.
+What goes wrong is drawn higher than what is well, and what is missing as an empty box; `look.css` has the colours.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream import pictures
+from storage_core import notebook
 from storage_core.comparison import Drift, State
 from storage_core.foreign import LAYOUTS, ForeignStore, open_foreign, recognise_foreign
 from storage_core.foreign import side_by_side as foreign_side_by_side
@@ -65,7 +66,7 @@ def import_streams(
     chosen = (streams,) if isinstance(streams, str) else tuple(streams)
     truncates = isinstance(source, StanStore) and source.truncate_bad_eof
     request = ImportRequest(chosen, dict(as_names or {}), num_replicas, skip_damage, truncates)
-    return importing.import_streams(store, source, request, progress)
+    return notebook.Info(importing.import_streams(store, source, request, progress), notebook.import_html)
 
 
 def picture(drift: Drift | Sequence[Drift]) -> "Picture":

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from storage_core import notebook
 from storage_core.sequences import SequenceSet
 
 
@@ -236,6 +237,22 @@ class Drift:
             parts.append(f"no majority for {_messages(unsettled)}")
         parts.append(f"{_messages(len(self.lost))} lost" if self.lost else "nothing lost")
         return ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        columns = ("copy", "verdict", "last", *(state.label for state in State), "digest")
+        rows = [
+            (
+                copy.label,
+                notebook.marked("current", "whole")
+                if copy.whole
+                else notebook.marked("damaged", copy.problem or "not whole"),
+                "unknown" if copy.last is None else f"{copy.last:,}",
+                *(f"{copy.count(state):,}" for state in State),
+                copy.digest[:12],
+            )
+            for copy in self.copies
+        ]
+        return notebook.listing(f"Stream {self.stream}: {self.verdict()}", columns, rows)
 
     def to_json(self) -> dict[str, Any]:
         first, end = self.bounds

@@ -96,7 +96,7 @@ def test_wheel_installs_exactly_the_four_names(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == INSTALLED | {"pyspark_jstream-0.1.0.dist-info"}
     assert "pyspark_jstream-0.1.0.dist-info/licenses/LICENSE" in names
-    assert {"spark_stream/look/look.css", "spark_stream/look/templates/page.html"} <= set(names)
+    assert {"storage_core/look.css", "spark_stream/look/templates/page.html"} <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".blk")) or "/tests/" in name]
 
 

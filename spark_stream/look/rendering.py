@@ -7,6 +7,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from storage_core import notebook
+
+LOOK = "look.css"
+
 
 def render(template: str, **values: Any) -> Markup:
     """Return a template of `look/templates` with its values."""
@@ -15,7 +19,9 @@ def render(template: str, **values: Any) -> Markup:
 
 @cache
 def stylesheet(name: str) -> Markup:
-    """Return `look.css` (colours and charts) or `page.css` (pages to read)."""
+    """Return LOOK (colours and charts, which notebooks have too) or `page.css` (pages to read)."""
+    if name == LOOK:
+        return Markup(notebook.stylesheet())
     return Markup(resources.files("spark_stream.look").joinpath(name).read_text("utf-8"))
 
 

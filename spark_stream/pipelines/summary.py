@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_stream.pipelines.state import now_text
+from storage_core import notebook
 
 
 @dataclass(slots=True)
@@ -68,6 +69,23 @@ class Summary:
             "stopped": self.stopped or None,
             "error": self.error or None,
         }
+
+    def _repr_html_(self) -> str:
+        outcome = "skipped: another run is at work" if self.skipped else "done" if self.ok else f"failed: {self.error}"
+        took = [f"{stream}: {self.first[stream]:,} to {end - 1:,}" for stream, end in self.end.items()]
+        return notebook.facts(
+            f"Run of {self.pipeline}",
+            [
+                ("Outcome", notebook.marked("current" if self.ok else "damaged", outcome)),
+                *([("Stopped", self.stopped)] if self.stopped else []),
+                ("Rows in", f"{self.rows_in:,}"),
+                ("Rows out", f"{self.rows_out:,}"),
+                ("Rows to dead letters", f"{self.rows_dead:,}"),
+                ("Sequences", took or "none"),
+                ("Batches", f"{self.batches:,}"),
+                ("Duration", f"{self.duration_s:,.1f} s"),
+            ],
+        )
 
     def line(self) -> str:
         return json.dumps(self.to_json()) + "\n"

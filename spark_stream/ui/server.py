@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from spark_stream.look.rendering import LOOK, stylesheet
 from spark_stream.look.terminal import show_size
 from spark_stream.pictures import replica_map_svg
 from spark_stream.ui import changes, downloads, payload, rescue
@@ -35,11 +36,11 @@ REQUEST_SIZE_MAX = 32 << 10  # bytes of a request's line and headers
 UNAVAILABLE = 503
 WORDS_MAX = 2000  # letters of an error on a page
 STATIC = {
-    "look.css": ("look/look.css", "text/css; charset=utf-8"),
-    "ui.css": ("ui/static/ui.css", "text/css; charset=utf-8"),
-    "ui.js": ("ui/static/ui.js", "text/javascript; charset=utf-8"),
-    "htmx.min.js": ("ui/static/htmx.min.js", "text/javascript; charset=utf-8"),
-    "icon.svg": ("ui/static/icon.svg", "image/svg+xml"),
+    "ui.css": "text/css; charset=utf-8",
+    "ui.js": "text/javascript; charset=utf-8",
+    "htmx.min.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    LOOK: "text/css; charset=utf-8",
 }
 Model = Callable[..., Mapping[str, Any]]
 
@@ -87,8 +88,10 @@ class Server:
     def __init__(self, site: Site, keys: Keys) -> None:
         self.site, self.keys, self.tasks = site, keys, changes.Tasks(site)
         self.rescue = rescue.Rescue(site.rescues, site.announce)
-        package = resources.files("spark_stream")
-        self._static = {name: package.joinpath(path).read_bytes() for name, (path, _) in STATIC.items()}
+        folder = resources.files("spark_stream.ui").joinpath("static")
+        self._static = {
+            name: stylesheet(name).encode() if name == LOOK else folder.joinpath(name).read_bytes() for name in STATIC
+        }
         self._templates = Environment(
             loader=PackageLoader("spark_stream.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
@@ -283,7 +286,7 @@ class Server:
         name = request.path_params["name"]
         if name not in self._static:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return Response(self._static[name], headers={"Cache-Control": CACHED}, media_type=STATIC[name][1])
+        return Response(self._static[name], headers={"Cache-Control": CACHED}, media_type=STATIC[name])
 
     def _stream(self, request: Request) -> Response:
         return RedirectResponse(f"{request.url.path}/messages", 307)

@@ -1,7 +1,6 @@
 """What a store and its streams look like to people and scripts: JSON with the keys of the NATS JetStream API."""
 
-import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -260,79 +259,3 @@ def event_json(event: Event) -> dict[str, Any]:
     """Return the shape of one element of `events --json`."""
     names = ("kind", "stream", "consumer", "volume", "before", "after", "reason")
     return {"time": rfc3339(event.time_ns), **{name: getattr(event, name) or None for name in names}}
-
-
-# --- notebooks
-
-
-class Info(dict[str, Any]):
-    """A JSON object of `info()`, which notebooks show as a table."""
-
-    def __init__(self, values: dict[str, Any], show: Callable[[dict[str, Any]], str]) -> None:
-        super().__init__(values)
-        self._show = show
-
-    def _repr_html_(self) -> str:
-        return self._show(self)
-
-
-def stream_html(info: dict[str, Any]) -> str:
-    """Return a stream as a small table for notebooks."""
-    state, config = info["state"], info["config"]
-    replicas = [f"{one['path']}: {_condition(one)}" for one in info["cluster"]["replicas"]]
-    return _table(
-        f"Stream {config['name']}",
-        [
-            ("Subjects", ", ".join(config["subjects"])),
-            ("Messages", f"{state['messages']:,}"),
-            ("Bytes", f"{state['bytes']:,}"),
-            ("Sequences", f"{state['first_seq']:,} to {state['last_seq']:,}"),
-            ("Replicas", replicas),
-        ],
-    )
-
-
-def store_html(info: dict[str, Any], cluster: dict[str, Any] | None = None) -> str:
-    """Return a store as a small table for notebooks: what `store info` says and, if it is there, `cluster info`."""
-    volumes = [f"{one['path']}: {_condition(one)}" for one in cluster["volumes"]] if cluster else None
-    return _table(
-        "Store",
-        [
-            ("Volumes", volumes or [one["path"] for one in info["volumes"]]),
-            ("Streams", f"{info['streams']:,}"),
-            ("Messages", f"{info['messages']:,}"),
-            ("Bytes", f"{info['bytes']:,}"),
-        ],
-    )
-
-
-def consumer_html(info: dict[str, Any]) -> str:
-    """Return a consumer as a small table for notebooks, its newest events with it."""
-    told = [f"{one['time'][:19]} {one['kind']}: {one['reason']}" for one in info["events"][-3:]]
-    return _table(
-        f"Consumer {info['name']} of stream {info['stream_name']}",
-        [
-            ("Delivered", f"{info['delivered']['stream_seq']:,}"),
-            ("Ack floor", f"{info['ack_floor']['stream_seq']:,}"),
-            ("Waiting for their acknowledgement", f"{info['num_ack_pending']:,}"),
-            ("Delivered more than once", f"{info['num_redelivered']:,}"),
-            ("Not delivered yet", f"{info['num_pending']:,}"),
-            ("Skipped: removed or lost first", f"{info['num_skipped']:,}"),
-            *([("Paused", "yes")] if info["paused"] else []),
-            *([("Events", told)] if told else []),
-        ],
-    )
-
-
-def _condition(one: dict[str, Any]) -> str:
-    """Return a volume's or replica's state, with the reason if there is one."""
-    return f"{one['state']} ({one['reason']})" if one["reason"] else str(one["state"])
-
-
-def _table(title: str, rows: Sequence[tuple[str, str | Iterable[str]]]) -> str:
-    body = "".join(f"<tr><th>{html.escape(key)}</th><td>{_lines(value)}</td></tr>" for key, value in rows)
-    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
-
-
-def _lines(value: str | Iterable[str]) -> str:
-    return "<br>".join(html.escape(one) for one in ([value] if isinstance(value, str) else value))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from storage_core import notebook
 from storage_core.errors import (
     AlreadyExistsError,
     NotAStoreError,
@@ -136,7 +137,7 @@ class Store(OpenStore):
         self.close()
 
     def _repr_html_(self) -> str:
-        return describe.store_html(self.info(), self.cluster_info())
+        return notebook.store_html(self.info(), self.cluster_info())
 
     def edit(self, **settings: Any) -> None:
         """Change settings of the store; those that are not given stay as they are.
@@ -243,11 +244,11 @@ class Store(OpenStore):
 
     def info(self) -> dict[str, Any]:
         """Return what there is to know about the store, with keys of the NATS API where they mean the same."""
-        return describe.Info(describe.store_info(self.state(), self.volumes()), describe.store_html)
+        return notebook.Info(describe.store_info(self.state(), self.volumes()), notebook.store_html)
 
     def cluster_info(self) -> dict[str, Any]:
         """Return what each volume is like: its metadata, and all copies of streams on it taken together."""
-        return describe.cluster_info(self.survey())
+        return notebook.Info(describe.cluster_info(self.survey()), notebook.cluster_html)
 
     def report(self, streams: Sequence[str] | None = None, exact_times: bool = False) -> list[dict[str, Any]]:
         """Return these streams (None: all, by name) as `Stream.info` has them, from one look at the volumes.
@@ -279,7 +280,7 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        return operations.verify(self, progress, names_of(streams))
+        return notebook.Info(operations.verify(self, progress, names_of(streams)), notebook.check_html)
 
     def compare(self, stream: str, progress: Callable[[int, int], None] | None = None) -> "Drift":
         """Return all copies of a stream side by side, message by message; reads every byte of them.
@@ -302,7 +303,7 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        return operations.repair(self, progress, names_of(streams))
+        return notebook.Info(operations.repair(self, progress, names_of(streams)), notebook.check_html)
 
     def scrub(
         self,
@@ -318,7 +319,8 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        return operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
+        found = operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
+        return notebook.Info(found, notebook.check_html)
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None

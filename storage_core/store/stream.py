@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from storage_core import notebook
 from storage_core import subjects as subject_rules
 from storage_core.errors import (
     DataLossError,
@@ -77,13 +78,13 @@ class Stream:
 
     def info(self) -> dict[str, Any]:
         """Return configuration, state and replicas with the keys of the NATS JetStream API."""
-        return describe.Info(describe.stream_info(self._store, self.state()), describe.stream_html)
+        return notebook.Info(describe.stream_info(self._store, self.state()), notebook.stream_html)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r} of {self._store!r})"
 
     def _repr_html_(self) -> str:
-        return describe.stream_html(self.info())
+        return notebook.stream_html(self.info())
 
     # --- writing
 

@@ -18,12 +18,13 @@ def test_nodes_are_compared_drawn_and_imported(tmp_path: Path) -> None:
     page = (tmp_path / "drift.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "<svg" in page
     assert rescue.picture([drift])._repr_html_().startswith("<svg")
+    assert f"Stream ORDERS: {drift.verdict()}" in drift._repr_html_()
     with pytest.raises(ValueError, match=r"drift\.png"):
         rescue.picture(drift).save(tmp_path / "drift.png")
 
     with Store.create([tmp_path / name for name in "abc"]) as store:
         report = rescue.import_streams(store, nodes, "ORDERS")
-        assert len(report["streams"]) == 1
+        assert len(report["streams"]) == 1 and "<td>6,011</td>" in report._repr_html_()
         message_count = store.stream("ORDERS").state().message_count
         assert message_count == 6011
         rescue.import_streams(store, nodes, "ORDERS")

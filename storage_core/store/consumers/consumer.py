@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
+from storage_core import notebook
 from storage_core.errors import (
     ConsumerNotFoundError,
     DataLossError,
@@ -140,7 +141,7 @@ class Consumer:
         return f"Consumer({self.name!r} of stream {self.stream_name!r} of {self._store!r})"
 
     def _repr_html_(self) -> str:
-        return describe.consumer_html(self.info())
+        return notebook.consumer_html(self.info())
 
     def _find(self, state: StoreState) -> tuple[StreamState, ConsumerState]:
         """Return the stream and the consumer; raises StaleIncarnationError, NotFoundError naming the nearest name."""
@@ -469,7 +470,7 @@ def info_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> d
         "incarnation": consumer.incarnation.hex(),
         "events": [describe.event_json(event) for event in consumer.events],
     }
-    return describe.Info(found, describe.consumer_html)
+    return notebook.Info(found, notebook.consumer_html)
 
 
 def move_of(stream: StreamState, consumer: ConsumerState, made: Decision, events: tuple[Event, ...]) -> MoveConsumer:

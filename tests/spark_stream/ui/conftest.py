@@ -24,6 +24,6 @@ def volumes(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def store(volumes: list[Path]) -> Iterator[Store]:
     """A store with a stream of six blocks of ten messages, holes in it, and two consumers."""
-    with Store.create([str(one) for one in volumes]) as store:
+    with Store.create([str(volume) for volume in volumes]) as store:
         make_orders(store)
         yield store

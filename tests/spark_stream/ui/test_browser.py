@@ -75,6 +75,8 @@ def test_every_page_is_whole_and_usable(
     window = Window(chromium, serve(volumes), width, scheme)
     for path in [*PAGES, "/streams/ORDERS/messages/61", f"/streams/ORDERS/blocks/{block}", "/nothing"]:
         window.look(path)
+    window.look("/streams/ORDERS/messages")
+    assert window.page.locator("td.preview").first.bounding_box()["width"] > 200  # the data is seen on a phone, too
     window.close()
 
 
