@@ -251,7 +251,8 @@ class Server:
             **{"page": values, "top": top, "section": section, "here": here, "paths": self.site.paths},
             asked=request.query_params.get, changes=self.site.allows_changes, csrf=self.keys.csrf,
             has_pipelines=bool(self.site.pipelines), has_rescue=bool(self.site.rescues),
-            live=is_live and values.get("is_live", True), age=lambda time: age_text(time, now_ns) if now_ns else time,
+            live=is_live and request.method == "GET" and values.get("is_live", True),
+            age=lambda time: age_text(time, now_ns) if now_ns else time,
             link=lambda **changes: _link(request, changes),
         )  # fmt: skip
         return HTMLResponse(text.encode("utf-8", "replace"), status)
