@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: commands from Typer, Python from docstrings, metrics.
+"""Pages of the site that are made when it is built: commands from Typer, Python from docstrings, metrics; its colours.
 
 A hook of mkdocs (mkdocs.yml). What is made here is never out of date, and lies in no file of the repository.
 """
@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 import pyspark_jstream
 from spark_stream.cli.app import app
 from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
+from storage_core.notebook import stylesheet
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.stream import Stream
 
@@ -25,7 +26,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages; called by mkdocs."""
     for name, make in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(make()) + "\n"))
+    files.append(File.generated(config, "look.css", content=colours()))
     return files
+
+
+def colours() -> str:
+    """Return the colours of all that jstream draws as variables of the site."""
+    named = re.findall(r"--\w+: light-dark\(.*?\);", stylesheet())
+    return "[data-md-color-scheme] {\n  " + "\n  ".join(named) + "\n}\n"
 
 
 def commands_page() -> Iterator[str]:
