@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 from harness.cases import REPORTS
-from harness.copied_checkpoints import Life, replaces_one_stream_or_says_why, replays_by_the_filters_of_its_plan
+from harness.copied_checkpoints import (
+    Life,
+    replaces_one_stream_or_says_why,
+    replays_by_the_filters_of_its_plan,
+    replays_the_range_of_its_plan,
+)
 from mutants.datasource.datasource_mutants import MUTANTS, made
 
 SEEDS = range(12)
@@ -14,6 +19,7 @@ def live(seed: int, folder: Path) -> None:
     folder.mkdir()
     replaces_one_stream_or_says_why(folder)
     replays_by_the_filters_of_its_plan(folder)
+    replays_the_range_of_its_plan(folder)
     Life(seed, folder).live()
 
 

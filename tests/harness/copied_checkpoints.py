@@ -213,6 +213,33 @@ def replaces_one_stream_or_says_why(folder: Path) -> None:
             make(options, from_arrow_schema(schema), True)
 
 
+def rows_between(reader: Any, start: Any, end: Any) -> list[bytes]:
+    """Read a batch as its tasks do; the reader is stopped after it."""
+    batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+    reader.stop()
+    return [value for batch in batches for value in batch.column("data").to_pylist()]
+
+
+def replays_the_range_of_its_plan(folder: Path) -> None:
+    """More messages come before a batch is repeated, in a process that begins by itself somewhere else."""
+    store = Store.create(folder / "replayed")
+    stream = store.add_stream({"name": "S", "subjects": ["s"]})
+    stream.append([{"subject": "s", "data": b"0"}])
+    options = CaseInsensitiveDict({"path": store.paths[0], "stream": "S", "startingOffsets": "latest"})
+    schema = from_arrow_schema(pa.schema([("data", pa.binary())]))
+    reader = source.stream_reader(options, schema)
+    start = reader.initialOffset()
+    stream.append([{"subject": "s", "data": data} for data in (b"1", b"2")])
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert rows_between(reader, start, end) == [b"1", b"2"]
+    stream.append([{"subject": "s", "data": b"3"}])
+    reader = source.stream_reader(options, schema)
+    later = reader.initialOffset()
+    assert rows_between(reader, later, end) == [b"1", b"2"], "Spark asks for the beginning anew"
+    reader = source.stream_reader(options, schema)
+    assert rows_between(reader, end, reader.latestOffset(end, ReadAllAvailable())) == [b"3"]
+
+
 def replays_by_the_filters_of_its_plan(folder: Path) -> None:
     """A consumer is removed and made again with other filters before a batch is repeated."""
     store = Store.create(folder / "filtered")
@@ -222,15 +249,10 @@ def replays_by_the_filters_of_its_plan(folder: Path) -> None:
     options = CaseInsensitiveDict({"path": store.paths[0], "stream": "S", "consumer": "etl"})
     schema = from_arrow_schema(pa.schema([("data", pa.binary())]))
 
-    def read(reader: Any, start: Any, end: Any) -> list[bytes]:
-        batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
-        reader.stop()
-        return [value for batch in batches for value in batch.column("data").to_pylist()]
-
     reader = source.stream_reader(options, schema)
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert read(reader, start, end) == [b"1", b"3"]
+    assert rows_between(reader, start, end) == [b"1", b"3"]
     stream.consumer("etl").delete()
     stream.add_consumer({"name": "etl", "filter_subjects": ["s.b"]})
-    assert read(source.stream_reader(options, schema), start, end) == [b"1", b"3"]
+    assert rows_between(source.stream_reader(options, schema), start, end) == [b"1", b"3"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from harness.mutants import Replacement, maker_of
 
-from datasource import source, stream_offsets, stream_writer, writer
+from datasource import source, stream_offsets, stream_source, stream_writer, writer
 from datasource.stream_writer import StreamWriter
 from storage_core.metadata import appends
 from storage_core.store.writing import staging
@@ -114,6 +114,23 @@ def forgets_the_filters_of_a_plan() -> list[Replacement]:
     return [(stream_offsets, "_decoded", lambda *arguments: replace(plain(*arguments), filters=()))]
 
 
+def begins_a_first_batch_where_the_stream_ends_by_now() -> list[Replacement]:
+    plain = stream_offsets._decoded
+    return [(stream_offsets, "_decoded", lambda *arguments: replace(plain(*arguments), begin=None))]
+
+
+def replays_up_to_the_newest_message() -> list[Replacement]:
+    def to_the_end(state: Any, name: str, first: int, until: Any) -> tuple[int, int]:
+        return first, state.stream(name).next_sequence
+
+    return [(stream_source, "_range", to_the_end)]
+
+
+def reads_the_last_message_of_a_batch_again() -> list[Replacement]:
+    plain = stream_source._range
+    return [(stream_source, "_range", lambda state, name, first, until: plain(state, name, max(1, first - 1), until))]
+
+
 MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -131,6 +148,9 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
         empties_the_streams_that_get_rows_alone,
         reads_by_the_filters_that_a_consumer_has_now,
         forgets_the_filters_of_a_plan,
+        begins_a_first_batch_where_the_stream_ends_by_now,
+        replays_up_to_the_newest_message,
+        reads_the_last_message_of_a_batch_again,
     )
 }
 
