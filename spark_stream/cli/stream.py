@@ -39,6 +39,7 @@ from spark_stream.cli.stream_options import (
     DiscardOption,
     DiscardPerSubjectOption,
     DupeWindowOption,
+    MarkerTtlOption,
     MaxAgeOption,
     MaxBytesOption,
     MaxConsumersOption,
@@ -87,6 +88,7 @@ def add(
     deny_purge: DenyPurgeOption = None,
     allow_rollup: AllowRollupOption = None,
     allow_msg_ttl: AllowTtlOption = None,
+    subject_del_markers_ttl: MarkerTtlOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -128,6 +130,7 @@ def edit(
     deny_purge: DenyPurgeOption = None,
     allow_rollup: AllowRollupOption = None,
     allow_msg_ttl: AllowTtlOption = None,
+    subject_del_markers_ttl: MarkerTtlOption = None,
     block_max_msgs: BlockMessagesOption = None,
     block_max_bytes: BlockBytesOption = None,
     block_max_age: BlockAgeOption = None,
@@ -281,12 +284,19 @@ def _over_limits(store: "Store", config: dict[str, Any]) -> str:
     excess = store.excess(config)
     if excess is None:
         return ""
+    done = f"{counted(excess.done_count, 'message')} ({show_size(excess.done_size)}) that no consumer needs"
+    if not excess.message_count:
+        return done
     messages = f"{counted(excess.message_count, 'message')} ({show_size(excess.data_size)})"
     below, count = f"below sequence {excess.low_watermark}", len(excess.sequences)
-    if not count:
-        return f"{messages} {below}"
     over = "over the limit of their subjects"
-    return f"{messages} {over}" if count == excess.message_count else f"{messages}, {count} {over}, the others {below}"
+    if not count:
+        said = f"{messages} {below}"
+    elif count == excess.message_count:
+        said = f"{messages} {over}"
+    else:
+        said = f"{messages}, {count} {over}, the others {below}"
+    return f"{said}, and {done}" if excess.done_count else said
 
 
 def _summaries(store: "Store") -> list[dict[str, Any]]:
@@ -364,11 +374,17 @@ def _report_row(info: dict[str, Any]) -> list[Any]:
         show_size(state["bytes"]),
         state["first_seq"],
         state["last_seq"],
-        state["num_deleted"],
+        _removed(state),
         sum(end - first for first, end in state["lost_ranges"]),
         ", ".join(f"{count} {one}" for one, count in counts.items()),
         sum(replica["damaged_blocks"] for replica in replicas),
     ]
+
+
+def _removed(state: Mapping[str, Any]) -> int:
+    """Return how many messages the stream had and does not show, by whatever removed them, but for lost ones."""
+    lost = sum(end - first for first, end in state["lost_ranges"])
+    return max(0, int(state["last_seq"] - state["messages"] - state["num_duplicates"] - lost))
 
 
 def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> None:
@@ -379,6 +395,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
     from storage_core.quantities import format_duration
 
     config, state, cluster = info["config"], info["state"], info["cluster"]
+    marker_ttl = config["subject_delete_marker_ttl"]
     facts = [
         ("created", info["created"]),
         ("subjects", ", ".join(config["subjects"])),
@@ -398,6 +415,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         ("deny purge", config["deny_purge"]),
         *([("allow rollup", True)] if config["allow_rollup_hdrs"] else []),
         *([("allow message TTL", True)] if config["allow_msg_ttl"] else []),
+        *([("delete markers", format_duration(marker_ttl))] if marker_ttl else []),
         *([("sealed", True)] if config["sealed"] else []),
         ("block size", f"{show_size(config['block_max_bytes'])} or {config['block_max_msgs']:,} messages"),
         *([("block age", format_duration(config["block_max_age"]))] if config["block_max_age"] else []),
@@ -413,7 +431,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
             ("size", show_size(state["bytes"])),
             ("first sequence", f"{first} at {state['first_ts']}" if state["messages"] else first),
             ("last sequence", f"{last} at {state['last_ts']}" if state["messages"] else last),
-            ("removed", state["num_deleted"]),
+            ("removed", _removed(state)),
             *([("duplicates", state["num_duplicates"])] if state["num_duplicates"] else []),
             ("lost ranges", ", ".join(f"{begin} to {end - 1}" for begin, end in state["lost_ranges"]) or None),
             ("consumers", state["consumer_count"]),

@@ -67,6 +67,12 @@ AllowRollupOption = Annotated[
 AllowTtlOption = Annotated[
     bool | None, typer.Option("--allow-msg-ttl/--no-allow-msg-ttl", help="Take messages with the header Nats-TTL.")
 ]
+MarkerTtlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--subject-del-markers-ttl", metavar="DURATION", help="Leave a marker where time took a subject: 1h; 0: none."
+    ),
+]
 BlockMessagesOption = Annotated[
     int | None, typer.Option("--block-max-msgs", metavar="N", help="Messages in a block at most.")
 ]
@@ -114,6 +120,10 @@ _KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "deny_purge": ("deny_purge", bool),
     "allow_rollup": ("allow_rollup_hdrs", bool),
     "allow_msg_ttl": ("allow_msg_ttl", bool),
+    "subject_del_markers_ttl": (
+        "subject_delete_marker_ttl",
+        lambda text: parse_duration_option(text, "--subject-del-markers-ttl"),
+    ),
     "block_max_msgs": ("block_max_msgs", int),
     "block_max_bytes": ("block_max_bytes", lambda text: parse_size(text, "--block-max-bytes")),
     "block_max_age": ("block_max_age", lambda text: parse_duration_option(text, "--block-max-age")),

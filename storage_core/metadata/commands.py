@@ -103,7 +103,8 @@ class AppendedBlocks(msgspec.Struct, frozen=True):
     duplicate_size: int = 0  # message bytes of the duplicates
     overwrite: bool = False  # remove everything before, in the same step
     expires: bytes = b""  # <i8 a row: when its first message expires, at the earliest; 0: none does; empty: none at all
-    superseded: bytes = b""  # encoded SequenceSet, absolute: over the limits of their subjects, new ones among them
+    # Encoded SequenceSet, absolute: over the limits of their subjects, new ones among them; or what markers stand for.
+    superseded: bytes = b""
     superseded_size: int = 0  # message bytes of those
 
 

@@ -1,7 +1,7 @@
 """Configuration of streams and of a store: the keys, their defaults, and what is refused.
 
 Names and meanings are those of JetStream where it has them. A key whose meaning this version does not carry out is
-refused by name unless it asks for what happens anyway (`subject_delete_marker_ttl=0` makes none, and nor do we).
+refused by name unless it asks for what happens anyway (`first_seq=1` is where every stream begins).
 """
 
 import re
@@ -26,7 +26,8 @@ BLOCK_MAX_MSGS = 4_000_000
 DESCRIPTION_SIZE_MAX = 4096
 METADATA_SIZE_MAX = 128 * 1024
 SUBJECT_COUNT_MAX = 1024
-MINUTE_NS = 60_000_000_000
+SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
 PRIVATE, GROUP = "private", "group"  # who may use a store's files: their owner, or a group as well
 OLD, NEW = "old", "new"  # which messages a full stream does without
 LIMITS, INTEREST, WORKQUEUE = "limits", "interest", "workqueue"  # what decides how long messages stay
@@ -45,7 +46,6 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "placement": (),
     "republish": (),
     "subject_transform": (),
-    "subject_delete_marker_ttl": (0,),
     "persist_mode": ("default",),
     # What a server writes into every configuration it shows, whatever was asked for.
     "allow_direct": (False, True),  # how messages may be asked for: here everybody reads the blocks
@@ -86,12 +86,19 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_rollup_hdrs: bool = False  # messages with the header Nats-Rollup take the place of those before
     allow_msg_ttl: bool = False  # messages with the header Nats-TTL go when that time is over
     sealed: bool = False
+    # ns that a marker stays where time took the last message of a subject, 1 s at least; unset: none is left.
+    subject_delete_marker_ttl: int | msgspec.UnsetType = msgspec.UNSET
     description: str = ""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
     block_max_msgs: int = BLOCK_MAX_MSGS
     block_max_bytes: int = BLOCK_MAX_BYTES
     block_max_age: int = 0  # no block has messages of two spans of so many ns since 1970, by the time they came; 0: any
     archive_command: tuple[str, ...] = ()  # run for each block that goes; empty: none
+
+    @property
+    def marker_ttl_s(self) -> int:
+        """Seconds that delete markers stay; 0: none are left."""
+        return (self.subject_delete_marker_ttl or 0) // SECOND_NS
 
     @classmethod
     def from_mapping(cls, mapping: "Mapping[str, Any] | StreamConfig") -> "StreamConfig":
@@ -120,6 +127,16 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         for key in ("max_age", "duplicate_window", "block_max_age"):
             if key in values:
                 values[key] = parse_duration_ns(values[key], key)
+        if "subject_delete_marker_ttl" in values:
+            ttl = values.pop("subject_delete_marker_ttl")
+            ttl_ns = parse_duration_ns(ttl if ttl is not None else 0, "subject_delete_marker_ttl")
+            if ttl_ns:  # as a server does
+                values = {
+                    "allow_msg_ttl": True,
+                    "allow_rollup_hdrs": True,
+                    **values,
+                    "subject_delete_marker_ttl": ttl_ns,
+                }
         if values.get("max_age") and "duplicate_window" not in values:
             values["duplicate_window"] = min(values["max_age"], 2 * MINUTE_NS)
         config = cls(**values)
@@ -130,7 +147,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the configuration with the keys of JetStream's API."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
         shown["subjects"], shown["archive_command"] = list(self.subjects), list(self.archive_command)
-        return shown
+        shown.setdefault("subject_delete_marker_ttl", 0)
+        return {name: shown[name] for name in self.__struct_fields__}
 
 
 def check_key(
@@ -231,6 +249,13 @@ def _check_limits(config: StreamConfig) -> None:
         )
     if config.retention not in RETENTIONS:
         raise ValueError(f"retention: {config.retention!r} is unknown; valid values are {', '.join(RETENTIONS)}")
+    if config.subject_delete_marker_ttl:
+        if config.marker_ttl_s < 1:
+            ttl = format_duration(config.subject_delete_marker_ttl)
+            raise ValueError(f"subject_delete_marker_ttl: {ttl} is not 0 (no markers) or 1s and more")
+        for needed in ("allow_msg_ttl", "allow_rollup_hdrs"):
+            if not getattr(config, needed):
+                raise ValueError(f"subject_delete_marker_ttl: markers have headers that need {needed}; set it as well")
     if config.allow_rollup_hdrs and config.deny_purge:
         raise ValueError("allow_rollup_hdrs: a rollup purges what lies before it, and deny_purge is set")
     if -1 < config.max_bytes < config.max_msg_size:

@@ -1,5 +1,7 @@
 """Commands about the store as a whole: its first entry, its volumes, events, transactions that are forgotten."""
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 
@@ -18,7 +20,7 @@ from storage_core.metadata.commands import (
 )
 from storage_core.metadata.manifest import Table
 from storage_core.metadata.results import Done, Place, Result, refuse, refuse_with
-from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, StreamState
+from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
 from storage_core.raft import rules
 
 
@@ -82,15 +84,29 @@ def edit_store(state: StoreState, place: Place, time_ns: int, command: EditStore
 
 def check_totals(before: StoreState, after: StoreState) -> None:
     """Refuse what takes the store over a limit of all its streams together; what is over it already may shrink."""
-    settings = before.settings
-    for limit, value, present, now in (
-        ("max_streams", settings.max_streams, len(before.streams), len(after.streams)),
-        ("max_consumers", settings.max_consumers, before.streams.consumer_count, after.streams.consumer_count),
-        ("max_msgs", settings.max_msgs, before.streams.message_count, after.streams.message_count),
-        ("max_bytes", settings.max_bytes, before.streams.data_size, after.streams.data_size),
-    ):
-        if isinstance(value, int) and now > max(value, present):
-            refuse_with(errors.LimitExceededError("", limit, value, present, now - present))
+    now = totals_of(after.streams)
+    error = over_totals(before, {limit: now[limit] - count for limit, count in totals_of(before.streams).items()})
+    if error is not None:
+        refuse_with(error)
+
+
+def totals_of(streams: Streams) -> dict[str, int]:
+    """Return what the limits of a store count, by their names."""
+    return {
+        "max_streams": len(streams),
+        "max_consumers": streams.consumer_count,
+        "max_msgs": streams.message_count,
+        "max_bytes": streams.data_size,
+    }
+
+
+def over_totals(state: StoreState, more: Mapping[str, int]) -> errors.LimitExceededError | None:
+    """Return why the store has no room for more of what its limits count; None if it has."""
+    for limit, present in totals_of(state.streams).items():
+        value, given = getattr(state.settings, limit), more.get(limit, 0)
+        if isinstance(value, int) and given > 0 and present + given > value:
+            return errors.LimitExceededError("", limit, value, present, given)
+    return None
 
 
 def _voting(voters: tuple[Voter, ...]) -> set[bytes]:

@@ -14,6 +14,7 @@ from storage_core.metadata.commands import (
     RecordHolders,
     RestoreStreams,
 )
+from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.consumers import restored
 from storage_core.metadata.invariants import check_stream
 from storage_core.metadata.manifest import PENDING_DELETE_DTYPE, Table, ids
@@ -51,12 +52,17 @@ def edit_stream(state: StoreState, place: Place, time_ns: int, command: EditStre
         check_change(old.retention, new.retention, old.name)
     except errors.RequirementError as error:
         refuse(type(error), str(error))
-    stream = replace(stream, config=new)
-    if new.retention != old.retention:
+    return state.with_stream(with_config(stream, new)), Done()
+
+
+def with_config(stream: StreamState, config: StreamConfig) -> StreamState:
+    """Return the stream with another configuration, its messages as they are; asked before an edit as well."""
+    old, stream = stream.config, replace(stream, config=config)
+    if config.retention != old.retention:
         stream = replace(stream, missed_end=stream.first_sequence)
         for _, consumer in stream.consumers.items():
             stream = stream.with_consumer(beginning(stream, consumer))
-    return state.with_stream(stream), Done()
+    return stream
 
 
 def delete_stream(state: StoreState, place: Place, time_ns: int, command: DeleteStream) -> tuple[StoreState, Result]:

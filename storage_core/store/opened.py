@@ -125,7 +125,7 @@ class OpenStore:
                 count += self._release_all(stream.incarnation)
             if may_go(stream) or len(stream.expiries):
                 with self.session(frees=True) as session:
-                    count += appends.enforce(session, stream.incarnation, self._limits)
+                    count += appends.enforce(session, stream.incarnation, self._limits, self._subjects)
         return count
 
     def _release_all(self, incarnation: bytes) -> int:

@@ -210,24 +210,38 @@ class Store(OpenStore):
             with session.group():
                 session.propose(EditStream(stream.incarnation, merged))
                 self.release(session, stream.incarnation)
-                appends.enforce(session, stream.incarnation, self._limits, "max_msgs_per_subject" in given)
+                appends.enforce(
+                    session, stream.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in given
+                )
         return Stream(self, stream.incarnation, name)
 
     def excess(self, config: StreamConfig | Mapping[str, Any]) -> "Excess | None":
         """Return what `edit_stream` with this configuration would remove from the stream now; None for nothing."""
-        from storage_core.store.writing import per_subject
-        from storage_core.store.writing.limits import Limits
+        from storage_core.metadata.stream_changes import with_config
+        from storage_core.store.writing import per_subject, retention
+        from storage_core.store.writing.limits import Excess, Limits
 
         given = config.to_json() if isinstance(config, StreamConfig) else dict(config)
-        state = self.state()
+        state, volumes, limits = self.state(), self.volumes(), Limits(self._env)
         stream = self.stream_state(str(given.get("name")), state)
         merged = StreamConfig.from_mapping({**stream.config.to_json(), **given})
-        edited = replace(stream, config=merged)
-        over = Limits(self._env).excess(state, edited, self.volumes())
-        if "max_msgs_per_subject" not in given:
-            return over
-        left = replace(edited, low_watermark=over.low_watermark) if over is not None else edited
-        return per_subject.added(over, edited, *per_subject.excess(state, left, self.volumes(), self._env))
+        edited = with_config(stream, merged)
+        done, done_size = retention.unneeded(state, edited, volumes, limits, self._env)
+        left = edited
+        if done:
+            left = replace(
+                edited,
+                removed=edited.removed.union(done),
+                message_count=edited.message_count - len(done),
+                data_size=edited.data_size - done_size,
+            )
+        over = limits.excess(state, left, volumes)
+        if "max_msgs_per_subject" in given:
+            shown = replace(left, low_watermark=over.low_watermark) if over is not None else left
+            over = per_subject.added(over, left, *per_subject.excess(state, shown, volumes, self._env))
+        if done:
+            over = replace(over or Excess(stream.low_watermark, 0, 0), done_count=len(done), done_size=done_size)
+        return over
 
     def delete_stream(self, name: str) -> None:
         """Delete the stream and its messages. A stream made later under this name is another incarnation."""

@@ -40,8 +40,11 @@ from storage_core.foreign.plans import match_names
 from storage_core.foreign.slices import note_damage
 from storage_core.foreign.stan.guard import StoreUse, check_use
 from storage_core.foreign.stan.store import StanStore
+from storage_core.frozen import replace
 from storage_core.metadata.commands import Event, PrepareStreams, RecordEvents, RestoreStreams
-from storage_core.metadata.state import StoreState, StreamState, encode_stream
+from storage_core.metadata.manifest import decode_blocks
+from storage_core.metadata.state import StoreState, StreamState, encode_stream, kept_of
+from storage_core.metadata.store_changes import over_totals
 from storage_core.store.backups.restored_streams import PREPARED_NS, STREAMS_SIZE_MAX
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.session import Session
@@ -149,6 +152,12 @@ class _Import:
             uses = self._uses()
             for use in uses:
                 check_use(_last_use(state, use), use)
+            known = [
+                StreamState(one.config, b"", 0, (), message_count=sum(part.row_count for part in one.slices))
+                for one in wanted
+            ]
+            consumers = sum(one.is_durable for stream in wanted for one in stream.consumers)
+            _check_room(state, known, {"max_streams": len(wanted), "max_consumers": consumers})
         self._total = sum(len(stream.slices) for stream in wanted)
         self._step(0)
         for at in range(0, len(wanted), STREAMS_AT_ONCE):
@@ -334,13 +343,17 @@ class _Import:
         """Write what is missing, and bring the streams of one entry."""
         records: dict[bytes, dict[int, PartRecord]] = {}
         left: list[PartTask] = []
+        state = self._store.state()
         for work in works:
             done = self._done_before(work)
             records[work.stream.incarnation] = done
             self._step(sum(len(task.slices) for task in work.tasks if task.number in done))
             left += [task for task in work.tasks if task.number not in done]
+        size = {one: sum(map(_size_of, done.values())) for one, done in records.items()}
         for record in self._run_parts(left, self._step):
             records[record.incarnation][record.number] = record
+            size[record.incarnation] += _size_of(record)
+            _check_room(state, [replace(one.stream, data_size=size[one.stream.incarnation]) for one in works], {})
         with self._store.session() as session:
             made = [assemble(session, work, records[work.stream.incarnation], self._id, self._env) for work in works]
             left_over = [left for one in made for left in leftovers(session.writable, one.stream)]
@@ -444,6 +457,19 @@ class _Import:
             "failed": self._failed,
             "damage": damage,
         }
+
+
+def _check_room(state: StoreState, streams: Sequence[StreamState], more: Mapping[str, int]) -> None:
+    """Raise LimitExceededError if the store's totals have no room for what is known of these streams, and for more."""
+    kept = [kept_of(stream) for stream in streams]
+    sizes = {"max_msgs": sum(count for count, _ in kept), "max_bytes": sum(size for _, size in kept)}
+    error = over_totals(state, {**sizes, **more})
+    if error is not None:
+        raise error
+
+
+def _size_of(record: PartRecord) -> int:
+    return int(decode_blocks(record.rows, "rows")["data_size"].sum())
 
 
 def _replicas(state: StoreState, asked: int | None) -> int:

@@ -13,15 +13,18 @@ it.
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 
+from storage_core import buffers
 from storage_core.block.format import BlockExpectation
 from storage_core.block.reader import BlockReader
-from storage_core.errors import DiskFullError, RequirementError, StorageError
+from storage_core.errors import DiskFullError, LimitExceededError, RequirementError, StorageError
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents, Remove
 from storage_core.metadata.config import StreamConfig
@@ -37,15 +40,15 @@ from storage_core.store.reading.reading import ask_block, measured
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing import expiry, per_subject, rollups
+from storage_core.store.writing import expiry, markers, per_subject, rollups
 from storage_core.store.writing.content import combined
 from storage_core.store.writing.duplicates import MsgIdWindow, msg_ids
-from storage_core.store.writing.limits import Limits
+from storage_core.store.writing.limits import Limits, may_go
 from storage_core.store.writing.mirrored_file import BROKEN_DISK, decisive, says_broken
 from storage_core.store.writing.orphans import transaction_of
 from storage_core.store.writing.per_subject import SubjectIndex, Superseded
 from storage_core.store.writing.retention import release
-from storage_core.store.writing.staging import StagedBlock, Transaction, WriteFailure, WriteTarget
+from storage_core.store.writing.staging import StagedBlock, Stager, Transaction, WriteFailure, WriteTarget
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +203,7 @@ def commit(
     else:
         retire(session, failures)
         for name in chosen:  # what is too old makes room, where there is none for anything new
-            enforce(session, transaction.targets[name].incarnation, limits)
+            enforce(session, transaction.targets[name].incarnation, limits, subjects)
         parts = [
             _part(
                 session, transaction.targets[name], blocks, name in overwrite, window, subjects, env,
@@ -225,7 +228,7 @@ def commit(
         new = SequenceSet.from_ranges([(got.first, got.end)])
         release(session, transaction.targets[name].incarnation, limits, env, new)
     for name in chosen:
-        enforce(session, transaction.targets[name].incarnation, limits)
+        enforce(session, transaction.targets[name].incarnation, limits, subjects)
     if result.already:
         assert writer is not None
         _tell_again(session, writer, content, result)
@@ -236,7 +239,9 @@ def commit(
     return CommitResult(appended, result.already)
 
 
-def enforce(session: Session, incarnation: bytes, limits: Limits, all_subjects: bool = False) -> int:
+def enforce(
+    session: Session, incarnation: bytes, limits: Limits, subjects: SubjectIndex, all_subjects: bool = False
+) -> int:
     """Remove what the stream has over its limits; return how many messages that were.
 
     `all_subjects`: also over those of single subjects, which every append keeps to. Where the block at the edge cannot
@@ -245,10 +250,16 @@ def enforce(session: Session, incarnation: bytes, limits: Limits, all_subjects: 
     stream = session.state.by_incarnation(incarnation)
     if stream is None:
         return 0
-    count = 0
+    is_timed = len(stream.expiries) or (stream.config.max_age and may_go(stream))
+    now_ns = limits.env.now_ns() if is_timed else 0  # one look, for all that time takes and what it leaves
+    try:
+        count = _leave_markers(session, stream, limits, subjects, now_ns)
+    except (StorageError, OSError) as error:  # what goes without its marker would never get it
+        logger.warning("stream %r: what is over its limits stays for now: %s", stream.name, error)
+        return 0
     questions: list[Callable[[StoreState, StreamState, Sequence[Volume]], Remove | None]] = [
-        partial(expiry.command, limits=limits),
-        limits.command,
+        partial(expiry.command, limits=limits, now_ns=now_ns),
+        partial(limits.command, now_ns=now_ns),
     ]
     if all_subjects:
         questions.append(partial(per_subject.command, env=limits.env))
@@ -265,6 +276,55 @@ def enforce(session: Session, incarnation: bytes, limits: Limits, all_subjects: 
             assert isinstance(result, machine.RemoveDone)
             count += result.message_count
     return count
+
+
+def _leave_markers(session: Session, stream: StreamState, limits: Limits, subjects: SubjectIndex, now_ns: int) -> int:
+    """Put delete markers in the place of messages that time takes; return how many messages went for them.
+
+    Where a limit leaves no room for markers the messages go without: the limit is there to hold.
+    """
+    if not stream.config.subject_delete_marker_ttl or stream.config.sealed:
+        return 0
+    taken = markers.due(session.state, stream, session.volumes, limits, subjects, now_ns)
+    for start in range(0, len(taken), markers.MARKERS_AT_ONCE_MAX):
+        part = taken.slice(start, markers.MARKERS_AT_ONCE_MAX)
+        try:
+            _append_markers(session, stream.incarnation, part, limits, now_ns)
+        except LimitExceededError as error:
+            reason = f"{len(taken) - start} messages go without a delete marker: {error}"
+            session.propose(RecordEvents((Event("markers_left_out", stream.name, reason=reason),)))
+            return start
+    return len(taken)
+
+
+def _append_markers(session: Session, incarnation: bytes, taken: pa.Table, limits: Limits, now_ns: int) -> None:
+    """Append markers and remove what they take the place of, in one entry; raises what a session raises."""
+    stream, env = session.state.by_incarnation(incarnation), limits.env
+    assert stream is not None, incarnation
+    transaction = begin(session.state, session.volumes, [stream.name], env)
+    target = replace(  # the stream has taken these subjects, and may not by now
+        transaction.targets[stream.name], subjects=(">",), max_msg_size=-1, allow_rollup=True, allow_ttl=True
+    )
+    stager = Stager(transaction, target, 0, env=env, hashed=False)
+    try:
+        stager.write(markers.messages(stream.config, taken["subject"], now_ns))
+        staged = stager.finish()
+        failures = [failure for block in staged for failure in block.failures]
+        retire(session, failures)
+        gone = SequenceSet.from_sequences(buffers.numbers(taken["sequence"].combine_chunks()))
+        blocks, _ = _part(session, target, staged, False, None, None, env, True)
+        size = limits.size_of(session.state, stream, gone, session.volumes)
+        blocks = msgspec.structs.replace(blocks, superseded=gone.encode(), superseded_size=size)
+        command = Append(transaction.id, (blocks,))
+        result = session.check(command)
+        assert isinstance(result, machine.AppendDone)
+    except BaseException:
+        stager.discard()  # nobody was told of them
+        raise
+    session.propose(command)
+    got = result.appended[stream.name]
+    release(session, incarnation, limits, env, SequenceSet.from_ranges([(got.first, got.end)]))
+    _tell(session, failures)
 
 
 def _roll_up(session: Session, incarnation: bytes, new: range, limits: Limits, env: Environment) -> None:
@@ -364,19 +424,22 @@ def _part(
     target: WriteTarget,
     blocks: list[StagedBlock],
     overwrite: bool,
-    window: MsgIdWindow,
-    subjects: SubjectIndex,
+    window: MsgIdWindow | None,
+    subjects: SubjectIndex | None,
     env: Environment,
     is_own: bool,
 ) -> tuple[AppendedBlocks, Superseded | None]:
-    """Return what the append adds to one stream, after a look at the files, and what it takes the place of."""
+    """Return what the append adds to one stream, after a look at the files, and what it takes the place of.
+
+    `window`, `subjects`: None for messages of our own, which are neither duplicates nor too many of their subject.
+    """
     state, stream = session.state, session.state.by_incarnation(target.incarnation)
     assert stream is not None, target.stream  # the command was checked
     rows = np.zeros(len(blocks), BLOCK_DTYPE)
     sets: dict[tuple[str, ...], int] = {}
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
-    first, is_limited = 0, stream.config.max_msgs_per_subject >= 0
+    first, is_limited = 0, subjects is not None and stream.config.max_msgs_per_subject >= 0
     copies = good_copies(session, stream, blocks, env, is_own)
     for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
@@ -391,7 +454,7 @@ def _part(
             slices.append(_whole_block(state, stream, block, held, first))
         first += summary.span
     removed, size = SequenceSet.empty(), 0
-    if any(block.summary.msg_id_count for block in blocks) and stream.config.duplicate_window:
+    if window is not None and any(block.summary.msg_id_count for block in blocks) and stream.config.duplicate_window:
         found = np.concatenate([ask_block(one, msg_ids, env) + _place_of(one) for one in slices])
         again = _again(found)
         if not overwrite:
@@ -399,8 +462,9 @@ def _part(
         removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
     superseded = None
-    subjects.check(stream)
-    if is_limited:
+    if subjects is not None:
+        subjects.check(stream)
+    if subjects is not None and is_limited:
         names = _subjects_of(blocks)
         superseded = subjects.superseded(state, stream, session.volumes, slices, removed, names, overwrite)
     part = AppendedBlocks(

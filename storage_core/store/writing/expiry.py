@@ -10,6 +10,7 @@ import numpy as np
 
 from storage_core import buffers
 from storage_core.metadata.commands import Remove
+from storage_core.metadata.config import SECOND_NS
 from storage_core.metadata.manifest import EXPIRY_DTYPE
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.sequences import SequenceSet
@@ -23,7 +24,9 @@ from storage_core.store.writing.limits import Limits
 BLOCKS_AT_ONCE_MAX = 64  # that are read within one session
 
 
-def command(state: StoreState, stream: StreamState, volumes: Sequence[Volume], limits: Limits) -> Remove | None:
+def command(
+    state: StoreState, stream: StreamState, volumes: Sequence[Volume], limits: Limits, now_ns: int
+) -> Remove | None:
     """Return what removes messages whose time is over; None if there are none by what the metadata say.
 
     Raises DataLossError, UnavailableError if a block cannot be read.
@@ -31,7 +34,6 @@ def command(state: StoreState, stream: StreamState, volumes: Sequence[Volume], l
     if not len(stream.expiries) or stream.config.sealed:
         return None
     env, expiries = limits.env, stream.expiries.rows
-    now_ns = env.now_ns()
     due = expiries[expiries["due_ns"] <= now_ns][:BLOCKS_AT_ONCE_MAX]
     if not len(due):
         return None
@@ -70,6 +72,8 @@ def _over(
         rows, values = instructions.values_of(headers, instructions.TTL)
         spans_ns, _ = instructions.ttls(values)  # malformed ones, of an import, are none
         rows, spans_ns = rows[spans_ns > 0], spans_ns[spans_ns > 0]
+        if stream.config.max_msgs_per_subject != 1:  # as on a server: the marker is not to go before an older message
+            spans_ns = np.maximum(spans_ns, stream.config.marker_ttl_s * SECOND_NS)
         ends_ns = buffers.numbers(batch.column("timestamp_ns"))[rows] + spans_ns
         over.append(buffers.numbers(batch.column("sequence"))[rows[ends_ns <= now_ns]])
         later = ends_ns[ends_ns > now_ns]

@@ -53,6 +53,8 @@ class Excess:
     message_count: int
     data_size: int
     sequences: SequenceSet = field(default_factory=SequenceSet.empty)  # over the limits of their subjects
+    done_count: int = 0  # besides: messages that retention keeps for nobody
+    done_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +118,21 @@ class Limits:
                 del self._written[key]
                 self._written_size -= column.nbytes
 
-    def command(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Remove | None:
-        """Return what brings the stream back under its limits; None if it is.
+    def command(
+        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], now_ns: int | None = None
+    ) -> Remove | None:
+        """Return what brings the stream back under its limits; None if it is. Without `now_ns` it is now.
 
         Raises DataLossError, UnavailableError if the block at the edge cannot be read.
         """
-        excess = self.excess(state, stream, volumes)
+        excess = self.excess(state, stream, volumes, now_ns)
         if excess is None:
             return None
         return Remove(stream.incarnation, _NOTHING, excess.data_size, excess.low_watermark, "limits")
 
-    def excess(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume]) -> Excess | None:
+    def excess(
+        self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], now_ns: int | None = None
+    ) -> Excess | None:
         """Return what the stream has over the limits of its configuration; None if nothing. Raises as `command`."""
         config = stream.config
         if not may_go(stream):
@@ -139,12 +145,20 @@ class Limits:
             if 0 <= config.max_bytes < stream.data_size:
                 low_watermark = max(low_watermark, asked.end_of_bytes(stream.data_size - config.max_bytes))
         if config.max_age:
-            low_watermark = max(low_watermark, asked.end_of_old(self._env.now_ns() - config.max_age))
+            until_ns = (self._env.now_ns() if now_ns is None else now_ns) - config.max_age
+            low_watermark = max(low_watermark, asked.end_of_old(until_ns))
         if low_watermark <= stream.first_sequence:
             return None
         count = low_watermark - stream.low_watermark - stream.removed.count_in(stream.low_watermark, low_watermark)
         everything = count == stream.message_count
         return Excess(low_watermark, count, stream.data_size if everything else asked.size_below(low_watermark))
+
+    def old(self, state: StoreState, stream: StreamState, volumes: Sequence[Volume], now_ns: int) -> SequenceSet:
+        """Return the messages that are over `max_age`. Raises as `command`."""
+        if not stream.config.max_age or not may_go(stream):
+            return SequenceSet.empty()
+        end = _Asked(self, state, stream, volumes).end_of_old(now_ns - stream.config.max_age)
+        return stream.shown(stream.low_watermark, end)
 
     def column(
         self,

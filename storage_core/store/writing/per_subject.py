@@ -155,13 +155,35 @@ class SubjectIndex:
         new = new.chosen(~duplicates.mask(new.sequences)) if duplicates else new
         base = stream.next_sequence
         new = SubjectRows(new.hashes, new.sequences + base, new.sizes)
-        older = _NO_ROWS if overwrite or not len(new) else self._older(state, stream, volumes, new.hashes, names)
+        on_loss = RAISE if config.discard_new_per_subject else REPORT
+        older = _NO_ROWS
+        if len(new) and not overwrite:
+            older = SubjectRows.joined(self._older(state, stream, volumes, new.hashes, names, on_loss))
         both = SubjectRows.joined([older, new])
         is_over = both.newer_counts() >= config.max_msgs_per_subject
         over = both.chosen(is_over)
         if len(over) and config.discard_new_per_subject:
             raise self._refusal(stream, staged, older, new, over.hashes[0])
         return Superseded(SequenceSet.from_sequences(over.sequences), int(over.sizes.sum()), new)
+
+    def counts(
+        self,
+        state: StoreState,
+        stream: StreamState,
+        volumes: Sequence[Volume],
+        hashes: np.ndarray,
+        names: Sequence[str] | None,
+    ) -> np.ndarray:
+        """Return how many messages of each of these distinct subjects the stream shows; `names`: as `superseded`.
+
+        Raises DataLossError, UnavailableError.
+        """
+        self.check(stream)
+        wanted, counts = SortedRuns(), np.zeros(len(hashes), np.int64)
+        wanted.add(hashes, np.arange(len(hashes)))
+        for rows in self._older(state, stream, volumes, hashes, names, RAISE):
+            counts += np.bincount(wanted.find(rows.hashes)[1], minlength=len(hashes))
+        return counts
 
     def check(self, stream: StreamState) -> None:
         """Forget what is known of a stream that has another past now. Asked before anything is appended to any stream.
@@ -200,11 +222,11 @@ class SubjectIndex:
         volumes: Sequence[Volume],
         hashes: np.ndarray,
         names: Sequence[str] | None,
-    ) -> SubjectRows:
-        """Return the messages of these subjects that the stream shows."""
+        on_loss: str,
+    ) -> Iterator[SubjectRows]:
+        """Yield the messages of these subjects that the stream shows."""
         order, is_last = _grouped(hashes)
         distinct = hashes[order[is_last]]
-        on_loss = RAISE if stream.config.discard_new_per_subject else REPORT
         reading = _Reading(stream, self._env, on_loss)
         is_first = stream.incarnation not in self._streams
         index = self._streams.pop(stream.incarnation, None)
@@ -214,9 +236,9 @@ class SubjectIndex:
             blocks, _ = plan_stream(state, stream, volumes, ReadRequest((stream.name,), subject_filters=filters))
             wanted = SortedRuns()
             wanted.add(distinct, 0)
-            return SubjectRows.joined(
-                rows.chosen(np.unique(wanted.find(rows.hashes)[0])) for rows in reading.rows(blocks, filters)
-            )
+            for rows in reading.rows(blocks, filters):
+                yield rows.chosen(np.unique(wanted.find(rows.hashes)[0]))
+            return
         index = index or _StreamIndex()
         if index.end < stream.next_sequence:
             bounds = {stream.name: (index.end, stream.next_sequence)}
@@ -227,7 +249,7 @@ class SubjectIndex:
         index.prune(stream)
         if reading.is_complete:
             self._keep(state, stream.incarnation, index)
-        return index.shown_of(stream, distinct)
+        yield index.shown_of(stream, distinct)
 
     def _keep(self, state: StoreState, incarnation: bytes, index: "_StreamIndex") -> None:
         self._streams[incarnation] = index

@@ -40,19 +40,29 @@ def release(
     `among`: only these are looked at; None: all. Where a block cannot be read now, that is left to maintenance.
     """
     stream = session.state.by_incarnation(incarnation)
-    if stream is None or stream.config.retention == LIMITS or stream.config.sealed or not stream.message_count:
+    if stream is None:
         return 0
     try:
-        gone = _unneeded(session.state, stream, session.volumes, env, among)
-        if not gone:
-            return 0
-        size = limits.size_of(session.state, stream, gone, session.volumes)
+        gone, size = unneeded(session.state, stream, session.volumes, limits, env, among)
     except (StorageError, OSError) as error:
         logger.warning("stream %r: what nobody needs any more stays for now: %s", stream.name, error)
+        return 0
+    if not gone:
         return 0
     result = session.propose(Remove(incarnation, gone.encode(), size, reason=RETENTION))
     assert isinstance(result, machine.RemoveDone)
     return result.message_count
+
+
+def unneeded(
+    state: StoreState, stream: StreamState, volumes: tuple[Volume, ...], limits: Limits, env: Environment,
+    among: SequenceSet | None = None,
+) -> tuple[SequenceSet, int]:  # fmt: skip
+    """Return what no consumer needs any more, as much as one entry takes, and its bytes; `among` as of `release`."""
+    if stream.config.retention == LIMITS or stream.config.sealed or not stream.message_count:
+        return SequenceSet.empty(), 0
+    gone = _unneeded(state, stream, volumes, env, among)
+    return gone, limits.size_of(state, stream, gone, volumes) if gone else 0
 
 
 def _unneeded(

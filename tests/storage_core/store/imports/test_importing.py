@@ -4,7 +4,7 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
 from storage_core.errors import (
     AlreadyExistsError,
     DataLossError,
+    LimitExceededError,
     NotAStoreError,
     NotFoundError,
     RequirementError,
     StorageError,
     UnsupportedVersionError,
 )
+from storage_core.files import OS_FILES
 from storage_core.foreign import ForeignStore, open_foreign, read_foreign_slice
 from storage_core.store.backups.restored_streams import PREPARED_NS
 from storage_core.store.imports import importing
@@ -79,6 +81,34 @@ def check(store: Store, source: ForeignStore, report: dict[str, Any]) -> None:
         assert {at for low, high in one["lost_ranges"] for at in range(low, high)} <= told
         foreign = source.consumers(one["source"], lambda _: None)
         assert one["consumers"] == sorted(default_name(one.name) for one in foreign if one.is_durable)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [({"max_streams": 1}, 0), ({"max_consumers": 1}, 0), ({"max_msgs": 40}, 0), ({"max_bytes": 500}, 1)],
+    ids=str,
+)
+def test_an_import_that_the_store_has_no_room_for_ends_as_soon_as_that_is_known(
+    settings: dict[str, int], parts: int
+) -> None:
+    machine, written = Machine(11), list[PartTask]()
+    store = machine.create(**settings)
+    store.add_stream({"name": "MINE"}).add_consumer({"name": "mine"})
+
+    def run_parts(tasks: Sequence[PartTask], step: Callable[[int], None]) -> Iterator[PartRecord]:
+        for task in tasks:
+            written.append(task)
+            yield write_part(task, store.environment, OS_FILES, lambda: step(1))
+
+    with pytest.raises(LimitExceededError) as refused:
+        import_streams(store, opened("nats", "consumers"), ImportRequest(), run_parts=run_parts)
+    (limit,) = settings
+    assert (refused.value.limit, refused.value.stream, len(written)) == (limit, "", parts)
+    assert store.streams() == ["MINE"]
+    if not parts:
+        assert not len(store.state().deletes)  # no directory was prepared
+    store.edit(**{limit: -1})
+    assert import_streams(store, opened("nats", "consumers"), ImportRequest())["streams"]
 
 
 @pytest.fixture(scope="module")

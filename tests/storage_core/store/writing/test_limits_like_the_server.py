@@ -5,12 +5,10 @@ count, as here. What differs on purpose is in docs/compare.md.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import random
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,7 @@ from harness.processes import Machine
 from storage_core.errors import LimitExceededError, RequirementError
 from storage_core.store.stream import Stream
 
-pytest.importorskip("nats")
-SERVER = Path(sys.executable).parent / "nats-server"
-REAL_SERVER = Path(__file__).parents[2] / "foreign" / "nats" / "real_server.py"
-spec = importlib.util.spec_from_file_location("real_server", REAL_SERVER)
-assert spec is not None and spec.loader is not None
-real_server = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(real_server)
+nats_server = pytest.importorskip("harness.nats_server")
 
 SEED = os.environ.get("JSTREAM_NATS_SEED", "limits")
 SUBJECT, DATA = "s.x", b"0123456789"
@@ -127,7 +119,7 @@ class Both:
 
 
 async def on_server(folder: Path, config: dict[str, Any], story: Callable[[Both], Awaitable[None]]) -> None:
-    server = real_server.Server(SERVER, folder)
+    server = nats_server.Server(nats_server.INSTALLED, folder)
     try:
         client = await server.connect()
         both = Both(client, Machine(1), config)
@@ -220,7 +212,7 @@ def test_a_sealed_stream_keeps_what_it_has(tmp_path: Path) -> None:
 )
 def test_what_the_server_refuses_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     async def ask() -> dict[str, Any]:
-        server = real_server.Server(SERVER, tmp_path)
+        server = nats_server.Server(nats_server.INSTALLED, tmp_path)
         try:
             client = await server.connect()
             asked = {"name": "S", "subjects": ["s.>"], **config}

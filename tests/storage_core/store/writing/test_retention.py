@@ -32,6 +32,26 @@ def left(stream: Stream) -> list[int]:
     return sequences
 
 
+def test_what_an_edit_would_remove_is_said_before_it_does() -> None:
+    stream = stream_of(Machine(9), retention="limits")
+    store, edit = stream._store, {"name": "S", "retention": "interest", "max_msgs": 3}
+    stream.add_consumer({"name": "all"})
+    stream.add_consumer({"name": "b", "filter_subject": "s.b"})
+    put(stream, "a", "b", "a", "a", "b", "a", "a")
+    stream.consumer("all").fetch(4, 0)
+    stream.consumer("all").ack([1, 2, 3])
+    over = store.excess(edit)
+    assert over is not None
+    assert (over.done_count, over.done_size, over.message_count, over.low_watermark) == (2, 8, 2, 5)
+    before = stream.state()
+    store.edit_stream(edit)
+    after = stream.state()
+    assert left(stream) == [5, 6, 7]
+    assert before.message_count - after.message_count == over.done_count + over.message_count
+    assert before.data_size - after.data_size == over.done_size + over.data_size
+    assert store.excess({"name": "S", "retention": "interest"}) is None
+
+
 def lived(seed: int, kind: str) -> None:
     """Append, fetch and settle at random, in two processes whose clocks differ; compare with two plain sets."""
     choose, machine = random.Random(seed), Machine(seed, 3)

@@ -1,12 +1,10 @@
 """Retention by interest and work queues on a real nats-server and here: the same messages stay, the same is refused."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import random
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,7 @@ from harness.processes import Machine
 
 from storage_core.errors import InvalidMessageError, RequirementError
 
-pytest.importorskip("nats")
-SERVER = Path(sys.executable).parent / "nats-server"
-REAL_SERVER = Path(__file__).parents[2] / "foreign" / "nats" / "real_server.py"
-spec = importlib.util.spec_from_file_location("real_server", REAL_SERVER)
-assert spec is not None and spec.loader is not None
-real_server = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(real_server)
+nats_server = pytest.importorskip("harness.nats_server")
 
 SEED = os.environ.get("JSTREAM_NATS_SEED", "retention")
 OPERATIONS = 90
@@ -85,7 +77,7 @@ class Both:
 
     async def publish(self, subject: str, **headers: str) -> bool:
         """Publish there and here; return whether the message was taken, the same in both places."""
-        named = {f"Nats-{key}": value for key, value in headers.items()}
+        named = {key if key.startswith("KV-") else f"Nats-{key}": value for key, value in headers.items()}
         asked = self._client.request(f"{self.name}.{subject}", b"data", timeout=10, headers=named or None)
         reply = json.loads((await asked).data)
         try:
@@ -132,7 +124,7 @@ class Both:
 
 def on_server(folder: Path, story: Story) -> None:
     async def run() -> None:
-        server = real_server.Server(SERVER, folder)
+        server = nats_server.Server(nats_server.INSTALLED, folder)
         try:
             client = await server.connect()
             await story(Both(client))
@@ -266,5 +258,63 @@ def test_messages_with_a_time_to_live_go_when_it_is_over(tmp_path: Path) -> None
         assert not await both.edit(allow_msg_ttl=False)
         await both.begin("P")
         assert not await both.publish("a", TTL="1s")
+
+    on_server(tmp_path, story)
+
+
+async def rows_there(both: Both) -> list[dict[str, Any]]:
+    state = (await both.call(f"STREAM.INFO.{both.name}"))["state"]
+    sequences = range(state["first_seq"], state["last_seq"] + 1)
+    answers = [await both.call(f"STREAM.MSG.GET.{both.name}", seq=sequence) for sequence in sequences]
+    return [nats_server.row(answer["message"]) for answer in answers if "message" in answer]
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return the messages; of markers their sequence is as it happens."""
+    pairs = [sorted((one["key"], one["value"]) for one in row["headers"] or ()) for row in rows]
+    marked = [any(key == "Nats-Marker-Reason" and value == b"MaxAge" for key, value in headers) for headers in pairs]
+    return sorted(
+        (row["subject"], 0 if is_marker else row["sequence"], headers, row["data"])
+        for row, headers, is_marker in zip(rows, pairs, marked, strict=True)
+    )
+
+
+def test_delete_markers_are_left_where_the_server_leaves_them(tmp_path: Path) -> None:
+    """By age where subjects have several messages; by TTL where they have one, since markers outlive others there."""
+    streams: dict[str, dict[str, Any]] = {
+        "AGE": {"max_age": 3_000_000_000},
+        "TTL": {"max_msgs_per_subject": 1},
+        "WORK": {"max_age": 3_000_000_000, "retention": "workqueue"},
+        "SHORT": {"max_age": 3_000_000_000, "subject_delete_marker_ttl": 5_900_000_000},
+        "FEW": {"max_msgs": 2},
+    }
+    told: list[tuple[str, dict[str, str]]] = [
+        ("a", {}), ("b", {}), ("a", {}), ("c", {"Nats-Marker-Reason": "Remove"}), ("d", {"KV-Operation": "PURGE"}),
+        ("e", {"KV-Operation": "DEL"}), ("f", {"Nats-Msg-Id": "x"}), ("g", {"Nats-Marker-Reason": "Remove"}), ("g", {}),
+    ]  # fmt: skip
+
+    async def story(both: Both) -> None:
+        faces = {}
+        for name, config in streams.items():
+            await both.begin(name, **{"subject_delete_marker_ttl": HOUR_NS, "allow_msg_ttl": True,
+                                      "allow_rollup_hdrs": True, **config})  # fmt: skip
+            faces[name] = both._stream
+            for subject, headers in told:
+                more = {"Nats-TTL": "3s"} if name == "TTL" and subject != "b" else {}
+                named = {key.removeprefix("Nats-"): value for key, value in {**headers, **more}.items()}
+                assert await both.publish(subject, **named)
+        both.clock.now += 4_000_000_000
+        both._store.maintain()
+        for name, stream in faces.items():
+            both.name = name
+            ours, theirs = without_time(stream.read().read_all().to_pylist()), None
+            for _ in range(200):
+                theirs = without_time(await rows_there(both))
+                if ours == theirs:
+                    break
+                await asyncio.sleep(0.05)
+            assert ours == theirs, name
+        asked = {"name": "W", "subjects": ["W.>"], "subject_delete_marker_ttl": 999_000_000}
+        await both.same("STREAM.CREATE.W", asked, lambda: both._store.add_stream(asked))
 
     on_server(tmp_path, story)

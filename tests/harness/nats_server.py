@@ -11,12 +11,14 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import nats
 
+INSTALLED = Path(sys.executable).parent / "nats-server"  # of PyPI, as `nats` is
 KEY = "fixture-key-not-secret"
 SUBJECTS = 6
 _START_S = 20.0
