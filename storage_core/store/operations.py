@@ -103,11 +103,11 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
         with store.metadata.session(timeout_s) as session:
             drift.tell(session, drift.everywhere(session, env), env)
 
-    def mend() -> None:
+    def repair_reported() -> None:
         more = True
         while more and not is_stopped():
             with store.metadata.session(timeout_s) as session:
-                more = store.maintenance.mend(session)
+                more = store.maintenance.repair(session)
 
     def archive() -> None:
         if not len(store.state().archives):
@@ -125,7 +125,7 @@ def maintain(store: OpenStore, is_stopped: Callable[[], bool]) -> None:
             store.maintenance.after(session, everything=True)
 
     pieces: tuple[Callable[[], object], ...] = (
-        partial(repairing.volumes, ask=False), compare, mend, store.enforce_limits,
+        partial(repairing.volumes, ask=False), compare, repair_reported, store.enforce_limits,
         partial(compaction(store, MAINTAINING).run, None), archive, sweep,
     )  # fmt: skip
     for piece in pieces:

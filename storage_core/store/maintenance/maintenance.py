@@ -1,9 +1,9 @@
 """Maintenance: the bounded maintenance that a holder does after its ack.
 
-Copies that need mending first (mending.py), then merging of small blocks (compaction.py), the journal of placements,
-unlinking of blocks whose delete is old enough and that do not wait to be archived (archives.py), a snapshot of the
-metadata, the reserves for a full disk. Each piece is bounded, and one that fails is said and tried again at the next
-session: an append that was acked stays acked.
+Copies that need repair first (background_repair.py), then merging of small blocks (compaction.py), the journal of
+placements, unlinking of blocks whose delete is old enough and that do not wait to be archived (archives.py), a snapshot
+of the metadata, the reserves for a full disk. Each piece is bounded, and one that fails is said and tried again at the
+next session: an append that was acked stays acked.
 """
 
 import logging
@@ -21,7 +21,7 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.maintenance.archives import must_wait
 from storage_core.store.maintenance.compaction import Merging
-from storage_core.store.replicas.mending import Mending
+from storage_core.store.replicas.background_repair import BackgroundRepair
 from storage_core.store.volume.block_store import BlockStore
 from storage_core.store.volume.placements import Placement, PlacementJournal
 from storage_core.store.volume.volumes import Volume
@@ -44,7 +44,7 @@ class Maintenance:
         # By volume: under which leadership its reserve was seen to be whole. Others that use it lead from then on.
         self._filled: dict[Volume, Leadership] = {}
         self.archived: set[bytes] = set()  # ids of blocks that may be unlinked, as archives.py found
-        self._mending = Mending(env)
+        self._repair = BackgroundRepair(env)
         self._merging = Merging(env)
 
     def after(self, session: Session, everything: bool = False) -> None:
@@ -67,15 +67,15 @@ class Maintenance:
         if session.snapshot_if_due():
             self._begin_journals(session)
 
-    def mend(self, session: Session) -> bool:
+    def repair(self, session: Session) -> bool:
         """Mend some copies, whether it is time to look for them or not; return whether there may be more to do.
 
         Raises what a session raises.
         """
-        return self._mending.mend(session, everything=True)
+        return self._repair.run(session, everything=True)
 
     def _mend(self, session: Session, everything: bool) -> None:
-        self._mending.mend(session, everything)
+        self._repair.run(session, everything)
 
     def _merge(self, session: Session, everything: bool) -> None:
         self._merging.merge(session)

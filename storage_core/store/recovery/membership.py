@@ -36,8 +36,8 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import copy_block, look
-from storage_core.store.replicas.healing import HELD_PER_ENTRY_MAX
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
+from storage_core.store.replicas.repair_tasks import HELD_PER_ENTRY_MAX
 from storage_core.store.volume import identity, locks, placement, probe
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume, check_local, recorded_paths

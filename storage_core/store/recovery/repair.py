@@ -1,7 +1,7 @@
 """Repair: everything brought back to current that can be, and what is lost declared so.
 
     volumes     those that take no part get their metadata anew (rejoin.py), and damaged metadata files are replaced
-    blocks      every copy is read, bad ones are replaced by good ones (healing.py), what nobody has is declared lost
+    blocks      every copy is read, bad ones are replaced (repair_tasks.py), what nobody has is declared lost
     the rest    damage reports that are settled go, leftovers of killed repairs go, index.db is written
 
 Reading is done without a lock. What is written is written in turns of bounded length, between which others go on, so a
@@ -25,7 +25,7 @@ from storage_core.store.recovery import rejoin
 from storage_core.store.recovery.membership import resume_quietly
 from storage_core.store.recovery.rejoin import Absent
 from storage_core.store.replicas.findings import Findings
-from storage_core.store.replicas.healing import Outcome, Patient, heal
+from storage_core.store.replicas.repair_tasks import Outcome, RepairTask, carry_out
 from storage_core.store.replicas.verification import (
     Damage,
     Indexes,
@@ -65,9 +65,9 @@ class Repair:
         self._metadata, self._env, self._lock_timeout_s = metadata, env, lock_timeout_s
         self._seen = _Progress()
         self._afresh: set[bytes] = set()  # volumes whose disk failed before: read past the page cache
-        self._patients: list[Patient] = []
+        self._tasks: list[RepairTask] = []
         self._waiting_size = 0  # bytes of the copies that they ask for
-        self._told: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those patients, by (incarnation, block)
+        self._told: dict[tuple[bytes, bytes], list[Damage]] = {}  # of those tasks, by (incarnation, block)
 
     def run(self, names: Sequence[str] | None, progress: Progress | None) -> dict[str, Any]:
         """Repair the volumes, then the blocks of these streams (None: all); return the report.
@@ -211,29 +211,29 @@ class Repair:
             unheld = [volume_id for volume_id in whole if volume_id not in block.held_by]
             if wrong or unheld:
                 self._told[block.incarnation, block.block_id] = block_damage(checked, at_hand)
-                self._patients.append(Patient(block, wrong, whole))
-                self._waiting_size += _cost(self._patients[-1])
-            if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._patients) >= PATIENTS_PER_TURN_MAX:
+                self._tasks.append(RepairTask(block, wrong, whole))
+                self._waiting_size += _cost(self._tasks[-1])
+            if self._waiting_size >= WRITTEN_PER_TURN_MAX or len(self._tasks) >= PATIENTS_PER_TURN_MAX:
                 self._heal(indexes)
         self._heal(indexes)
         with self._metadata.session(self._lock_timeout_s) as session:
             save_indexes(session, indexes.by_volume)
 
     def _heal(self, indexes: Indexes) -> None:
-        while self._patients:
+        while self._tasks:
             part = self._next_part()
             with self._metadata.session(self._lock_timeout_s) as session:
-                for outcome in heal(session, part, self._env, declare_lost=True):
+                for outcome in carry_out(session, part, self._env, declare_lost=True):
                     self._note(outcome, indexes)
         self._waiting_size = 0
 
-    def _next_part(self) -> list[Patient]:
-        part: list[Patient] = []
+    def _next_part(self) -> list[RepairTask]:
+        part: list[RepairTask] = []
         size = 0
-        while self._patients and (not part or size < WRITTEN_PER_TURN_MAX):
-            patient = self._patients.pop(0)
-            part.append(patient)
-            size += _cost(patient)
+        while self._tasks and (not part or size < WRITTEN_PER_TURN_MAX):
+            task = self._tasks.pop(0)
+            part.append(task)
+            size += _cost(task)
         return part
 
     def _note(self, outcome: Outcome, indexes: Indexes) -> None:
@@ -292,10 +292,10 @@ def _named(state: StoreState, names: Sequence[str] | None) -> list[StreamState]:
     return [stream for stream in state.streams.values() if names is None or stream.name in names]
 
 
-def _cost(patient: Patient) -> int:
-    """Return the bytes that are read or written for a patient: bad copies, and those that nobody vouches for yet."""
-    unheld = sum(volume_id not in patient.block.held_by for volume_id in patient.proven)
-    return (len(patient.wrong) + unheld) * patient.block.file_size
+def _cost(task: RepairTask) -> int:
+    """Return the bytes that are read or written for a task: bad copies, and those that nobody vouches for yet."""
+    unheld = sum(volume_id not in task.block.held_by for volume_id in task.proven)
+    return (len(task.wrong) + unheld) * task.block.file_size
 
 
 def settle_reports(

@@ -131,7 +131,7 @@ def tell(session: Session, drifts: Sequence[Drift], env: Environment) -> None:
 
 
 def look_at_open(state: StoreState, volumes: Sequence[Volume], env: Environment) -> tuple[bool, list[Drift]]:
-    """Return, after a short look without a lock, whether copies need mending, and drift that shows in names and sizes.
+    """Return, after a short look without a lock, whether copies need repair, and drift that shows in names and sizes.
 
     How long it takes does not depend on how many blocks there are: it looks at the first and last ones of streams.
     """

@@ -17,8 +17,8 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import Wrong, look
 from storage_core.store.replicas.findings import Findings
-from storage_core.store.replicas.healing import still_live
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
+from storage_core.store.replicas.repair_tasks import still_live
 from storage_core.store.volume import reports
 from storage_core.store.volume.index import VolumeIndex
 from storage_core.store.volume.placement import is_recorded

@@ -27,7 +27,7 @@ from storage_core.store.ensemble.branches import Branches
 from storage_core.store.ensemble.decision import Decision, Finding, Found
 from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
-from storage_core.store.replicas import healing
+from storage_core.store.replicas import repair_tasks
 from storage_core.store.replicas.copies import Made
 from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.replicas.replicas import Survey
@@ -275,7 +275,7 @@ def repairs_with_a_copy_that_nobody_looked_at() -> list[Replacement]:
         target.sync(block.written_as)
         return Made(True, SequenceSet.empty(), ())
 
-    return [(healing, "copy_block", copy)]
+    return [(repair_tasks, "copy_block", copy)]
 
 
 # --- numbers and batches ------------------------------------------------------------------------------------------

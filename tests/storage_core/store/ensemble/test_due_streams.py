@@ -14,7 +14,7 @@ from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import Streams, StreamState
 from storage_core.store.ensemble.due_streams import DueStreams
 from storage_core.store.maintenance import merging
-from storage_core.store.replicas import mending
+from storage_core.store.replicas import background_repair
 from storage_core.store.store import Store
 
 VOLUMES = (b"volume-one------", b"volume-two------")
@@ -69,7 +69,7 @@ def test_a_command_looks_at_the_stream_that_it_touches(tmp_path: Path, monkeypat
     store = Store.create(tmp_path / "volume")
     for number in range(40):
         store.add_stream({"name": f"S{number}"})
-    looks = {"mending": 0, "merging": 0}
+    looks = {"repair": 0, "merging": 0}
 
     def counted(module: object, name: str, key: str) -> None:
         call = getattr(module, name)
@@ -80,8 +80,8 @@ def test_a_command_looks_at_the_stream_that_it_touches(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(module, name, counting)
 
-    counted(mending, "missing_copies", "mending")
+    counted(background_repair, "missing_copies", "repair")
     counted(merging, "due", "merging")
     for _ in range(5):
         store.stream("S7").publish("S7", b"x")
-    assert looks == {"mending": 5, "merging": 5}
+    assert looks == {"repair": 5, "merging": 5}

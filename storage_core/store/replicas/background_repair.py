@@ -1,4 +1,4 @@
-"""Mending: what maintenance does about copies, a bounded piece a session.
+"""Background repair: what maintenance does about copies, a bounded piece a session.
 
 Two things say without a scan that a copy needs looking at: a damage report that a reader left, and a missing bit in the
 manifest of a volume that was away or failed when a block was written. The copy itself is then read: one that is whole
@@ -17,8 +17,8 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import Wrong, look
 from storage_core.store.replicas.findings import Findings
-from storage_core.store.replicas.healing import Outcome, Patient, heal
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks, missing_copies
+from storage_core.store.replicas.repair_tasks import Outcome, RepairTask, carry_out
 from storage_core.store.replicas.verification import Indexes, save_indexes
 from storage_core.store.volume import reports
 from storage_core.store.volume.reports import Report, ReportFile
@@ -26,12 +26,12 @@ from storage_core.store.volume.volumes import Volume
 from storage_core.store.writing.mirrored_file import says_broken
 
 logger = logging.getLogger(__name__)
-COPIES_PER_TURN_MAX = 8
+COPIES_PER_SESSION_MAX = 8
 LOOKED_AT_ONCE = 32  # copies that a volume lacks
-LOOKED_AT_PER_TURN_MAX = 1024  # with those that rest
-READ_PER_TURN_MAX = 64 << 20  # bytes of copies that are looked at or made
+LOOKED_AT_PER_SESSION_MAX = 1024  # with those that are not tried again yet
+READ_PER_SESSION_MAX = 64 << 20  # bytes of copies that are looked at or made
 LOOK_EVERY_NS = 1_000_000_000  # between two looks for damage reports
-REST_NS = 30 * 1_000_000_000  # before a copy that could not be mended is tried again
+BACK_OFF_NS = 30 * 1_000_000_000  # before a copy that could not be repaired is tried again
 _Copy = tuple[bytes, bytes, bytes]  # (written as, block, volume)
 
 
@@ -39,12 +39,12 @@ _Copy = tuple[bytes, bytes, bytes]  # (written as, block, volume)
 class _Budget:
     """What may be read and written in one session; the first copy may be as large as it is."""
 
-    copies_left: int = COPIES_PER_TURN_MAX
-    size_left: int = READ_PER_TURN_MAX
+    copies_left: int = COPIES_PER_SESSION_MAX
+    size_left: int = READ_PER_SESSION_MAX
 
     def takes(self, block: LiveBlock) -> bool:
         """Return whether there is room for another copy of this size, and take it."""
-        if self.copies_left <= 0 or (block.file_size > self.size_left and self.size_left < READ_PER_TURN_MAX):
+        if self.copies_left <= 0 or (block.file_size > self.size_left and self.size_left < READ_PER_SESSION_MAX):
             return False
         self.copies_left -= 1
         self.size_left -= block.file_size
@@ -52,42 +52,42 @@ class _Budget:
 
 
 @dataclass(slots=True)
-class _Case:
+class _Candidate:
     """A block with the copies of it that need a look."""
 
     block: LiveBlock
     volumes: list[Volume] = field(default_factory=list)
 
 
-class Mending:
+class BackgroundRepair:
     """The copies that need a look, as far as this process knows. One for a store; used under its locks."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._looked_ns: int | None = None  # when reports were looked for last
         self._due, self._here = DueStreams(), frozenset[bytes]()  # streams that may lack copies on these volumes
-        self._resting: dict[_Copy, int] = {}  # copies that could not be mended: since when
+        self._backed_off: dict[_Copy, int] = {}  # copies that could not be repaired: since when
 
-    def mend(self, session: Session, everything: bool = False) -> bool:
-        """Look at some copies that need it and mend them; return whether there may be more to do.
+    def run(self, session: Session, everything: bool = False) -> bool:
+        """Look at some copies that need it and repair them; return whether there may be more to do.
 
         `everything`: look for reports now. Raises what a session raises.
         """
-        budget, cases = _Budget(), dict[tuple[bytes, bytes], _Case]()
-        told = self._reports(session, everything)
+        budget, candidates = _Budget(), dict[tuple[bytes, bytes], _Candidate]()
+        report_files = self._reports(session, everything)
         findings = Findings()
-        self._add_reported(session, told, budget, cases, findings)
-        self._add_missing(session, budget, cases)
-        if not cases:
+        self._add_reported(session, report_files, budget, candidates, findings)
+        self._add_missing(session, budget, candidates)
+        if not candidates:
             findings.tell(session)
             return False
-        patients = [self._examine(session, case) for case in cases.values()]
-        _note_recovered(patients, told, findings)
+        tasks = [self._examine(session, candidate) for candidate in candidates.values()]
+        _note_recovered(tasks, report_files, findings)
         findings.tell(session)
-        outcomes = heal(session, patients, self._env)
-        self._note_whole(session, patients, outcomes, told)
+        outcomes = carry_out(session, tasks, self._env)
+        self._note_whole(session, tasks, outcomes, report_files)
         for outcome in outcomes:
-            self._settle(session, outcome, told)
+            self._settle(session, outcome, report_files)
         return budget.copies_left <= 0 or budget.size_left <= 0
 
     # --- reports
@@ -98,31 +98,33 @@ class Mending:
         if not everything and self._looked_ns is not None and abs(now - self._looked_ns) < LOOK_EVERY_NS:
             return []
         self._looked_ns = now
-        return [one for volume in session.writable for one in _left_on(volume)]
+        return [file for volume in session.writable for file in _left_on(volume)]
 
     def _add_reported(
         self,
         session: Session,
-        told: list[tuple[ReportFile, Report]],
+        report_files: list[tuple[ReportFile, Report]],
         budget: _Budget,
-        cases: dict[tuple[bytes, bytes], _Case],
+        candidates: dict[tuple[bytes, bytes], _Candidate],
         findings: Findings,
     ) -> None:
-        """Take up the copies that reports name; reports about what is not there any more are told and removed."""
+        """Take up the copies that reports name; reports about what is not there any more are noted and removed."""
         writable = {volume.volume_id: volume for volume in session.writable}
-        for file, report in told:
+        for file, report in report_files:
             stream = _written_as(session.state, report.incarnation)
             block = _find(session.state, stream, report.block_id) if stream is not None else None
             if stream is None or block is None or report.volume_id not in stream.placement:
                 if report.reason != reports.FILE_IS_MISSING:  # which it may have been because it was removed
                     findings.note(stream.name if stream is not None else "", report.volume_id.hex(), _said(report))
                 _remove(file)
-            elif report.volume_id in writable and not self._rests((*_key(block), report.volume_id)):
-                _add(cases, block, writable[report.volume_id], budget)
+            elif report.volume_id in writable and not self._backs_off((*_key(block), report.volume_id)):
+                _add(candidates, block, writable[report.volume_id], budget)
 
     # --- missing bits
 
-    def _add_missing(self, session: Session, budget: _Budget, cases: dict[tuple[bytes, bytes], _Case]) -> None:
+    def _add_missing(
+        self, session: Session, budget: _Budget, candidates: dict[tuple[bytes, bytes], _Candidate]
+    ) -> None:
         """Take up copies that the manifest says a volume does not have, as many as there is room for."""
         writable = {volume.volume_id: volume for volume in session.writable}
         if self._here != frozenset(writable):
@@ -133,58 +135,58 @@ class Mending:
             if not missing:
                 self._due.done(stream)
             for volume_id, at in missing.items():
-                self._add_some(session, stream, at, writable[volume_id], budget, cases)
+                self._add_some(session, stream, at, writable[volume_id], budget, candidates)
                 if budget.copies_left <= 0:
                     return
 
     def _add_some(
         self, session: Session, stream: StreamState, at: np.ndarray, volume: Volume, budget: _Budget,
-        cases: dict[tuple[bytes, bytes], _Case],
+        candidates: dict[tuple[bytes, bytes], _Candidate],
     ) -> None:  # fmt: skip
-        """Take up copies that a volume lacks; those that could not be mended a moment ago do not stand in the way."""
-        for start in range(0, min(len(at), LOOKED_AT_PER_TURN_MAX), LOOKED_AT_ONCE):
+        """Take up copies that a volume lacks; those that could not be repaired a moment ago do not stand in the way."""
+        for start in range(0, min(len(at), LOOKED_AT_PER_SESSION_MAX), LOOKED_AT_ONCE):
             for block in live_blocks(session.state, stream, stream.blocks.rows[at[start : start + LOOKED_AT_ONCE]]):
                 if budget.copies_left <= 0:
                     return
-                if not self._rests((*_key(block), volume.volume_id)):
-                    _add(cases, block, volume, budget)
-            if len(cases) >= COPIES_PER_TURN_MAX:
+                if not self._backs_off((*_key(block), volume.volume_id)):
+                    _add(candidates, block, volume, budget)
+            if len(candidates) >= COPIES_PER_SESSION_MAX:
                 return
 
     # --- one by one
 
-    def _examine(self, session: Session, case: _Case) -> Patient:
+    def _examine(self, session: Session, candidate: _Candidate) -> RepairTask:
         """Read the copies; one on a disk that does not give it back retires its volume, if there are others."""
-        stream = session.state.by_incarnation(case.block.incarnation)
+        stream = session.state.by_incarnation(candidate.block.incarnation)
         assert stream is not None
         wrong: dict[bytes, Sequence[Wrong]] = {}
         proven = []
-        for volume in case.volumes:
-            found = look(case.block, volume.blocks, stream)
-            broken = next((one.error for one in found if one.error is not None and says_broken(one.error)), None)
+        for volume in candidate.volumes:
+            findings = look(candidate.block, volume.blocks, stream)
+            errors = [finding.error for finding in findings if finding.error is not None]
+            broken = next((error for error in errors if says_broken(error)), None)
             if broken is not None and len(session.volumes) > 1:
                 session.failed(volume.volume_id, broken)
-            if found:
-                wrong[volume.volume_id] = found
+            if findings:
+                wrong[volume.volume_id] = findings
             else:
                 proven.append(volume.volume_id)
-        return Patient(case.block, wrong, tuple(proven))
+        return RepairTask(candidate.block, wrong, tuple(proven))
 
     def _note_whole(
         self,
         session: Session,
-        patients: Sequence[Patient],
+        tasks: Sequence[RepairTask],
         outcomes: Sequence[Outcome],
-        told: list[tuple[ReportFile, Report]],
+        report_files: list[tuple[ReportFile, Report]],
     ) -> None:
         """Note in index.db that reported copies are whole now: what found them damaged may have written that there."""
         whole = {
             (*_key(outcome.block), volume_id): outcome.block for outcome in outcomes for volume_id in outcome.repaired
         }
-        whole |= {
-            (*_key(patient.block), volume_id): patient.block for patient in patients for volume_id in patient.proven
-        }
-        reported = {(report.incarnation, report.block_id, report.volume_id) for _, report in told} & whole.keys()
+        whole |= {(*_key(task.block), volume_id): task.block for task in tasks for volume_id in task.proven}
+        named = {(report.incarnation, report.block_id, report.volume_id) for _, report in report_files}
+        reported = named & whole.keys()
         if not reported:
             return
         volumes = {volume_id for *_, volume_id in reported}
@@ -193,30 +195,32 @@ class Mending:
             indexes.verified(copy[2], whole[copy], True)
         save_indexes(session, indexes.by_volume)
 
-    def _settle(self, session: Session, outcome: Outcome, told: list[tuple[ReportFile, Report]]) -> None:
-        """Remove the reports about copies that are whole now, or gone; let the others rest for a while."""
+    def _settle(self, session: Session, outcome: Outcome, report_files: list[tuple[ReportFile, Report]]) -> None:
+        """Remove the reports about copies that are whole now, or gone; do not try the others again for a while."""
         left = {(*_key(outcome.block), volume_id) for volume_id in outcome.left}
         for copy in left:
-            self._resting[copy] = self._env.now_ns()
-        for file, report in told:
+            self._backed_off[copy] = self._env.now_ns()
+        for file, report in report_files:
             copy = (report.incarnation, report.block_id, report.volume_id)
             if copy[:2] == _key(outcome.block) and copy not in left:
                 _remove(file)
 
-    def _rests(self, copy: _Copy) -> bool:
-        since = self._resting.get(copy)
+    def _backs_off(self, copy: _Copy) -> bool:
+        since = self._backed_off.get(copy)
         if since is None:
             return False
-        if abs(self._env.now_ns() - since) < REST_NS:
+        if abs(self._env.now_ns() - since) < BACK_OFF_NS:
             return True
-        del self._resting[copy]
+        del self._backed_off[copy]
         return False
 
 
-def _note_recovered(patients: Sequence[Patient], told: Sequence[tuple[ReportFile, Report]], findings: Findings) -> None:
+def _note_recovered(
+    tasks: Sequence[RepairTask], report_files: Sequence[tuple[ReportFile, Report]], findings: Findings
+) -> None:
     """Note what reports say of copies that read whole now: it was found once, and a disk that errs at times is bad."""
-    whole = {(*_key(patient.block), volume_id): patient.block for patient in patients for volume_id in patient.proven}
-    for _, report in told:
+    whole = {(*_key(task.block), volume_id): task.block for task in tasks for volume_id in task.proven}
+    for _, report in report_files:
         block = whole.get((report.incarnation, report.block_id, report.volume_id))
         if block is not None and report.reason != reports.FILE_IS_MISSING:
             findings.note(block.stream, report.volume_id.hex(), f"{_said(report)}; it reads whole now")
@@ -230,12 +234,12 @@ def _key(block: LiveBlock) -> tuple[bytes, bytes]:
     return (block.written_as, block.block_id)
 
 
-def _add(cases: dict[tuple[bytes, bytes], _Case], block: LiveBlock, volume: Volume, budget: _Budget) -> None:
-    case = cases.get(_key(block))
-    if case is not None and volume in case.volumes:
+def _add(candidates: dict[tuple[bytes, bytes], _Candidate], block: LiveBlock, volume: Volume, budget: _Budget) -> None:
+    candidate = candidates.get(_key(block))
+    if candidate is not None and volume in candidate.volumes:
         return
     if budget.takes(block):
-        cases.setdefault(_key(block), _Case(block)).volumes.append(volume)
+        candidates.setdefault(_key(block), _Candidate(block)).volumes.append(volume)
 
 
 def _remove(file: ReportFile) -> None:
@@ -259,5 +263,5 @@ def _written_as(state: StoreState, incarnation: bytes) -> StreamState | None:
 
 def _find(state: StoreState, stream: StreamState, block_id: bytes) -> LiveBlock | None:
     rows = stream.blocks.rows
-    found = live_blocks(state, stream, rows[rows["block_id"] == np.void(block_id)])
-    return found[0] if found else None
+    blocks = live_blocks(state, stream, rows[rows["block_id"] == np.void(block_id)])
+    return blocks[0] if blocks else None

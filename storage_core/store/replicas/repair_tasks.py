@@ -1,4 +1,4 @@
-"""Healing: bad copies of blocks replaced by good ones, in a session, and what no volume has any more declared lost.
+"""Repair tasks: bad copies of blocks are replaced by good ones, what no volume has any more is declared lost.
 
 Blocks never change, so whoever finds a bad copy may do so without a lock; what is done about it is done under the locks
 of the volumes, a bounded piece a session. One round of fsyncs writes down what was done.
@@ -32,7 +32,7 @@ HELD_PER_ENTRY_MAX = 4096  # block ids
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class RepairTask:
     """A block, what is wrong with some of its copies, and which volumes have it whole without anyone knowing."""
 
     block: LiveBlock
@@ -42,7 +42,7 @@ class Patient:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a patient."""
+    """What became of a repair task."""
 
     block: LiveBlock
     is_gone: bool = False  # removed meanwhile: nothing was done, and nothing has to be
@@ -56,40 +56,42 @@ def still_live(state: StoreState, blocks: Iterable[LiveBlock]) -> dict[tuple[byt
     wanted: dict[bytes, list[bytes]] = defaultdict(list)
     for block in blocks:
         wanted[block.incarnation].append(block.block_id)
-    found = {}
+    live = {}
     for incarnation, block_ids in wanted.items():
         stream = state.by_incarnation(incarnation)
         if stream is not None:
             rows = stream.blocks.rows
             chosen = rows[np.isin(rows["block_id"], ids(block_ids))]
-            found.update({(incarnation, one.block_id): one for one in live_blocks(state, stream, chosen)})
-    return found
+            live.update({(incarnation, block.block_id): block for block in live_blocks(state, stream, chosen)})
+    return live
 
 
-def heal(session: Session, patients: Sequence[Patient], env: Environment, declare_lost: bool = False) -> list[Outcome]:
+def carry_out(
+    session: Session, tasks: Sequence[RepairTask], env: Environment, declare_lost: bool = False
+) -> list[Outcome]:
     """Replace bad copies by good ones, and write that down; return what became of each.
 
     `declare_lost`: messages that no volume has are given up. Only somebody who asks for a repair may say so: until then
     readers are told what they miss.
     Raises what a session raises; copies that were made by then are good, and are found so the next time.
     """
-    live = still_live(session.state, [one.block for one in patients])
-    ward = _Ward(session, env, declare_lost)
+    live = still_live(session.state, [task.block for task in tasks])
+    repairing = _RepairSession(session, env, declare_lost)
     outcomes = []
-    for patient in patients:
-        block = live.get((patient.block.incarnation, patient.block.block_id))
+    for task in tasks:
+        block = live.get((task.block.incarnation, task.block.block_id))
         if block is None:
-            ward.note_gone(patient)
-            outcomes.append(Outcome(patient.block, is_gone=True))
+            repairing.note_gone(task)
+            outcomes.append(Outcome(task.block, is_gone=True))
             continue
         stream = session.state.by_incarnation(block.incarnation)
         assert stream is not None
-        outcomes.append(ward.treat(stream, block, patient))
-    ward.write_down()
+        outcomes.append(repairing.repair(stream, block, task))
+    repairing.write_down()
     return outcomes
 
 
-class _Ward:
+class _RepairSession:
     """What is done in one session, and what there is to write down of it."""
 
     def __init__(self, session: Session, env: Environment, declare_lost: bool) -> None:
@@ -103,14 +105,14 @@ class _Ward:
         self._findings = Findings()
         self._made: set[tuple[bytes, bytes]] = set()  # (volume, incarnation) whose places are durable
 
-    def treat(self, stream: StreamState, block: LiveBlock, patient: Patient) -> Outcome:
+    def repair(self, stream: StreamState, block: LiveBlock, task: RepairTask) -> Outcome:
         """Make new copies of one block wherever there is a bad one."""
         outcome = Outcome(block)
-        sources = self._sources(stream, patient)
+        sources = self._sources(stream, task)
         writable = {volume.volume_id: volume.blocks for volume in self._session.writable}
         lost, unread = SequenceSet.empty(), set[str]()
         for volume_id in stream.placement:
-            wrong = patient.wrong.get(volume_id)
+            wrong = task.wrong.get(volume_id)
             if not wrong:
                 continue
             if volume_id not in writable or volume_id in self._full:
@@ -130,24 +132,24 @@ class _Ward:
                 self._note_repaired(block, volume_id, wrong, writable[volume_id])
             elif not made.lost:
                 outcome.left[volume_id] = f"no copy has it whole: {wrong[0].reason}"
-        for volume_id in (*outcome.repaired, *patient.proven):
+        for volume_id in (*outcome.repaired, *task.proven):
             if volume_id in block.held_by or volume_id not in stream.placement:
                 continue
             if volume_id in outcome.repaired or self._is_durable(stream, block, volume_id, writable.get(volume_id)):
                 self._held[block.incarnation, volume_id].append(block.block_id)
         if lost:
-            self._lose(stream, block, lost, unread, outcome, patient)
-        for volume_id, wrong in patient.wrong.items():
+            self._lose(stream, block, lost, unread, outcome, task)
+        for volume_id, wrong in task.wrong.items():
             if volume_id not in outcome.repaired and volume_id in stream.placement:
-                self._note_found(block, volume_id, wrong, volume_id in block.held_by)
+                self._note_left(block, volume_id, wrong, volume_id in block.held_by)
         return outcome
 
-    def note_gone(self, patient: Patient) -> None:
+    def note_gone(self, task: RepairTask) -> None:
         """Note what was wrong with copies of a block that was removed or merged meanwhile."""
-        for volume_id, wrong in patient.wrong.items():
-            self._note_found(patient.block, volume_id, wrong, False)
+        for volume_id, wrong in task.wrong.items():
+            self._note_left(task.block, volume_id, wrong, False)
 
-    def _note_found(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], is_missed: bool) -> None:
+    def _note_left(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], is_missed: bool) -> None:
         """Note a copy that is not repaired; one that is merely not there only if it `is_missed`."""
         if wrong and (is_missed or not wrong[0].is_missing):
             where = next(
@@ -180,10 +182,10 @@ class _Ward:
             return False
         return not look(block, blocks, stream, afresh=True)
 
-    def _sources(self, stream: StreamState, patient: Patient) -> list[BlockStore]:
+    def _sources(self, stream: StreamState, task: RepairTask) -> list[BlockStore]:
         """Return the volumes to copy from: those that are not known to be bad first."""
         volumes = read_volumes(self._session.state, stream, self._session.volumes)
-        return [volume.blocks for volume in sorted(volumes, key=lambda volume: volume.volume_id in patient.wrong)]
+        return [volume.blocks for volume in sorted(volumes, key=lambda volume: volume.volume_id in task.wrong)]
 
     def _failed(self, volume_id: bytes, error: OSError | StorageError) -> None:
         logger.warning("a block could not be repaired: %s", error)
@@ -195,7 +197,7 @@ class _Ward:
             self._session.failed(volume_id, error)
 
     def _note_repaired(self, block: LiveBlock, volume_id: bytes, wrong: Sequence[Wrong], blocks: BlockStore) -> None:
-        is_behind = volume_id not in block.held_by and all(one.is_missing for one in wrong)
+        is_behind = volume_id not in block.held_by and all(finding.is_missing for finding in wrong)
         before = "behind" if is_behind else "missing" if wrong[0].is_missing else "damaged"
         reason = "fetched from another volume" if is_behind else f"{block.path_in(blocks)}: {wrong[0].reason}"
         event = Event("repaired", block.stream, "", volume_id.hex(), before, "current", reason)
@@ -203,26 +205,26 @@ class _Ward:
 
     def _lose(
         self, stream: StreamState, block: LiveBlock, lost: SequenceSet, unread: set[str], outcome: Outcome,
-        patient: Patient,
+        task: RepairTask,
     ) -> None:  # fmt: skip
         """Declare messages lost that no volume has, if all that could have them were asked."""
         absent = [*self._absent(stream), *sorted(unread)]
         if absent or not self._declare_lost:
             why = f"sequences {lost.ranges_head(3)} are whole nowhere; "
             why += f"they may still be on {', '.join(absent)}" if absent else "a repair gives them up"
-            for volume_id in patient.wrong:
+            for volume_id in task.wrong:
                 outcome.left.setdefault(volume_id, why)
             return
         outcome.lost = lost
         shown = stream.removed.left_of(lost.clip(stream.low_watermark, stream.next_sequence))
         self._lost[stream.incarnation] = self._lost.get(stream.incarnation, SequenceSet.empty()).union(lost)
         self._lost_size[stream.incarnation] += block.data_size * len(shown) // max(1, block.row_count)
-        wrong = next((one[0] for one in patient.wrong.values() if one), None)
+        wrong = next((findings[0] for findings in task.wrong.values() if findings), None)
         self._why_lost.setdefault(stream.incarnation, wrong.reason if wrong is not None else "no copy is left")
 
     def _absent(self, stream: StreamState) -> list[str]:
         """Return the volumes of the placement that cannot be asked now."""
-        at_hand = {one.volume_id: one for one in self._session.volumes}
+        at_hand = {volume.volume_id: volume for volume in self._session.volumes}
         absent = []
         for volume_id in stream.placement:
             volume, voter = at_hand.get(volume_id), self._session.state.voter(volume_id)
@@ -240,7 +242,7 @@ class _Ward:
             for start in range(0, len(blocks), HELD_PER_ENTRY_MAX):
                 part = b"".join(blocks[start : start + HELD_PER_ENTRY_MAX])
                 commands.append(RecordHolders(incarnation, volume_id, part))
-        events = [event for told in self._events.values() for event in _summed_up(told)]
+        events = [event for repaired in self._events.values() for event in _summed_up(repaired)]
         events += self._findings.events(self._session.state)
         if events:
             commands.append(RecordEvents(tuple(events)))
@@ -255,6 +257,6 @@ def _summed_up(events: list[Event]) -> list[Event]:
     if len(events) <= EVENTS_PER_VOLUME_MAX:
         return events
     first = events[0]
-    before = next(one for one in ("damaged", "missing", "behind") if any(event.before == one for event in events))
+    before = next(state for state in ("damaged", "missing", "behind") if any(event.before == state for event in events))
     reason = f"{len(events)} blocks; the first: {first.reason}"
     return [Event(first.kind, first.stream, "", first.volume, before, first.after, reason)]

@@ -11,7 +11,7 @@ from storage_core.errors import UnavailableError
 from storage_core.files import OS_FILES, Files
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
-from storage_core.store.replicas import mending
+from storage_core.store.replicas import background_repair
 from storage_core.store.store import Store
 
 MESSAGES = 12
@@ -83,7 +83,7 @@ def test_damage_that_a_read_met_is_repaired_by_the_next_commit(paths: list[Path]
         stream.read().read_all()
         reported = list(paths[0].parent.glob("*/reports/*.report"))
         assert len(reported) == 4
-        clock.now += 2 * mending.LOOK_EVERY_NS
+        clock.now += 2 * background_repair.LOOK_EVERY_NS
         stream.publish("s.a", b"next")
         assert list(paths[0].parent.glob("*/reports/*.report")) == []
         kinds = [one["kind"] for one in store.events()]
@@ -97,7 +97,7 @@ def test_damage_that_a_scrub_found_is_not_shown_any_more_once_a_commit_has_mende
     with Store.open(paths, env=replace(REAL, now_ns=clock.now_ns)) as store:
         assert len(store.scrub()["damage"]) == 2
         assert states(paths) == ["damaged", "current", "current"]
-        clock.now += 2 * mending.LOOK_EVERY_NS
+        clock.now += 2 * background_repair.LOOK_EVERY_NS
         store.stream("S").publish("s.a", b"next")
         assert [one["kind"] for one in store.events()].count("repaired") == 2
     assert states(paths) == ["current", "current", "current"]
@@ -130,10 +130,10 @@ def test_what_a_volume_missed_is_fetched_by_later_commits(paths: list[Path], tmp
     """Away for more blocks than one session mends, with a stream that was made meanwhile."""
     shutil.move(paths[2], tmp_path / "away")
     with Store.open(paths[:2]) as store:
-        for number in range(mending.COPIES_PER_TURN_MAX + 3):
+        for number in range(background_repair.COPIES_PER_SESSION_MAX + 3):
             store.stream("S").publish("s.a", b"missed %d" % number)
         store.add_stream({"name": "T", "subjects": ["t.>"]}).publish("t.a", b"made meanwhile")
-        assert sum(mask == 0b011 for mask in held(store)) == mending.COPIES_PER_TURN_MAX + 3
+        assert sum(mask == 0b011 for mask in held(store)) == background_repair.COPIES_PER_SESSION_MAX + 3
     shutil.move(tmp_path / "away", paths[2])
     assert states(paths) == ["current", "current", "behind"]
     with Store.open(paths) as store:
@@ -149,7 +149,7 @@ def test_what_a_volume_missed_is_fetched_by_later_commits(paths: list[Path], tmp
 def test_maintain_fetches_everything_at_once(paths: list[Path], tmp_path: Path) -> None:
     shutil.move(paths[2], tmp_path / "away")
     with Store.open(paths[:2]) as store:
-        for number in range(3 * mending.COPIES_PER_TURN_MAX):
+        for number in range(3 * background_repair.COPIES_PER_SESSION_MAX):
             store.stream("S").publish("s.a", b"missed %d" % number)
     shutil.move(tmp_path / "away", paths[2])
     with Store.open(paths) as store:
@@ -209,7 +209,7 @@ def test_a_copy_that_cannot_be_mended_rests_before_it_is_tried_again(paths: list
         with pytest.raises(UnavailableError):  # no loss yet, whatever the reader wants of losses
             store.stream("S").read(on_loss="skip").read_all()
         for _ in range(3):
-            clock.now += 2 * mending.LOOK_EVERY_NS
+            clock.now += 2 * background_repair.LOOK_EVERY_NS
             store.stream("S").publish("s.a", b"x")
         assert store.stream("S").info()["state"]["lost_ranges"] == []
         assert list(paths[0].parent.glob("*/reports/*")), "they stay until it is settled"
