@@ -64,35 +64,35 @@ class Pushed:
     constraints: Constraints = field(default_factory=Constraints)
     left: list[Filter] = field(default_factory=list)
 
-    def add(self, one: Filter) -> None:
-        found = _narrow(self.constraints, one)
+    def add(self, predicate: Filter) -> None:
+        found = _narrow(self.constraints, predicate)
         if found is None:
-            self.left.append(one)
+            self.left.append(predicate)
             return
         self.constraints, settled = found
         if not settled:
-            self.left.append(one)
+            self.left.append(predicate)
 
 
 def push(filters: Iterable[Filter], subject: str | None) -> Pushed:
     """Return the constraints of the option `subject` and of `filters`, and the filters left to Spark."""
     pushed = Pushed(Constraints(subjects=None if subject is None else (subject,)))
-    for one in filters:
-        pushed.add(one)
+    for predicate in filters:
+        pushed.add(predicate)
     return pushed
 
 
 Narrowed = tuple[Constraints, bool]  # the constraints with one more filter, and whether they settle it
 
 
-def _narrow(constraints: Constraints, one: Filter) -> Narrowed | None:
+def _narrow(constraints: Constraints, predicate: Filter) -> Narrowed | None:
     """Return None for a filter that is of no use here."""
-    path: tuple[str, ...] = getattr(one, "attribute", ())
+    path: tuple[str, ...] = getattr(predicate, "attribute", ())
     if len(path) != 1 or path[0] not in NEVER_NULL:
         return None
-    if isinstance(one, IsNotNull):
+    if isinstance(predicate, IsNotNull):
         return constraints, True
-    if isinstance(one, IsNull):
+    if isinstance(predicate, IsNull):
         return replace(constraints, nothing=True), True
     narrow = {
         "sequence": _narrow_sequence,
@@ -101,25 +101,25 @@ def _narrow(constraints: Constraints, one: Filter) -> Narrowed | None:
         "stream": _narrow_stream,
         "subject": _narrow_subject,
     }[path[0]]
-    return narrow(constraints, one)
+    return narrow(constraints, predicate)
 
 
-def _narrow_sequence(constraints: Constraints, one: Filter) -> Narrowed | None:
-    found = _whole_range(one)
+def _narrow_sequence(constraints: Constraints, predicate: Filter) -> Narrowed | None:
+    found = _whole_range(predicate)
     if found is None:
         return None
     first, end, settled = found
     return replace(constraints, first=max(constraints.first, first), end=min(constraints.end, end)), settled
 
 
-def _narrow_timestamp_ns(constraints: Constraints, one: Filter) -> Narrowed | None:
-    found = _whole_range(one)
+def _narrow_timestamp_ns(constraints: Constraints, predicate: Filter) -> Narrowed | None:
+    found = _whole_range(predicate)
     return None if found is None else _narrow_time(constraints, *found)
 
 
-def _narrow_timestamp(constraints: Constraints, one: Filter) -> Narrowed | None:
+def _narrow_timestamp(constraints: Constraints, predicate: Filter) -> Narrowed | None:
     """The column shows whole microseconds, cut off: a microsecond is the thousand nanoseconds from it on."""
-    found = _range(one, _microseconds)
+    found = _range(predicate, _microseconds)
     if found is None:
         return None
     first, end, settled = found
@@ -131,30 +131,30 @@ def _narrow_time(constraints: Constraints, first_ns: int, end_ns: int, settled: 
     return replace(constraints, time_first_ns=first_ns, time_end_ns=end_ns), settled
 
 
-def _whole_range(one: Filter) -> tuple[int, int, bool] | None:
-    return _range(one, lambda value: value if type(value) is int else None)
+def _whole_range(predicate: Filter) -> tuple[int, int, bool] | None:
+    return _range(predicate, lambda value: value if type(value) is int else None)
 
 
-def _range(one: Filter, convert: Callable[[Any], int | None]) -> tuple[int, int, bool] | None:
+def _range(predicate: Filter, convert: Callable[[Any], int | None]) -> tuple[int, int, bool] | None:
     """Return `[first, end)` of whole numbers that the filter lets through, and whether it lets all of them through."""
-    if isinstance(one, In):
-        values = [convert(value) for value in one.value if value is not None]
+    if isinstance(predicate, In):
+        values = [convert(value) for value in predicate.value if value is not None]
         if any(value is None for value in values):
             return None
         whole = [value for value in values if value is not None]
         return (min(whole), max(whole) + 1, len(set(whole)) == 1) if whole else (0, 0, True)
-    if isinstance(one, EqualNullSafe) and one.value is None:
+    if isinstance(predicate, EqualNullSafe) and predicate.value is None:
         return 0, 0, True
-    if not isinstance(one, _RANGES):
+    if not isinstance(predicate, _RANGES):
         return None
-    value = convert(one.value)
+    value = convert(predicate.value)
     if value is None:
         return None
-    if isinstance(one, EqualTo | EqualNullSafe):
+    if isinstance(predicate, EqualTo | EqualNullSafe):
         return value, value + 1, True
-    if isinstance(one, GreaterThan | GreaterThanOrEqual):
-        return value + isinstance(one, GreaterThan), INT64_MAX, True
-    return INT64_MIN, value + isinstance(one, LessThanOrEqual), True
+    if isinstance(predicate, GreaterThan | GreaterThanOrEqual):
+        return value + isinstance(predicate, GreaterThan), INT64_MAX, True
+    return INT64_MIN, value + isinstance(predicate, LessThanOrEqual), True
 
 
 def _microseconds(value: Any) -> int | None:
@@ -164,38 +164,38 @@ def _microseconds(value: Any) -> int | None:
     return (value - _EPOCH) // _MICROSECOND
 
 
-def _texts(one: Filter) -> list[str] | None:
+def _texts(predicate: Filter) -> list[str] | None:
     """Return the strings that an equality or IN allows (NULL matches none of them); None for any other filter."""
-    if isinstance(one, In):
-        values = [value for value in one.value if value is not None]
-    elif isinstance(one, EqualNullSafe) and one.value is None:
+    if isinstance(predicate, In):
+        values = [value for value in predicate.value if value is not None]
+    elif isinstance(predicate, EqualNullSafe) and predicate.value is None:
         values = []
-    elif isinstance(one, EqualTo | EqualNullSafe):
-        values = [one.value]
+    elif isinstance(predicate, EqualTo | EqualNullSafe):
+        values = [predicate.value]
     else:
         return None
     return values if all(type(value) is str for value in values) else None
 
 
-def _narrow_stream(constraints: Constraints, one: Filter) -> Narrowed | None:
-    if isinstance(one, StringStartsWith) and type(one.value) is str:
-        return replace(constraints, stream_prefixes=(*constraints.stream_prefixes, one.value)), True
-    names = _texts(one)
+def _narrow_stream(constraints: Constraints, predicate: Filter) -> Narrowed | None:
+    if isinstance(predicate, StringStartsWith) and type(predicate.value) is str:
+        return replace(constraints, stream_prefixes=(*constraints.stream_prefixes, predicate.value)), True
+    names = _texts(predicate)
     if names is None:
         return None
     known = frozenset(names) if constraints.streams is None else constraints.streams & frozenset(names)
     return replace(constraints, streams=known), True
 
 
-def _narrow_subject(constraints: Constraints, one: Filter) -> Narrowed | None:
-    if isinstance(one, StringStartsWith) and type(one.value) is str:
+def _narrow_subject(constraints: Constraints, predicate: Filter) -> Narrowed | None:
+    if isinstance(predicate, StringStartsWith) and type(predicate.value) is str:
         # Whole tokens make a filter: what begins with `a.b.` is `a.b.>`. Of `a.b` only the part up to the dot is of
         # use, and `ab` alone is of none.
-        tokens, dot, rest = one.value.rpartition(".")
+        tokens, dot, rest = predicate.value.rpartition(".")
         if not dot or not is_literal(tokens):
             return None
         return _only_subjects(constraints, [f"{tokens}.>"], settled=not rest)
-    subjects = _texts(one)
+    subjects = _texts(predicate)
     if subjects is None or len(subjects) > SUBJECT_COUNT_MAX:
         return None
     return _only_subjects(constraints, [subject for subject in subjects if is_literal(subject)], settled=True)
@@ -205,7 +205,7 @@ def _only_subjects(constraints: Constraints, subjects: list[str], settled: bool)
     if constraints.subjects is None:
         return replace(constraints, subjects=tuple(dict.fromkeys(subjects))), settled
     both = [intersection(have, want) for have in constraints.subjects for want in subjects]
-    kept = tuple(dict.fromkeys(one for one in both if one is not None))
+    kept = tuple(dict.fromkeys(subject_filter for subject_filter in both if subject_filter is not None))
     return replace(constraints, subjects=kept), settled
 
 
@@ -225,11 +225,11 @@ def intersection(one: str, other: str) -> str | None:
     return ".".join(tokens) if len(left) == len(right) else None
 
 
-def common_filters(one: str | None, others: tuple[str, ...]) -> tuple[str, ...] | None:
+def common_filters(left: str | None, others: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return subject filters that take what `one` and any of `others` take; () takes all, None: nothing is taken."""
-    if one is None or not others:
-        return others if one is None else (one,)
-    both = [intersection(one, other) for other in others]
+    if left is None or not others:
+        return others if left is None else (left,)
+    both = [intersection(left, other) for other in others]
     return tuple(dict.fromkeys(kept for kept in both if kept is not None)) or None
 
 
@@ -237,5 +237,5 @@ def filters_of_both(ones: tuple[str, ...], others: tuple[str, ...]) -> tuple[str
     """Return subject filters that take what any of `ones` and any of `others` take, as `common_filters` does."""
     if not ones:
         return others
-    both = [kept for one in ones for kept in common_filters(one, others) or ()]
+    both = [kept for subject_filter in ones for kept in common_filters(subject_filter, others) or ()]
     return tuple(dict.fromkeys(both)) or None

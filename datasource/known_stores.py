@@ -61,11 +61,11 @@ def _name(store_id: bytes) -> str:
 def _folder() -> Path:
     """Return the folder of the notes, made if it is missing; raises OSError if it is not private, or not our own."""
     path = Path(tempfile.gettempdir()) / f"jstream-{os.getuid()}"
-    for one in (path, path / "stores"):
-        OS_FILES.make_directory(one)
-        status = os.lstat(one)
+    for folder in (path, path / "stores"):
+        OS_FILES.make_directory(folder)
+        status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{one} is not a folder that this user alone can use; remove it")
+            raise PermissionError(f"{folder} is not a folder that this user alone can use; remove it")
     return path / "stores"
 
 

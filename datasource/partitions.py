@@ -46,7 +46,7 @@ def pack(slices: Iterable[S], partitions_min: int | None = None, rows_max: int |
 
     There are `partitions_min` partitions or more, unless there are fewer rows, and none has more than `rows_max` rows.
     """
-    listed = [one for one in slices if one.row_count]
+    listed = [piece for piece in slices if piece.row_count]
     limit = _row_limit(sum(slice_.row_count for slice_ in listed), partitions_min, rows_max)
     cut = [slice_ for slice_ in _split(listed, limit) if slice_.row_count]
     row_counts = np.array([slice_.row_count for slice_ in cut], np.int64)
@@ -88,8 +88,8 @@ def _edges(row_counts: np.ndarray, byte_sizes: np.ndarray, limit: int | None) ->
 
 
 def _split(slices: Iterable[S], limit: int | None) -> Iterable[S]:
-    for one in slices:
-        if limit is None or one.row_count <= limit:
-            yield one
+    for piece in slices:
+        if limit is None or piece.row_count <= limit:
+            yield piece
         else:
-            yield from one.split(limit)  # type: ignore[misc]  # a slice splits into slices of its kind
+            yield from piece.split(limit)  # type: ignore[misc]  # a slice splits into slices of its kind

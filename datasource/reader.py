@@ -58,7 +58,7 @@ class MessageReader(DataSourceReader):
         with open_store(self.settings, self.settings.take_over) as store:
             request = self._request(store)
             own = self._filters_of_consumer(store, request.streams)
-            planned = [self._narrowed(store.plan(one).slices, store) for one in _apart(request, own)]
+            planned = [self._narrowed(store.plan(part).slices, store) for part in _apart(request, own)]
         packed = pack_blocks(
             BlockSlices.concatenate(planned), self.settings.min_partitions, self.settings.partition_rows_max
         )
@@ -176,7 +176,7 @@ def plan_partitions(
     for subject_filters, names in groups.items():
         wanted = {name: ranges[name] for name in names}
         plan = store.plan(ReadRequest(tuple(names), wanted, subject_filters=subject_filters))
-        incarnations.update({one.stream: one.incarnation for one in plan.ranges})
+        incarnations.update({bounds.stream: bounds.incarnation for bounds in plan.ranges})
         parts.append(plan.slices)
     packed = pack_blocks(BlockSlices.concatenate(parts), settings.min_partitions, settings.partition_rows_max)
     differing = {name: own[name] or () for name, found in filters.items() if found}
@@ -240,7 +240,7 @@ def select_streams(known: Iterable[str], wanted: Sequence[str]) -> list[str]:
 
     Raises NotFoundError for a name that does not exist and for a glob that matches nothing.
     """
-    return _select(known, wanted, lambda one: True)
+    return _select(known, wanted, lambda name: True)
 
 
 def pick_streams(known: Iterable[str], wanted: Sequence[str], must_exist: bool = True) -> list[str]:
@@ -248,23 +248,23 @@ def pick_streams(known: Iterable[str], wanted: Sequence[str], must_exist: bool =
 
     Raises NotFoundError for a name that does not exist, unless that is allowed, too.
     """
-    return _select(known, wanted, lambda one: must_exist and not is_glob(one))
+    return _select(known, wanted, lambda pattern: must_exist and not is_glob(pattern))
 
 
-def is_glob(one: str) -> bool:
-    return any(character in one for character in "*?[")
+def is_glob(pattern: str) -> bool:
+    return any(character in pattern for character in "*?[")
 
 
 def _select(known: Iterable[str], wanted: Sequence[str], must_match: Callable[[str], bool]) -> list[str]:
     listed = sorted(known)
     chosen: set[str] = set()
-    for one in wanted:
-        matching = [name for name in listed if (fnmatchcase(name, one) if is_glob(one) else name == one)]
-        if not matching and must_match(one):
-            if not is_glob(one):
-                raise StreamNotFoundError(one, "the store", listed)
-            hint = instead(one, listed)
-            raise NotFoundError(f"option 'stream': no stream matches {one!r} in the store{hint}")
+    for pattern in wanted:
+        matching = [name for name in listed if (fnmatchcase(name, pattern) if is_glob(pattern) else name == pattern)]
+        if not matching and must_match(pattern):
+            if not is_glob(pattern):
+                raise StreamNotFoundError(pattern, "the store", listed)
+            hint = instead(pattern, listed)
+            raise NotFoundError(f"option 'stream': no stream matches {pattern!r} in the store{hint}")
         chosen.update(matching)
     return sorted(chosen)
 

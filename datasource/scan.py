@@ -103,7 +103,7 @@ class ScannedRows:
 
 
 def _listed(path: "os.PathLike[str] | Sequence[str | os.PathLike[str]]") -> list[str]:
-    return [os.fspath(path)] if isinstance(path, os.PathLike) else [os.fspath(one) for one in path]
+    return [os.fspath(path)] if isinstance(path, os.PathLike) else [os.fspath(part) for part in path]
 
 
 def _bound(side: str, argument: str, place: Place | None, stream: str | Sequence[str] | None) -> dict[str, str]:
@@ -125,4 +125,4 @@ def _row_count(partition: InputPartition) -> int:
     slices = partition.slices if isinstance(partition, SlicePartition) else ()
     if isinstance(slices, BlockSlices):
         return int(np.maximum(slices.row_counts, slices.byte_sizes // ROW_SIZE).sum())
-    return sum(max(one.row_count, one.byte_size // ROW_SIZE) for one in slices)
+    return sum(max(piece.row_count, piece.byte_size // ROW_SIZE) for piece in slices)

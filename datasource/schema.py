@@ -229,8 +229,10 @@ def check_write_schema(schema: StructType, routed: bool) -> None:
             raise ValueError(f"column {field.name!r} is given twice")
         taken = WRITE_TYPES[field.name]
         # A column of nothing but NULL (`lit(None)`) has a type of its own, and stands for the column left out.
-        if not isinstance(field.dataType, NullType) and not any(_same_type(field.dataType, one) for one in taken):
-            kinds = " or ".join(one.simpleString() for one in taken)
+        if not isinstance(field.dataType, NullType) and not any(
+            _same_type(field.dataType, data_type) for data_type in taken
+        ):
+            kinds = " or ".join(data_type.simpleString() for data_type in taken)
             raise ValueError(f"column {field.name!r} is {field.dataType.simpleString()}, taken is {kinds}")
     if "data" not in names:
         raise ValueError("column 'data' is missing: the message, binary or string")
@@ -238,15 +240,16 @@ def check_write_schema(schema: StructType, routed: bool) -> None:
         raise ValueError("option 'stream' is missing, and no column 'stream' names the stream of each row")
 
 
-def _same_type(one: DataType, other: DataType) -> bool:
+def _same_type(data_type: DataType, other: DataType) -> bool:
     """Return whether the types are equal, whatever may be null inside them."""
-    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
-        return _same_type(one.elementType, other.elementType)
-    if isinstance(one, StructType) and isinstance(other, StructType):
-        return one.names == other.names and all(
-            _same_type(left.dataType, right.dataType) for left, right in zip(one.fields, other.fields, strict=True)
+    if isinstance(data_type, ArrayType) and isinstance(other, ArrayType):
+        return _same_type(data_type.elementType, other.elementType)
+    if isinstance(data_type, StructType) and isinstance(other, StructType):
+        return data_type.names == other.names and all(
+            _same_type(left.dataType, right.dataType)
+            for left, right in zip(data_type.fields, other.fields, strict=True)
         )
-    return one == other
+    return data_type == other
 
 
 def _offered(kind: DataType, other: DataType | None) -> str:

@@ -138,7 +138,7 @@ def _decoded(name: str, entry: object) -> StreamOffset:
 
 def _are_filters(value: object) -> bool:
     is_list = isinstance(value, list) and 1 <= len(value) <= SUBJECT_COUNT_MAX
-    return is_list and all(isinstance(one, str) and is_filter(one) for one in value)  # type: ignore[attr-defined]
+    return is_list and all(isinstance(entry, str) and is_filter(entry) for entry in value)  # type: ignore[attr-defined]
 
 
 def _history(what: str, value: object, sequence: int, entry: object) -> Runs:

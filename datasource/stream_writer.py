@@ -114,8 +114,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         that failed have removed their own; what killed ones left is swept by the store's maintenance.
         """
         tasks = [message for message in messages if isinstance(message, StagedTask)]
-        for one in {task.transaction.id: task for task in tasks}:
-            give_up(self.settings, _merged([task for task in tasks if task.transaction.id == one]))
+        for transaction_id in {task.transaction.id: task for task in tasks}:
+            give_up(self.settings, _merged([task for task in tasks if task.transaction.id == transaction_id]))
 
     def _identity(self, tasks: Sequence[StagedTask], batch_id: int) -> WriterBatch:
         names = {(task.query_id, task.run_id, task.batch_id) for task in tasks}
@@ -157,7 +157,7 @@ def _has_begun(store: Store, identity: WriterBatch) -> bool:
     """Return whether this run has stored a batch: from then on it takes no store over any more."""
     state = store.state()
     kept = (state.writers, *(stream.writers for stream in state.streams.values()))
-    writers = (one.get(identity.writer) for one in kept)
+    writers = (stored.get(identity.writer) for stored in kept)
     return any(writer is not None and identity.run in (writer.run, *writer.superseded) for writer in writers)
 
 
@@ -172,8 +172,8 @@ def _explain(store: Store, transaction: Transaction, identity: WriterBatch, erro
     """Raise what the store refused the batch with, and what to do about it."""
     if isinstance(error, FencedError):
         kept = (store.state().writers, *(stream.writers for stream in _streams(store, transaction).values()))
-        writers = [one.get(identity.writer) for one in kept]
-        if any(one is not None and identity.run in one.superseded for one in writers):
+        writers = [stored.get(identity.writer) for stored in kept]
+        if any(stored is not None and identity.run in stored.superseded for stored in writers):
             raise FencedError(
                 f"{error}: another driver runs the same query, from the same checkpoint or a copy of it, and has gone "
                 f"on since; batch {identity.batch} of this run is not stored. Let only one of them run"

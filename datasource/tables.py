@@ -163,7 +163,8 @@ def _consumer_row(info: dict[str, Any], pending: np.ndarray) -> dict[str, Any]:
         "problem": info["problem"],
         "pending": _sequences(pending).tolist(),
         "redelivered": [
-            {"sequence": one, "count": count} for one, count in zip(_sequences(again).tolist(), counts, strict=True)
+            {"sequence": sequence, "count": count}
+            for sequence, count in zip(_sequences(again).tolist(), counts, strict=True)
         ],
         "created": _time(info["created"]),
         "incarnation": info["incarnation"],

@@ -105,7 +105,7 @@ def parse_paths(option: str, text: str) -> tuple[str, ...]:
     listed = _listed(text) or [part.strip() for part in text.split(",")]
     if not all(listed) or text.strip() == "[]":
         raise ValueError(f"option {option!r}: {text!r} holds an empty path")
-    return tuple(volume_path(one, f"option {option!r}") for one in listed)
+    return tuple(volume_path(path, f"option {option!r}") for path in listed)
 
 
 def parse_text(option: str, text: str) -> str:

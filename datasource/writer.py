@@ -266,7 +266,7 @@ def default_subject(target: WriteTarget, subject: str | None) -> str | None:
 def _check_subject(target: WriteTarget, subject: str | None, has_column: bool) -> None:
     """Raise ValueError if the stream does not take the option's subject, or no row can have one."""
     taken = ", ".join(target.subjects)
-    if subject is not None and not any(matches(one, subject) for one in target.subjects):
+    if subject is not None and not any(matches(subject_filter, subject) for subject_filter in target.subjects):
         raise ValueError(f"option 'subject': stream {target.stream!r} takes {taken}, not {subject!r}")
     if not has_column and default_subject(target, subject) is None:
         raise ValueError(

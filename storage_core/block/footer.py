@@ -88,7 +88,7 @@ class Footer:
     def encode(self) -> bytes:
         names = self.subjects.names.to_pylist()
         encoded = [name.encode() for name in names]
-        ends = np.cumsum([len(one) for one in encoded], dtype=np.int64)
+        ends = np.cumsum([len(part) for part in encoded], dtype=np.int64)
         values = (
             self.header_crc32c,
             self.data_size,

@@ -33,9 +33,11 @@ class FrameRequest:
         if not self.columns:
             raise ValueError("columns: at least one is needed")
         read_schema(self.columns)
-        for one in self.subject_filters:
-            if not is_filter(one):
-                raise ValueError(f"subject filter {one!r}: tokens joined by dots, * for one of them, > for the rest")
+        for subject_filter in self.subject_filters:
+            if not is_filter(subject_filter):
+                raise ValueError(
+                    f"subject filter {subject_filter!r}: tokens joined by dots, * for one of them, > for the rest"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,10 @@ class SubjectSummary:
         if not subject_filters:
             return every, every
         if self.bloom:
-            literal = all(is_literal(one) for one in subject_filters)
-            absent = literal and not any(bloom.might_contain(self.bloom, one) for one in subject_filters)
+            literal = all(is_literal(subject_filter) for subject_filter in subject_filters)
+            absent = literal and not any(
+                bloom.might_contain(self.bloom, subject_filter) for subject_filter in subject_filters
+            )
             return (no if absent else every), no
         taken = buffers.mask(match_mask(subject_filters, self.names))
         if not taken.any() or taken.all():

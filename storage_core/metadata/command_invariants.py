@@ -103,7 +103,9 @@ def are_appends_good(envelopes: Iterable[Envelope]) -> bool:
 
     If not, `check_command` says of each command by itself whether it is, and what is wrong.
     """
-    parts = [part for one in envelopes if isinstance(one.command, Append) for part in one.command.streams]
+    parts = [
+        part for envelope in envelopes if isinstance(envelope.command, Append) for part in envelope.command.streams
+    ]
     try:
         check_appended(parts)
     except (CorruptionError, OverflowError):
@@ -327,8 +329,8 @@ def _advance_consumers(state: StoreState, command: AdvanceConsumers) -> None:
 
 def _check_ids(what: str, ids: Sequence[bytes], count_max: int = NUMBER_MAX) -> None:
     check_number(what, len(ids), 0, count_max)
-    for one in ids:
-        check_id(what, one)
+    for identifier in ids:
+        check_id(what, identifier)
 
 
 def _check_rows(what: str, rows: bytes, row_size: int) -> None:

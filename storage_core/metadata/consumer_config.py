@@ -126,10 +126,10 @@ def _filters(value: object) -> tuple[str, ...]:
     if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
         raise ValueError(f"filter_subjects: {value!r} is not a list of subjects")
     filters = tuple(one.strip() for one in listed)
-    for one in filters:
-        if not is_filter(one):
+    for subject in filters:
+        if not is_filter(subject):
             raise ValueError(
-                f"filter_subjects: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest"
+                f"filter_subjects: {subject!r} is not a filter; tokens joined by dots, * for one and > for the rest"
             )
     if len(filters) > SUBJECT_COUNT_MAX:
         raise ValueError(f"filter_subjects: {len(filters)} are too many, at most {SUBJECT_COUNT_MAX} are allowed")

@@ -72,7 +72,7 @@ def check_state(state: StoreState) -> None:
     outcomes = state.transactions.rows["outcome"]
     if len(outcomes) and not np.isin(outcomes, (COMMITTED, ABORTED)).all():
         refuse("transactions", f"outcomes {COMMITTED} or {ABORTED}", sorted(set(outcomes.tolist()))[-1])
-    with_blocks = [one for one in state.streams.values() if len(one.blocks)]
+    with_blocks = [checked for checked in state.streams.values() if len(checked.blocks)]
     are_columns_good = True
     try:
         if with_blocks:
@@ -81,7 +81,7 @@ def check_state(state: StoreState) -> None:
         are_columns_good = False
     for stream in state.streams.values():
         _check_stream(stream, are_columns_good)
-    check_distinct("incarnations of streams", [one.incarnation for one in state.streams.values()])
+    check_distinct("incarnations of streams", [checked.incarnation for checked in state.streams.values()])
     check_block_ids(state)
 
 
@@ -393,7 +393,7 @@ def check_id(what: str, value: bytes, size: int = ID_SIZE) -> None:
 
 def check_distinct(what: str, values: Sequence[bytes]) -> None:
     if len(set(values)) < len(values):
-        twice = next(one for at, one in enumerate(values) if one in values[:at])
+        twice = next(value for at, value in enumerate(values) if value in values[:at])
         refuse(what, "each once", f"{twice.hex()} twice")
 
 

@@ -159,8 +159,8 @@ def equals_any(column: np.ndarray, wanted: Iterable[bytes]) -> np.ndarray:
     """Return, row by row, whether a column of 16-byte ids has one of these few."""
     halves = column.copy().view("<u8").reshape(-1, 2)  # numpy compares whole ids one by one
     equal = np.zeros(len(column), bool)
-    for one in wanted:
-        equal |= (halves == np.frombuffer(one, "<u8")).all(axis=1)
+    for block_id in wanted:
+        equal |= (halves == np.frombuffer(block_id, "<u8")).all(axis=1)
     return equal
 
 

@@ -109,7 +109,7 @@ def answers(position: Position, stream: StreamFacts, told: SequenceSet, policy: 
 def _incarnation(position: Position, stream: StreamFacts) -> str:
     if position.incarnation == stream.incarnation:
         return "same"
-    return "continued" if any(one == position.incarnation for one, _ in stream.origins) else "another"
+    return "continued" if any(incarnation == position.incarnation for incarnation, _ in stream.origins) else "another"
 
 
 def _history(position: Position, stream: StreamFacts) -> str:
@@ -217,7 +217,7 @@ def _target(position: Position, stream: StreamFacts, case: dict[str, str]) -> in
     if case["incarnation"] == "another":
         return stream.first_sequence
     if case["incarnation"] == "continued":
-        (kept,) = (end for one, end in stream.origins if one == position.incarnation)
+        (kept,) = (end for incarnation, end in stream.origins if incarnation == position.incarnation)
         shared = min(position.next_sequence, kept)
     else:
         known = _shared_end(position, stream)

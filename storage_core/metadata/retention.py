@@ -30,7 +30,9 @@ def check_consumer(stream: StreamState, config: ConsumerConfig) -> None:
         raise RequirementError(f"{what} has deliver_policy {config.deliver_policy!r}; it needs 'all'")
     for _, other in sorted(stream.consumers.items()):
         ours, theirs = config.filter_subjects or (">",), other.config.filter_subjects or (">",)
-        both = [(one, its) for one in ours for its in theirs if filters_overlap(one, its)]
+        both = [
+            (subject_filter, its) for subject_filter in ours for its in theirs if filters_overlap(subject_filter, its)
+        ]
         if both:
             raise RequirementError(
                 f"{what} would take {both[0][0]!r}, and consumer {other.name!r} has {both[0][1]!r}: filter_subjects of "

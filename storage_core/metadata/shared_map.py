@@ -115,7 +115,7 @@ def _with(node: _Node, hashed: int, key: str | bytes, value: object, depth: int)
 
 def _without(node: _Node, hashed: int, key: str | bytes) -> _Node:
     if isinstance(node, dict):
-        return {one: value for one, value in node.items() if one != key}
+        return {name: value for name, value in node.items() if name != key}
     at = hashed & _WIDTH - 1
     return (*node[:at], _without(node[at], hashed >> _BITS, key), *node[at + 1 :])
 
@@ -124,8 +124,8 @@ def _changes(before: _Node, now: _Node) -> Iterator[tuple[Any, Any, Any]]:
     if before is now:
         return
     if isinstance(before, tuple) and isinstance(now, tuple):
-        for one, other in zip(before, now, strict=True):
-            yield from _changes(one, other)
+        for entry, other in zip(before, now, strict=True):
+            yield from _changes(entry, other)
         return
     old = {key: value for leaf in _leaves(before) for key, value in leaf.items()}
     for leaf in _leaves(now):

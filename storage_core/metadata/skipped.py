@@ -74,5 +74,8 @@ def _wanted(stream: StreamState, consumer: ConsumerState, sequences: SequenceSet
 def _takes(filters: tuple[str, ...], subjects: tuple[str, ...]) -> bool:
     have = set(subjects)
     return any(
-        one in have if is_literal(one) else any(matches(one, subject) for subject in subjects) for one in filters
+        subject_filter in have
+        if is_literal(subject_filter)
+        else any(matches(subject_filter, subject) for subject in subjects)
+        for subject_filter in filters
     )

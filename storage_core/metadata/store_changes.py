@@ -50,17 +50,17 @@ def take_over(state: StoreState, place: Place, time_ns: int, command: TakeOver) 
 
 def change_volumes(state: StoreState, place: Place, time_ns: int, command: ChangeVolumes) -> tuple[StoreState, Result]:
     before, after = _voting(state.voters), _voting(command.voters)
-    if len({one.volume_id for one in command.voters}) < len(command.voters):
+    if len({member.volume_id for member in command.voters}) < len(command.voters):
         refuse(errors.RequirementError, "a volume stands twice in the list of volumes")
     reason = rules.why_not(before, after, is_recorded=command.change is not None)
     if reason:
         refuse(errors.RequirementError, reason)
-    kept = {one.volume_id for one in command.voters}
+    kept = {member.volume_id for member in command.voters}
     for stream in state.streams.values():
         if not kept.issuperset(stream.placement):
             refuse(errors.RequirementError, f"stream {stream.name!r} keeps blocks on a volume that would be removed")
     changed = replace(state, voters=command.voters, volume_change=command.change)
-    instances = {one.volume_id: one.instance_id for one in state.voters}
+    instances = {member.volume_id: member.instance_id for member in state.voters}
     for voter in command.voters:
         if instances.get(voter.volume_id, voter.instance_id) != voter.instance_id:
             # What another instance took proves nothing: its blocks count again as each is found whole.

@@ -98,7 +98,7 @@ def restore_streams(
         _check_name_is_free(state, stream.name)
         if state.by_incarnation(stream.incarnation) is not None:
             refuse(errors.AlreadyExistsError, f"stream {stream.name!r}: its incarnation is another stream's")
-        if not stream.placement or any(state.voter(one) is None for one in stream.placement):
+        if not stream.placement or any(state.voter(volume_id) is None for volume_id in stream.placement):
             refuse(errors.RequirementError, f"stream {stream.name!r}: its placement names volumes that there are not")
         deletes = state.pending_deletes.rows
         prepared = (deletes["incarnation"] == np.void(stream.incarnation)) & (deletes["block_id"] == np.void(bytes(16)))

@@ -13,10 +13,10 @@ def merged(have: Sets, new: Sets) -> tuple[Sets, np.ndarray]:
     """Return the sets with new ones added, and where position i + 1 of `new` is now (0 stays 0; no room is 0)."""
     places = {one: position + 1 for position, one in enumerate(have)}
     remap = np.zeros(len(new) + 1, "<i4")
-    for position, one in enumerate(new):
-        if one not in places and len(places) < SUBJECT_SET_COUNT_MAX:
-            places[one] = len(places) + 1
-        remap[position + 1] = places.get(one, 0)
+    for position, subjects in enumerate(new):
+        if subjects not in places and len(places) < SUBJECT_SET_COUNT_MAX:
+            places[subjects] = len(places) + 1
+        remap[position + 1] = places.get(subjects, 0)
     return tuple(places), remap
 
 

@@ -125,8 +125,8 @@ def next_step(members: Mapping[VoterId, bool], added: Sequence[VoterId], removed
     `members`: whether each one is a learner. Those that are `added` are learners first (thesis 4.2.1). New voters come
     before old ones go: there are never fewer than the smaller of the two memberships has.
     """
-    rising = [Step(StepKind.PROMOTE, one, False) for one in added if members.get(one, False)]
-    leaving = [Step(StepKind.REMOVE, one, False) for one in removed if one in members]
+    rising = [Step(StepKind.PROMOTE, voter, False) for voter in added if members.get(voter, False)]
+    leaving = [Step(StepKind.REMOVE, voter, False) for voter in removed if voter in members]
     steps = [*rising, *leaving]
     if not steps:
         return None
