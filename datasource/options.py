@@ -263,6 +263,15 @@ OPTIONS = (
         "How long to wait for `minOffsetsPerTrigger`, from the last batch or the start of the query on.",
     ),
     Option(
+        "pollInterval",
+        (STREAM_READ,),
+        "poll_interval_s",
+        DURATION,
+        "`1s`",
+        "How often a query without anything to do looks for messages in an object store: each look is a request. "
+        "Means nothing on local disks.",
+    ),
+    Option(
         "minPartitions",
         READS,
         "min_partitions",

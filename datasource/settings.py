@@ -34,6 +34,7 @@ JSTREAM, NATS, STAN = "jstream", "nats", "stan"
 FOREIGN = (NATS, STAN)
 LOCK_TIMEOUT_S = 60.0
 TRIGGER_DELAY_MAX_S = 900.0
+POLL_INTERVAL_S = 1.0
 
 NO_PATH = (
     "option 'path' is missing: say where the store is, with load(PATH), save(PATH) or option('path', PATH). "
@@ -110,6 +111,7 @@ class StreamReadSettings:
     consumer_takeover: bool = False
     limits: Limits = Limits()
     trigger_delay_max_s: float = TRIGGER_DELAY_MAX_S
+    poll_interval_s: float = POLL_INTERVAL_S
     min_partitions: int | None = None
     partition_rows_max: int | None = None
     fail_on_data_loss: bool = True

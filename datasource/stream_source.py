@@ -45,7 +45,6 @@ log = logging.getLogger("jstream")
 TIGHT_S = 0.05  # a query that asks again so soon has no trigger interval
 WAIT_S = 0.1  # how long such a query may wait for news in one call
 LOOK_EVERY_S = 0.025  # while it waits
-REMOTE_LOOK_EVERY_S = 1.0  # the same in object stores, where each look is paid for
 CANNOT_SAY = (DiskFullError, NoQuorumError, OutcomeUnknownError, StoreBusyError, VolumeFailedError)
 ATTEMPTS = 20  # to find streams as they were settled a moment ago; more than one only while they are made again
 
@@ -150,7 +149,7 @@ class StreamSource:
         """
         now_s = self._clock()
         is_tight = self._returned_s is not None and now_s - self._returned_s < TIGHT_S
-        wait_s, look_every_s = (REMOTE_LOOK_EVERY_S,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
+        wait_s, look_every_s = (self._settings.poll_interval_s,) * 2 if self._is_remote else (WAIT_S, LOOK_EVERY_S)
         until_s = now_s + (wait_s if is_tight and self._targets is None else 0)
         while True:
             end = start if self._is_quiet(start) else self._look(start, limit)
@@ -164,10 +163,10 @@ class StreamSource:
     def _is_quiet(self, start: Json) -> bool:
         if self._quiet is None or self._quiet[1] != start:
             return False
-        if self._is_remote and self._clock() - self._looked_s < REMOTE_LOOK_EVERY_S:
+        if self._is_remote and self._clock() - self._looked_s < self._settings.poll_interval_s:
             return True
         self._looked_s = self._clock()
-        self._seen = self._store.state()
+        self._seen = self._store.state_in_turn()
         return self._quiet[0] is self._seen
 
     def _look(self, start: Json, limit: ReadLimit) -> Json:

@@ -86,6 +86,13 @@ class OpenStore:
         """Return the newest committed state, and where in the metadata log it stands."""
         return self.metadata.view(self.lock_timeout_s)
 
+    def state_in_turn(self) -> StoreState:
+        """Return the newest state for who asks again soon: in object stores one volume is asked, another each time."""
+        known = self.metadata.memory.known.view
+        if known is not None and not self.metadata.may_have_news(known):
+            return known.state
+        return self.state()
+
     def index(self) -> int:
         """Return the log index that `state` stands at: it grows with every change."""
         return self.view().index
@@ -154,7 +161,7 @@ class OpenStore:
     def plan(self, request: ReadRequest) -> ReadPlan:
         """Return what a read has to fetch, from metadata alone. Takes no lock."""
         view = self.view()
-        volumes = self.volumes()
+        volumes = self.metadata.volumes_for_reading()
         slices, ranges = [], []
         for name in request.streams:
             stream = self.stream_state(name, view.state)

@@ -14,7 +14,7 @@ from harness.simulated_disk import ProcessEnded
 from mutants.store import object_mutants
 from mutants.store.object_mutants import MUTANTS
 
-from storage_core.errors import OutcomeUnknownError, StorageError, SupersededError
+from storage_core.errors import CorruptionError, OutcomeUnknownError, StorageError, SupersededError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState
 from storage_core.os_errors import UnreachableError
@@ -31,6 +31,7 @@ PLAYED = (  # found by schedules of their own, below and in test_object_log.py
     "looks_at_the_witness_before_it_creates",
     "removes_records_before_snapshots",
     "adopts_a_snapshot_that_came_late",
+    "removes_records_that_the_newest_snapshot_covers",
 )
 
 
@@ -160,6 +161,23 @@ def test_reader_that_counts_copies_is_shown_what_is_replaced() -> None:
     assert ("unknown" in seen, "unknown" in at_last) == (True, False)
 
 
+def look_twice_after_a_snapshot() -> list[str]:
+    """Return what a reader is shown that may not lead, when the newest record is in the newest snapshot."""
+    played = Played()
+    with played.process().session(60.0) as session:
+        session.propose(RecordEvents((Event("acked"),)))
+        assert session.snapshot()
+    reader = played.process(read_only=True)
+    reader.view(60.0)
+    return shown(reader.view(60.0).state)
+
+
+def test_newest_record_stays_though_a_snapshot_covers_it() -> None:
+    assert look_twice_after_a_snapshot() == ["acked"]
+    with object_mutants.made("removes_records_that_the_newest_snapshot_covers"), pytest.raises(CorruptionError):
+        look_twice_after_a_snapshot()
+
+
 # --- requests
 
 
@@ -177,14 +195,14 @@ def test_commit_of_a_leader_is_a_record_and_a_look_on_each_volume(volume_count: 
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])
-def test_look_for_news_is_a_listing_and_a_record_on_each_volume(volume_count: int) -> None:
+def test_look_for_news_is_a_listing_of_each_volume(volume_count: int) -> None:
     world = World(1, Plan(volume_count, 0, 0, 100, Odds(), 0.0, 0))
     world.create()
     metadata = Metadata.at(world.environment(), world.paths)
-    for _ in range(2):
+    for _ in range(3):
         world.service.call_counts.clear()
         metadata.view(60.0)
-    assert world.service.call_counts == {"list": volume_count, "get": volume_count}
+    assert world.service.call_counts == {"list": volume_count}
 
 
 def find_nothing_to_write(process: Metadata) -> None:

@@ -83,7 +83,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
     first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            there = _listed(path, env)
+            there = listed(path, env)
             if volume_file.FILE_NAME in there:
                 raise AlreadyExistsError(f"{path} holds a jstream store already")
             if there:
@@ -104,7 +104,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
     return volumes
 
 
-def _listed(path: Path, env: Environment) -> list[str]:
+def listed(path: Path, env: Environment) -> list[str]:
     """Return what lies at a prefix. Raises NotAStoreError if there is no such bucket: one is never made."""
     try:
         return sorted(env.files.list_directory(path))

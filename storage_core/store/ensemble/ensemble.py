@@ -27,7 +27,7 @@ from storage_core.errors import (
 )
 from storage_core.metadata.commands import Voter
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
-from storage_core.raft.entry import CommitRecord, Entry
+from storage_core.raft.entry import CommitRecord, Entry, EntryId
 from storage_core.raft.rules import is_quorum, majority, proven_entry
 from storage_core.raft.snapshot_format import longer_trail, trail_chain
 from storage_core.store.ensemble.decision import Contended, Finding, Found, examine, foreign_of, newest, split_text
@@ -71,6 +71,8 @@ class Metadata:
         self.store_id = next(volume.identity.store_id for volume in known if volume.identity is not None)
         self._voters: tuple[Voter, ...] = ()  # that `_volumes` is complete for
         self._undecided: View | None = None  # what a commit record says while newer entries may count
+        self._marks: dict[bytes, Mark] = {}  # what each volume said last
+        self._asked_last = 0  # of the volumes, by `may_have_news`
         self.memory = Memory(env)
         self.renew()
         locks.renew_in_children(self)
@@ -97,6 +99,14 @@ class Metadata:
     def known_volumes(self) -> tuple[Volume, ...]:
         """Every volume as it was when this process last looked."""
         return self._volumes
+
+    def volumes_for_reading(self) -> tuple[Volume, ...]:
+        """Return every volume for who has just asked for the newest state, and goes on to the next if one is away.
+
+        In an object store they are as they were at the last look: the metadata was read by their identities.
+        """
+        is_known = self._is_remote and all(volume.identity is not None for volume in self._volumes)
+        return self._volumes if is_known else self.volumes()
 
     def volumes(self) -> tuple[Volume, ...]:
         """Return every volume of the store in the order of its voters, looked at just now."""
@@ -209,7 +219,7 @@ class Metadata:
         if known is None and not self._voters:
             seen = self._learn_voters()
         at, commit, clean, agreed = self._best_commit_record(seen)
-        if known is not None and commit == known.commit and clean:
+        if known is not None and commit is not None and clean and self._is_commit_of(known, commit):
             if known.state.voters != self._voters:  # changed in a session of this process
                 self._complete(known.state.voters)
             return known
@@ -238,6 +248,31 @@ class Metadata:
         self.memory.keep(view)
         return view
 
+    def _is_commit_of(self, known: View, commit: CommitRecord) -> bool:
+        """Return whether a commit record names what is known. In an object store it is often counted, not written."""
+        if self._is_remote:
+            return commit.entry == EntryId(known.index, known.term, known.chain)
+        return commit == known.commit
+
+    def may_have_news(self, known: View) -> bool:
+        """Return whether more may be committed than that, by one small request to one volume in turn.
+
+        For who asks again soon: what only other volumes have so far is found out when these are asked.
+        """
+        volumes = [volume for volume in self._volumes if volume.identity is not None]
+        if not self._is_remote or not volumes:
+            return True
+        self._asked_last = (self._asked_last + 1) % len(volumes)
+        try:
+            end = self._mark(volumes[self._asked_last]).end
+        except (StorageError, OSError):  # it is away: `view` knows what that means
+            return True
+        return end is None or end.tip != EntryId(known.index, known.term, known.chain)
+
+    def _mark(self, volume: Volume) -> Mark:
+        mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id))
+        return mark
+
     def _learn_voters(self) -> list[Found]:
         """Find the other volumes by what those that were given say; return what was read.
 
@@ -262,8 +297,12 @@ class Metadata:
         return any(volume.is_remote for volume in self._volumes)
 
     def _learn_voters_from_all(self) -> list[Found]:
+        """Raises why the logs cannot be read, if none can: without voters nobody knows what a majority has."""
         found = self.memory.found_on(self._volumes)
         lead = newest(found)
+        error = next((log.error for log in found if log.error is not None), None)
+        if lead is None and error is not None:
+            raise error
         voters = self.memory.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes) > 1:
             self._complete(voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes])
@@ -307,7 +346,7 @@ class Metadata:
         if seen is not None and self._are_all(seen):
             marks = [Mark(log.commit, True, log.end) for found in seen if (log := found.contents) is not None]
         else:
-            marks = on_each(self.env, self._volumes, _mark)
+            marks = on_each(self.env, self._volumes, self._mark)
         for volume, mark in zip(self._volumes, marks, strict=True):
             if isinstance(mark, (StorageError, OSError)):
                 raise_if_limit(mark, volume.path)
@@ -315,7 +354,7 @@ class Metadata:
                 continue
             if isinstance(mark, BaseException):
                 raise mark
-            commit, clean, end = mark
+            commit, clean, end, _ = mark
             if (
                 commit is not None
                 and self.memory.known.foreign.get(volume.volume_id) == commit
@@ -652,10 +691,6 @@ class Metadata:
         needed = min(majority(len(at_hand) - learners), max(1, len(lockable)))
         left_s = max(0.0, deadline - time.monotonic())
         return locks.hold(self.env.files, lockable, needed, left_s, min(patience_s, left_s))
-
-
-def _mark(volume: Volume) -> Mark:
-    return volume.log.read_mark()
 
 
 def _goes_on_from(view: View, known: View) -> bool:

@@ -12,7 +12,6 @@ A removed volume keeps its files. Its identity is that of no volume of the store
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,7 +29,9 @@ from storage_core.metadata.commands import (
     Voter,
 )
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.paths import is_in_object_store, real_place
 from storage_core.raft.rules import Step, StepKind, next_step
+from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.ensemble import Metadata, translated
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
@@ -38,9 +39,9 @@ from storage_core.store.recovery import rejoin
 from storage_core.store.replicas.copies import copy_block, look
 from storage_core.store.replicas.live_blocks import LiveBlock, live_blocks
 from storage_core.store.replicas.repair_tasks import HELD_PER_ENTRY_MAX
-from storage_core.store.volume import identity, locks, placement, probe
+from storage_core.store.volume import identity, locks, object_probe, placement, probe
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
+from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
 VOLUME_COUNT_MAX = 5
@@ -63,7 +64,6 @@ class Membership:
         Raises ValueError (number of volumes, one of the store's own), AlreadyExistsError (a directory with something in
         it), RequirementError (another change is under way, a volume takes no part), and what a session raises.
         """
-        check_local([*paths, *(volume.path for volume in self._metadata.volumes())], "volumes are added")
         state = self._state()
         if self._is_under_way(state, ADD, paths=paths):
             self.resume()
@@ -88,7 +88,6 @@ class Membership:
         ValueError (unknown name, number of volumes), RequirementError (a stream has more replicas than volumes would be
         left, another change is under way), and what a session raises.
         """
-        check_local((volume.path for volume in self._metadata.volumes()), "volumes are removed")
         state = self._state()
         removed = tuple(_volume_id(state, name) for name in names)
         if len(set(removed)) < len(removed):
@@ -116,7 +115,6 @@ class Membership:
 
         Raises ValueError (unknown name, a path of the store's own), AlreadyExistsError, RequirementError.
         """
-        check_local([path, *(volume.path for volume in self._metadata.volumes())], "volumes are replaced")
         state = self._state()
         removed = (_volume_id(state, name),)
         if self._is_under_way(state, REPLACE, paths=[path], removed=removed):
@@ -143,9 +141,9 @@ class Membership:
         change = state.volume_change
         if change is None:
             return False
-        at = {volume.volume_id: os.path.realpath(volume.path) for volume in self._metadata.volumes()}
+        at = {volume.volume_id: str(real_place(volume.path)) for volume in self._metadata.volumes()}
         added = {at.get(volume_id) for volume_id in change.added}
-        if (change.kind, change.removed, added) == (kind, removed, {os.path.realpath(path) for path in paths}):
+        if (change.kind, change.removed, added) == (kind, removed, {str(real_place(path)) for path in paths}):
             return True
         raise RequirementError(
             f"a change of the store's volumes is under way ({_told(change, at)}); `jstream repair` brings it to its "
@@ -154,7 +152,7 @@ class Membership:
 
     def _record(self, kind: str, paths: Sequence[Path], removed: tuple[bytes, ...]) -> None:
         """Make the directories of new volumes, and write down what is to be done."""
-        paths = [Path(os.path.realpath(path)) for path in paths]
+        paths = [real_place(path) for path in paths]
         for path in paths:
             self._check(path)
         with translated(", ".join(map(str, paths)) or self._metadata.label):
@@ -163,6 +161,9 @@ class Membership:
                 self._env.files.share_directory(path, self._state().settings.is_shared)
                 self._env.files.sync_directory(path.parent)
                 probe.check(path, self._env)
+            if any(is_in_object_store(path) for path in paths):
+                there = [volume.path for volume in self._metadata.volumes() if volume.identity is not None]
+                object_probe.check_distinct([*there, *paths], self._env)
         with self._metadata.session(self._lock_timeout_s, patience_s=self._lock_timeout_s) as session:
             state = session.state
             if state.volume_change is not None:
@@ -181,25 +182,34 @@ class Membership:
 
     def _check(self, path: Path) -> None:
         """Raise ValueError or AlreadyExistsError if the path is none for a new volume."""
-        files = self._env.files
         for volume in self._metadata.volumes():
-            known = Path(os.path.realpath(volume.path))
+            known = real_place(volume.path)
+            if is_in_object_store(known) != is_in_object_store(path):
+                raise ValueError(f"volumes: {path} and {known}: all volumes of a store are of one kind")
             if known == path:
                 raise ValueError(f"volumes: {path} is a volume of the store already")
             if known in path.parents or path in known.parents:
                 raise ValueError(f"volumes: {path} and {known} lie within each other; each is a directory of its own")
-        if not files.is_directory(path):
-            if not files.is_directory(path.parent):
-                raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
-            return
-        try:
-            there = sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found", *probe.NAMES})
-        except OSError as error:
-            raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
+        there = self._listed(path)
         if identity.FILE_NAME in there:
             raise AlreadyExistsError(f"{path} holds a volume already, of this store before or of another one")
         if there:
             raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+
+    def _listed(self, path: Path) -> list[str]:
+        """Return what lies where a new volume is to be. Raises ValueError, NotAStoreError if it cannot be there."""
+        files = self._env.files
+        if is_in_object_store(path):
+            with translated(path):
+                return creation.listed(path, self._env)
+        if not files.is_directory(path):
+            if not files.is_directory(path.parent):
+                raise ValueError(f"volumes: {path} cannot be made, {path.parent} is not a directory")
+            return []
+        try:
+            return sorted(set(files.list_directory(path)) - {locks.FILE_NAME, "lost+found", *probe.NAMES})
+        except OSError as error:
+            raise VolumeFailedError(f"{path} cannot be looked at: {error}") from error
 
     def _take_back(self, state: StoreState, named: tuple[bytes, ...]) -> bool:
         """Session a change whose new volumes do not vote yet into nothing, if these are the volumes that it adds."""

@@ -108,8 +108,8 @@ class VolumeLog:
         """
         return together(self._files, self.directory, self._read_commit_record)
 
-    def read_mark(self) -> Mark:
-        """Return the same, as what a log says of what is committed."""
+    def read_mark(self, before: Mark | None = None) -> Mark:
+        """Return the same, as what a log says of what is committed, read anew whatever it said before."""
         return Mark(*self.read_commit_record())
 
     def _read_commit_record(self) -> tuple[CommitRecord | None, bool]:

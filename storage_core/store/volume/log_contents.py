@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from storage_core.errors import (
@@ -62,6 +63,7 @@ class Mark(NamedTuple):
     commit: CommitRecord | None
     is_whole: bool  # every place was readable where that may stand
     end: End | None = None  # None: what is visible may not be durable, and counts for nothing
+    path: Path | None = None  # in an object store: of the record that says so, which never changes
 
 
 @dataclass(slots=True)

@@ -95,7 +95,9 @@ class ObjectLog:
         """Return the same, None if what is being read was removed meanwhile."""
         names = self._names()
         if not names.snapshots:
-            raise CorruptionError(f"{self.directory} holds no snapshot: the metadata log is missing")
+            hint = ", and there is that of a volume on disks: copying its files does not move a store"
+            why = f"{self.directory} holds no snapshot: the metadata log is missing"
+            raise CorruptionError(f"{why}{hint if names.has_segments else ''}")
         contents = LogContents()
         witness = None
         newest = names.snapshots[0]
@@ -215,19 +217,25 @@ class ObjectLog:
         """Return what the newest record knows to be committed, and whether it can be read."""
         return self.read_mark()[:2]
 
-    def read_mark(self) -> Mark:
-        """Return what the newest record says: what was committed before it, and where the log ends."""
+    def read_mark(self, before: Mark | None = None) -> Mark:
+        """Return what the newest record says: what was committed before it, and where the log ends.
+
+        `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
+        """
         for _ in range(READ_ATTEMPTS):
             names = self._names()
             if not names.records:
                 raise CorruptionError(f"{self.directory} holds no record: the metadata log is missing")
+            path = self._record_path(names.records[-1])
+            if before is not None and before.path == path:
+                return before
             try:
                 record, _ = self._record(names.records[-1])
             except FileNotFoundError:
                 continue
             except TruncatedRecordError as error:
                 raise CorruptionError(str(error)) from error
-            return Mark(record.commit, True, End(record.tip, record.vote.term))
+            return Mark(record.commit, True, End(record.tip, record.vote.term), path)
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
     def read_tail(self, position: Position) -> Tail | None:
@@ -508,6 +516,7 @@ class _Names:
         self.records: list[int] = []  # ascending
         self.snapshots: list[str] = []  # the newest first
         self.bases: list[str] = []
+        self.has_segments = any(name.endswith(".log") for name in names)  # of a log on disks (log.py)
         for name in names:
             parsed = _NAME.fullmatch(name)
             if parsed is None or parsed[1] != instance:

@@ -16,8 +16,10 @@ from pathlib import Path
 from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import Files
 from storage_core.os_errors import FULL, raise_if_of_process
+from storage_core.paths import is_in_object_store
 from storage_core.store.environment import Environment
 from storage_core.store.lock_domain import LOCAL
+from storage_core.store.volume import object_probe
 
 FIRST, SECOND = NAMES = ("probe", "probe.new")  # left there only where the process was killed meanwhile
 PAGE = 4096
@@ -28,6 +30,9 @@ def check(directory: Path, env: Environment) -> None:
 
     What one kernel has to itself is not tried. The caller holds the directory's lock.
     """
+    if is_in_object_store(directory):
+        object_probe.check(directory, env)
+        return
     kind = env.file_system(directory)
     if kind not in LOCAL:
         try_out(directory, kind, env.files, env.locks_elsewhere)

@@ -524,7 +524,8 @@ def good_copies(
 ) -> list[list[Volume]]:
     """Return for each block the volumes of the placement that have a good copy of it, a majority at least.
 
-    Of blocks that this process has just made durable (`is_own`) only their being there is looked at.
+    Of blocks that this process has just made durable (`is_own`) only their being there is looked at; in an object
+    store not even that.
     Raises RequirementError, which names what is wrong with each copy, if there are fewer.
     """
     failing = session.failing  # what a disk took before it failed proves nothing
@@ -578,6 +579,8 @@ def _look_at(store_id: bytes, volume: Volume, block: StagedBlock, is_own: bool) 
     incarnation, block_id = block.incarnation, block.summary.block_id
     if (volume.volume_id, volume.identity.instance_id) not in block.holders:
         return f"{volume.blocks.path(incarnation, block_id)} was not written"
+    if volume.is_remote:  # what was put is there as a whole, and durable, or whoever put it was told that it is not
+        return ""
     expected = BlockExpectation(store_id, incarnation, block_id, block.summary.digest, block.summary.file_size)
     size = volume.blocks.size(incarnation, block_id) if is_own else None
     if size != block.summary.file_size:

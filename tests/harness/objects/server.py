@@ -24,6 +24,7 @@ class Faults:
     lost     it is done, and the connection is cut before the answer
     short    the answer is cut in its middle
     whole    the range that is asked for is ignored
+    always   the condition is ignored that nothing has the name yet
     503 ...  that status, and nothing is done; with a code after a space, as S3 has them
     nothing  it is done
     """
@@ -44,7 +45,9 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
             return
         if fate == "whole":
             del self.headers["Range"]
-        if fate in ("", "whole"):
+        if fate == "always":
+            del self.headers["If-None-Match"]
+        if fate in ("", "whole", "always"):
             super()._dispatch(action)
             return
         self.close_connection = True

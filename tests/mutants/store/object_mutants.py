@@ -125,9 +125,11 @@ def counts_a_volume_that_gave_no_answer() -> list[Replacement]:
     def mutant(self: Any, what: str, works: Any, room: Any) -> Any:
         written = write(self, what, works, room)
         for volume_id, error in list(written.errors.items()):
-            if isinstance(error, UnreachableError):
+            if not isinstance(error, UnreachableError):
+                continue
+            names = self._logs[volume_id]._names()
+            if names.records and names.snapshots:
                 written.errors.pop(volume_id)
-                names = self._logs[volume_id]._names()
                 written.positions[volume_id] = Position(names.records[-1], 0, names.snapshots[0])
         return written
 

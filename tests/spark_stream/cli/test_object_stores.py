@@ -43,7 +43,6 @@ def test_settings_without_a_value_and_for_folders_are_wrong_words(tmp_path: Path
     "words",
     [
         ("restore", "BACKUP", "BUCKET/other", "--force"),
-        ("cluster", "volume", "add", "BUCKET/b", "BUCKET/c", "--store", "BUCKET"),
         ("repair", "--adopt", "--store", "BUCKET"),
     ],
 )
