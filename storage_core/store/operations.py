@@ -54,7 +54,7 @@ def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], found: v
             found.tell(session)
     except StorageError as error:
         logger.info("%s: what was verified was not written down: %s", store.label, error)
-        found.leave_reports(store.volumes(), store.environment)
+        found.leave_reports(store.volumes())
 
 
 def compare(store: OpenStore, stream: str, progress: Progress | None) -> Drift:

@@ -14,7 +14,6 @@ from storage_core.errors import StorageError
 from storage_core.metadata.commands import Event, RecordEvents
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.store.ensemble.ensemble import Metadata
-from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.replicas import drift
 from storage_core.store.replicas.findings import Findings
@@ -25,14 +24,14 @@ from storage_core.store.replicas.verification import (
     Indexes,
     Progress,
     absent_volumes,
+    bad_copies,
     block_damage,
     check_blocks,
     damage_beside_writers,
-    report_of,
+    leave_reports,
     save_indexes,
     still_wrong,
 )
-from storage_core.store.volume import reports
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
@@ -77,14 +76,14 @@ class Scrub:
         if start == BEGINNING:
             self._look_at_metadata(state, at_hand)
         end = self._read(state, streams, at_hand, indexes, start, limit_bytes, rate_bytes_per_s, progress)
-        self._bad = still_wrong(self._metadata.view(self._lock_timeout_s).state, self._bad)
+        self._bad = still_wrong(self._metadata.view(self._lock_timeout_s).state, self._bad, at_hand)
         for checked in self._bad:
             self._damage.extend(block_damage(checked, at_hand))
         if names is None:
             for index in indexes.by_volume.values():
                 index.scrubbed_to = end
         if not self._read_only:
-            self._write_down(state, streams, indexes, is_whole_pass=end is None and names is None)
+            self._write_down(streams, indexes, is_whole_pass=end is None and names is None)
         return {
             "ok": not self._damage,
             "checked_blocks": self._checked,
@@ -130,17 +129,20 @@ class Scrub:
                     self._env.sleep(due_s - passed_s)
         return None
 
-    def _write_down(
-        self, state: StoreState, streams: Sequence[StreamState], indexes: Indexes, is_whole_pass: bool
-    ) -> None:
+    def _write_down(self, streams: Sequence[StreamState], indexes: Indexes, is_whole_pass: bool) -> None:
         """Leave reports and events of what was found; where that cannot be done the answer is the same."""
         try:
             with self._metadata.session(self._lock_timeout_s) as session:
+                state = session.state  # what was removed or repaired meanwhile is no drift
                 drifts = [
-                    drift.compare(state, stream, volume, self._env) for stream in streams for volume in session.writable
+                    drift.compare(state, stream, volume, self._env)
+                    for stream in filter(None, (state.by_incarnation(stream.incarnation) for stream in streams))
+                    for volume in session.writable
                 ]
-                drift.tell(session, [one for one in drifts if one is not None], self._env)
-                events = [*self._findings.events(session.state), *self._leave_reports(session)]
+                drift.tell(session, [drifted for drifted in drifts if drifted is not None], self._env)
+                bad = still_wrong(state, self._bad, session.volumes)
+                leave_reports(bad, session.writable)
+                events = [*self._findings.events(state), *_events(bad)]
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; {len(self._damage)} are damaged"))
                 if events:
@@ -149,23 +151,18 @@ class Scrub:
         except StorageError as error:
             logger.warning("what a scrub found could not be written down: %s", error)
 
-    def _leave_reports(self, session: Session) -> list[Event]:
-        """Leave a report of each bad copy; return an event for each stream and volume that has some."""
-        told: dict[tuple[str, bytes], list[str]] = {}
-        for checked in self._bad:
+
+def _events(bad: Sequence[Checked]) -> list[Event]:
+    """Return an event for each stream and volume that has damaged copies."""
+    damaged: dict[tuple[str, bytes], list[str]] = {}
+    for checked, volume_id, wrong in bad_copies(bad):
+        if not wrong.is_missing:
             block = checked.block
-            for volume_id, found in checked.found.items():
-                if not found or (found[0].is_missing and volume_id not in block.held_by):
-                    continue  # it is behind, and the manifest says so
-                wrong = found[0]
-                others = [volume.reports for volume in session.writable if volume.volume_id != volume_id]
-                reports.leave(others, report_of(block, volume_id, wrong, self._env))
-                if not wrong.is_missing:
-                    told.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {wrong.reason}")
-        return [
-            Event("damaged", stream, "", volume_id.hex(), "current", "damaged", f"{len(found)} blocks; {found[0]}")
-            for (stream, volume_id), found in told.items()
-        ]
+            damaged.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {wrong.reason}")
+    return [
+        Event("damaged", stream, "", volume_id.hex(), "current", "damaged", f"{len(blocks)} blocks; {blocks[0]}")
+        for (stream, volume_id), blocks in damaged.items()
+    ]
 
 
 def _cursor(indexes: Indexes) -> Cursor:

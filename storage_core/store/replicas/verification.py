@@ -58,6 +58,7 @@ class Checked:
 
     block: LiveBlock
     found: Mapping[bytes, list[Wrong]]  # by volume; empty list: the copy is whole
+    looked_ns: int  # before the first of them was read: what is newer knows better
 
 
 def verify(
@@ -92,18 +93,20 @@ def verify(
         count += len(checked.found)
         if any(checked.found.values()):
             bad.append(checked)
-    bad = still_wrong(metadata.view(lock_timeout_s).state, bad)
+    state = metadata.view(lock_timeout_s).state
+    bad = still_wrong(state, bad, volumes)
     damage.extend(bad_files)
     for checked in bad:
         damage.extend(block_damage(checked, volumes))
     report = {"ok": not damage, "checked_blocks": count, "damage": [one.to_json() for one in damage]}
-    return report, indexes.by_volume, Found(bad_files, bad)
+    return report, indexes.by_volume, Found(state, bad_files, bad)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What somebody who only looked has found: it is told, and left for repair."""
 
+    state: StoreState  # by which it is wrong
     bad_files: Sequence[Damage]  # of the metadata
     bad_blocks: Sequence[Checked]
 
@@ -115,33 +118,35 @@ class Found:
         findings = Findings()
         for damage in self.bad_files:
             findings.note("", damage.volume, f"{damage.file}: {damage.reason}")
-        for block, volume_id, wrong in self._copies():
+        for checked, volume_id, wrong in bad_copies(still_wrong(session.state, self.bad_blocks, session.volumes)):
+            block = checked.block
             findings.note(block.stream, volume_id.hex(), f"block {block.block_id.hex()}: {wrong.reason}")
         findings.tell(session)
 
-    def leave_reports(self, volumes: Sequence[Volume], env: Environment) -> None:
-        """Leave word of bad copies for the next holder, who has the lock."""
-        for block, volume_id, wrong in self._copies():
-            others = [
-                volume.reports for volume in volumes if volume.volume_id != volume_id and volume.identity is not None
-            ]
-            reports.leave(others, report_of(block, volume_id, wrong, env))
-
-    def _copies(self) -> Iterator[tuple[LiveBlock, bytes, Wrong]]:
-        """Yield each bad copy, with what is wrong first; one that is merely not there yet is not bad."""
-        for checked in self.bad_blocks:
-            for volume_id, found in checked.found.items():
-                is_behind = bool(found) and found[0].is_missing and volume_id not in checked.block.held_by
-                if found and not is_behind and not is_away(found[0].error):
-                    yield checked.block, volume_id, found[0]
+    def leave_reports(self, volumes: Sequence[Volume]) -> None:
+        """Leave word of bad copies for the next lock owner."""
+        leave_reports(still_wrong(self.state, self.bad_blocks, volumes), volumes)
 
 
-def report_of(block: LiveBlock, volume_id: bytes, wrong: Wrong, env: Environment) -> Report:
-    """Return a damage report about a copy."""
-    return Report(
-        block.written_as, block.block_id, volume_id, wrong.first, wrong.end, wrong.offset_bytes, wrong.reason,
-        env.now_ns(),
-    )  # fmt: skip
+def leave_reports(bad: Sequence[Checked], volumes: Sequence[Volume]) -> None:
+    """Leave a report of each bad copy on the first of the other volumes that takes it."""
+    for checked, volume_id, wrong in bad_copies(bad):
+        others = [volume.reports for volume in volumes if volume.volume_id != volume_id and volume.identity is not None]
+        block = checked.block
+        report = Report(
+            block.written_as, block.block_id, volume_id, wrong.first, wrong.end, wrong.offset_bytes, wrong.reason,
+            checked.looked_ns,
+        )  # fmt: skip
+        reports.leave(others, report)
+
+
+def bad_copies(bad: Sequence[Checked]) -> Iterator[tuple[Checked, bytes, Wrong]]:
+    """Yield each bad copy, with what is wrong first; one that is merely not there yet, or away, is not bad."""
+    for checked in bad:
+        for volume_id, found in checked.found.items():
+            is_behind = bool(found) and found[0].is_missing and volume_id not in checked.block.held_by
+            if found and not is_behind and not is_away(found[0].error):
+                yield checked, volume_id, found[0]
 
 
 def absent_volumes(state: StoreState, metadata: Metadata, lock_timeout_s: float) -> list[Damage]:
@@ -193,14 +198,14 @@ def check_blocks(
                 partial(_look_at, chunk, volume, stream, volume.volume_id in afresh, memories[volume.volume_id])
                 for volume in there
             ]
+            looked_ns = env.now_ns()
             results = env.parallel(calls)
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
             for at, block in enumerate(chunk):
-                yield Checked(
-                    block, {volume.volume_id: found[at] for volume, found in zip(there, results, strict=True)}
-                )
+                found = {volume.volume_id: wrong[at] for volume, wrong in zip(there, results, strict=True)}
+                yield Checked(block, found, looked_ns)
                 done += len(there)
                 if progress is not None:
                     progress(done, total)
@@ -214,23 +219,61 @@ def counts(state: StoreState, volume: Volume) -> bool:
     return volume.identity.instance_id == voter.instance_id
 
 
-def still_wrong(state: StoreState, checked: Sequence[Checked]) -> list[Checked]:
-    """Return what is wrong by a newer state: a copy that was removed, merged or moved meanwhile is not missing.
+def still_wrong(state: StoreState, checked: Sequence[Checked], volumes: Sequence[Volume]) -> list[Checked]:
+    """Return what is wrong now, by a newer state and by the volumes themselves; nothing is read again but names.
 
-    Damage that was read stays damage, whatever became of the copy since.
+    A copy that was removed, merged, moved or put back meanwhile is not missing. Damage that was read stays damage,
+    whatever became of the copy since, unless another one was made in its place.
     """
-    live = still_live(state, [one.block for one in checked])
+    live = still_live(state, [each.block for each in checked])
+    at_hand = {volume.volume_id: volume for volume in volumes if volume.identity is not None}
+    newer = _Newer(at_hand)
     left = []
-    for one in checked:
-        stream = state.by_incarnation(one.block.incarnation)
-        is_live = (one.block.incarnation, one.block.block_id) in live
-        placed = stream.placement if stream is not None and is_live else ()
+    for each in checked:
+        stream = state.by_incarnation(each.block.incarnation)
+        block = live.get((each.block.incarnation, each.block.block_id))
+        placed = stream.placement if stream is not None and block is not None else ()
         found = {
-            volume_id: [each for each in wrong if volume_id in placed or not each.is_missing]
-            for volume_id, wrong in one.found.items()
+            volume_id: []
+            if wrong and block is not None and newer.is_whole(each, volume_id, wrong, block)
+            else [defect for defect in wrong if volume_id in placed or not defect.is_missing]
+            for volume_id, wrong in each.found.items()
         }
-        left.append(replace(one, found=found))
-    return [one for one in left if any(one.found.values())]
+        left.append(replace(each, found=found))
+    return [each for each in left if any(each.found.values())]
+
+
+class _Newer:
+    """What is known of copies that were found bad a while ago: somebody may have put good ones in their place."""
+
+    def __init__(self, at_hand: Mapping[bytes, Volume]) -> None:
+        self._at_hand = at_hand
+        self._indexes: dict[bytes, VolumeIndex] = {}
+        self._sizes: dict[tuple[bytes, bytes], dict[bytes, int]] = {}  # by volume and incarnation
+
+    def is_whole(self, checked: Checked, volume_id: bytes, wrong: Sequence[Wrong], block: LiveBlock) -> bool:
+        """Return whether a copy was made since; `block` is what a newer state says of it."""
+        if volume_id in block.held_by and volume_id not in checked.block.held_by:
+            return True
+        volume = self._at_hand.get(volume_id)
+        if volume is None:
+            return False
+        if wrong[0].is_missing:
+            return self._size(volume, block) == block.file_size
+        index = self._indexes.get(volume_id)
+        if index is None:
+            index = self._indexes[volume_id] = volume.read_index()
+        return index.verified_ns(block.written_as, block.block_id) > checked.looked_ns
+
+    def _size(self, volume: Volume, block: LiveBlock) -> int:
+        key = (volume.volume_id, block.written_as)
+        if key not in self._sizes:
+            try:
+                self._sizes[key] = volume.blocks.sizes(block.written_as)
+            except OSError as error:
+                raise_if_of_process(error)
+                self._sizes[key] = {}
+        return self._sizes[key].get(block.block_id, -1)
 
 
 def _chunks(blocks: Sequence[LiveBlock], size_max: int) -> Iterator[list[LiveBlock]]:
@@ -274,11 +317,13 @@ class Indexes:
         self._held: dict[tuple[bytes, bytes], dict[bytes, tuple[int, int]]] = {}
 
     def note(self, checked: Checked) -> None:
-        """Note when the copies of a block were read, and whether each was whole."""
+        """Note when the copies of a block were read, and whether each was whole; nothing of those that were not."""
         for volume_id, found in checked.found.items():
-            self.verified(volume_id, checked.block, not found)
+            if not (found and (found[0].is_missing or is_away(found[0].error))):
+                self.verified(volume_id, checked.block, not found, checked.looked_ns)
 
-    def verified(self, volume_id: bytes, block: LiveBlock, is_whole: bool) -> None:
+    def verified(self, volume_id: bytes, block: LiveBlock, is_whole: bool, time_ns: int | None = None) -> None:
+        """Note whether a copy was whole at `time_ns`, or is now."""
         index = self.by_volume.get(volume_id)
         if index is None:
             return
@@ -287,7 +332,8 @@ class Indexes:
             self._held[key] = index.stream(block.written_as).blocks
         size = block.file_size if is_whole else self._held[key].get(block.block_id, (-1, 0))[0]
         if size >= 0:
-            index.verified(block.written_as, block.block_id, size, self._env.now_ns(), is_whole)
+            time_ns = self._env.now_ns() if time_ns is None else time_ns
+            index.verified(block.written_as, block.block_id, size, time_ns, is_whole)
 
 
 def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None:

@@ -50,6 +50,8 @@ class VolumeIndex:
         # Where the next scrub goes on: (incarnation, sequence); None: at the beginning.
         cursor = self._streams.pop(_CURSOR, StreamIndex()).blocks
         self.scrubbed_to = next(((incarnation, sequence) for incarnation, (sequence, _) in cursor.items()), None)
+        self._read = dict(self._streams)  # what the file said
+        self._noted: dict[bytes, set[bytes]] = {}  # blocks that were looked at since, by incarnation
 
     def stream(self, incarnation: bytes) -> StreamIndex:
         """Return the blocks that lie in the stream's directory now; names and sizes come from the files."""
@@ -91,9 +93,18 @@ class VolumeIndex:
         """Note that the block was read, and whether it was found whole."""
         blocks = self._streams.setdefault(incarnation, StreamIndex()).blocks
         blocks[block_id] = (size, time_ns if is_whole else -time_ns)
+        self._noted.setdefault(incarnation, set()).add(block_id)
+
+    def verified_ns(self, incarnation: bytes, block_id: bytes) -> int:
+        """Return when the block was last read, 0 if it never was; negative: it was found damaged then."""
+        return self._streams.get(incarnation, StreamIndex()).blocks.get(block_id, (0, 0))[1]
 
     def save(self, incarnations: set[bytes]) -> None:
-        """Write the index of these streams; a reader of a half-written one makes it anew."""
+        """Write the index of these streams, under the volume's lock; a reader of a half-written one makes it anew.
+
+        Others may have written theirs since this one was read.
+        """
+        self._take_newer(self._load())
         cursor = {_CURSOR: [[*self.scrubbed_to, 0]]} if self.scrubbed_to is not None else {}
         streams = {
             incarnation: [[block_id, *values] for block_id, values in sorted(stream.blocks.items())]
@@ -113,6 +124,25 @@ class VolumeIndex:
             file.truncate(len(encoded))
         finally:
             file.close()
+
+    def _take_newer(self, there: dict[bytes, StreamIndex]) -> None:
+        """Take over what others wrote meanwhile: of two looks at a block the newer one counts."""
+        for incarnation, noted in self._noted.items():
+            ours = self._streams.setdefault(incarnation, StreamIndex()).blocks
+            known = there.get(incarnation, StreamIndex()).blocks
+            before = self._read.get(incarnation, StreamIndex()).blocks
+            newer = {
+                block_id: found
+                for block_id, found in known.items()
+                if found != before.get(block_id)
+                and (block_id not in noted or abs(found[1]) > abs(ours.get(block_id, (0, 0))[1]))
+            }
+            has_unlisted = not newer.keys() <= ours.keys()
+            ours.update(newer)
+            if has_unlisted:  # new, or gone
+                self.stream(incarnation)
+        for incarnation in there.keys() - self._noted.keys() - {_CURSOR}:
+            self._streams[incarnation] = there[incarnation]
 
     def _load(self) -> dict[bytes, StreamIndex]:
         try:

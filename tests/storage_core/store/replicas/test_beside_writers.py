@@ -1,6 +1,8 @@
 """What others do meanwhile is no damage, to `verify`, `scrub`, `repair` and `cluster info`."""
 
 import errno
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -158,3 +160,45 @@ def test_all_volumes_gone_under_an_open_store_is_an_error_of_the_store(tmp_path:
         (tmp_path / "away").rename(root)
         assert stream.publish("s.a", b"more").sequence == 2
         assert store.verify()["ok"]
+
+
+@pytest.mark.parametrize("when", ["before the last look at the state", "before the lock"])
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+@pytest.mark.parametrize("call", ["verify", "scrub"])
+def test_a_copy_that_is_repaired_after_it_was_read_leaves_no_report(
+    tmp_path: Path, call: str, harm: str, when: str
+) -> None:
+    paths = make(tmp_path)
+    files = FaultyFiles(OS_FILES)
+    files.is_armed = False
+    repaired: list[int] = []
+
+    def repair() -> None:
+        if not repaired:  # by another process: the locks of this one would be in its way
+            command = [sys.executable, "-m", "spark_stream.cli", "repair", "--store", ",".join(map(str, paths))]
+            repaired.append(subprocess.run(command, check=True, capture_output=True).returncode)
+
+    def judge(at: Call) -> int:
+        if at.operation == "acquire":
+            repair()
+        return 0
+
+    def progress(done: int, total: int) -> None:
+        if done == total and when == "before the last look at the state":
+            repair()
+
+    with Store.open(paths, env=watching(files)) as store:
+        hurt = next(paths[1].rglob("*.blk"))
+        whole = hurt.read_bytes()
+        if harm == "missing":
+            hurt.unlink()
+        else:
+            hurt.write_bytes(whole[:-100] + bytes(100))
+        files.judge, files.is_armed = judge, True
+        getattr(store, call)(progress)
+        files.is_armed = False
+        assert repaired and hurt.read_bytes() == whole
+        assert not list(tmp_path.glob("*/reports/*.report"))
+        replicas = store.stream("S").info()["cluster"]["replicas"]
+        assert [replica["state"] for replica in replicas] == ["current"] * 3
+        assert store.events()[-1]["kind"] != "damaged", store.events()

@@ -117,3 +117,19 @@ def test_of_more_blocks_than_fit_only_the_place_of_the_scrub_is_kept(
     assert (volume / FILE_NAME).stat().st_size <= 100
     assert VolumeIndex(OS_FILES, volume).scrubbed_to == (STREAM, 7)
     assert both(volume) == [(100, 0), (101, 0), (102, 0), (103, 0), (104, 0), (-1, 0)]
+
+
+def test_of_two_processes_that_looked_the_newer_look_counts(volume: Path) -> None:
+    """Whichever writes last; what neither looked at stays."""
+    scrub, repair = VolumeIndex(OS_FILES, volume), VolumeIndex(OS_FILES, volume)
+    for index in (scrub, repair):
+        index.stream(STREAM)
+    scrub.verified(STREAM, IDS[2], 102, 20, is_whole=False)
+    scrub.verified(STREAM, IDS[3], 103, 20, is_whole=False)
+    repair.verified(STREAM, IDS[2], 102, 30, is_whole=True)
+    repair.verified(STREAM, IDS[3], 103, 10, is_whole=True)
+    repair.verified(STREAM, IDS[4], 104, 30, is_whole=True)
+    for writers in ((scrub, repair), (repair, scrub)):
+        for index in writers:
+            index.save({STREAM})
+        assert both(volume) == [(100, 7), (101, -8), (102, 30), (103, -20), (104, 30), (-1, 0)]
