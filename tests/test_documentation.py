@@ -247,6 +247,7 @@ NOT_RUN = [
         "goes on until it is stopped; tests/spark_stream/cli/test_ui.py starts it",
         is_command,
     ),
+    NotRun("docs/guide/ui.md", "/api/overview", "addresses; tests/spark_stream/ui/test_doors.py asks some", anything),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
     NotRun(
         "docs/guide/operations.md",

@@ -18,7 +18,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.verify import progress_bar
 from spark_stream.look.terminal import counted, print_json, print_table, say, show_size
 
-_COLUMNS = ("name", "messages", "size", "first", "last", "blocks", "replicas")
+_COLUMNS = ("name", "messages", "message bytes", "first", "last", "blocks", "replicas")
 BackupArgument = Annotated[str, typer.Argument(metavar="DIR", help="Directory of the backup.")]
 
 

@@ -73,7 +73,7 @@ def print_survey(file: "File", json: bool) -> list[str]:
 
 
 def _print_for_people(block: "BlockSurvey") -> None:
-    facts: list[tuple[str, Any]] = [("size", show_size(block.file_size))]
+    facts: list[tuple[str, Any]] = [("on disk", show_size(block.file_size))]
     if block.header is None:
         facts.append(("header", "damaged"))
     else:

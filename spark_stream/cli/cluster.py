@@ -173,7 +173,7 @@ def _print_tables(info: dict[str, Any], labels: Mapping[str, str]) -> None:
     ]
     print_facts(f"Store {info['name']}", [*facts, ("blocks to be freed", _freed(info["pending_deletes"]))])
     columns = (
-        "volume", "state", "role", "lag", "blocks", "live", "to be freed", "damaged blocks", "last scrub", "path",
+        "volume", "state", "role", "lag", "blocks", "on disk", "to be freed", "damaged blocks", "last scrub", "path",
     )  # fmt: skip
     print_table(columns, [[labels.get(volume["name"]), *_row(volume)] for volume in info["volumes"]], "Volumes")
 

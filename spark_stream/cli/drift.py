@@ -21,10 +21,11 @@ from spark_stream.cli.verify import ProgressCall, progress_bar
 from spark_stream.look.terminal import counted, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from storage_core.comparison import Drift
+    from storage_core.comparison import CopyDrift, Drift, State
     from storage_core.foreign import ForeignStore
 
 TOLD_COUNT_MAX = 10  # conflicts of one stream that people are told
+RANGE_COUNT_MAX = 4  # ranges of a copy that a cell of the table names
 _COLUMNS = ("stream", "copy", "messages", "missing", "damaged", "different", "first", "last", "content", "verdict")
 
 app = typer.Typer(
@@ -177,8 +178,23 @@ def _print(found: Sequence["Drift"]) -> None:
         say("no streams")
 
 
+def _counted_ranges(copy: "CopyDrift", state: "State") -> object:
+    """Return how many sequences are in a state, and which: `12: 59 to 70`. Of many ranges the first ones."""
+    count = copy.count(state)
+    if not count:
+        return 0
+    shown = [
+        str(first) if end == first + 1 else f"{first} to {end - 1}"
+        for first, end in copy.runs.sequences(state).ranges_head(RANGE_COUNT_MAX)
+    ]
+    more = copy.runs.sequences(state).run_count > RANGE_COUNT_MAX
+    return f"{count}: {', '.join([*shown, *(['...'] if more else [])])}"
+
+
 def _rows(drift: "Drift") -> list[list[object]]:
     """Return a row for each copy; the same letter stands for the same content."""
+    from storage_core.comparison import State
+
     letters: dict[str, str] = {}
     rows: list[list[object]] = []
     for copy in drift.copies:
@@ -190,9 +206,7 @@ def _rows(drift: "Drift") -> list[list[object]]:
                 drift.stream,
                 copy.label,
                 counts["there"] + counts["different"],
-                counts["missing"],
-                counts["damaged"],
-                counts["different"],
+                *(_counted_ranges(copy, state) for state in (State.MISSING, State.DAMAGED, State.DIFFERENT)),
                 copy.first,
                 copy.last,
                 letters.get(copy.digest),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from storage_core.store.imports.parts import PartRecord, PartTask
 
 SPARK_SIZE = 4 << 30  # bytes of block files from which on an import runs on Spark by itself
-_COLUMNS = ("name", "read", "messages", "size", "holes", "lost", "first", "last", "consumers", "replicas")
+_COLUMNS = ("name", "read", "messages", "message bytes", "holes", "lost", "first", "last", "consumers", "replicas")
 
 app = typer.Typer(cls=VerbGroup, help="Import streams of another server's store.")
 

@@ -182,7 +182,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         ("written from", info["host"]),
         ("streams", info["streams"]),
         ("messages", info["messages"]),
-        ("size", show_size(info["bytes"])),
+        ("message bytes", show_size(info["bytes"])),
         ("deleted block retention", format_duration(info["settings"]["deleted_block_retention"])),
         ("snapshot every", f"{info['settings']['snapshot_every']} changes"),
         ("permissions", info["settings"]["permissions"]),

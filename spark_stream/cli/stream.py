@@ -334,7 +334,7 @@ def _print_list(infos: list[dict[str, Any]], names_only: bool, json: bool) -> No
     elif not infos:
         say("no streams")
     else:
-        columns = ("name", "subjects", "replicas", "messages", "size", "first", "last", "last message")
+        columns = ("name", "subjects", "replicas", "messages", "message bytes", "first", "last", "last message")
         print_table(columns, [_row(info) for info in infos], "Streams")
 
 
@@ -360,7 +360,9 @@ def _show_report(store: str, json: bool) -> None:
     elif not infos:
         say("no streams")
     else:
-        columns = ("name", "messages", "size", "first", "last", "removed", "lost", "replicas", "damaged blocks")
+        columns = (
+            "name", "messages", "message bytes", "first", "last", "removed", "lost", "replicas", "damaged blocks",
+        )  # fmt: skip
         print_table(columns, [_report_row(info) for info in infos], "Streams")
 
 
@@ -428,7 +430,7 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
         "State",
         [
             ("messages", state["messages"]),
-            ("size", show_size(state["bytes"])),
+            ("message bytes", show_size(state["bytes"])),
             ("first sequence", f"{first} at {state['first_ts']}" if state["messages"] else first),
             ("last sequence", f"{last} at {state['last_ts']}" if state["messages"] else last),
             ("removed", _removed(state)),

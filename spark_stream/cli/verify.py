@@ -47,9 +47,18 @@ def print_verdict(found: dict[str, Any], labels: Mapping[str, str]) -> None:
 def volume_rows(
     entries: Sequence[Mapping[str, Any]], columns: Sequence[str], labels: Mapping[str, str]
 ) -> list[list[Any]]:
-    """Return the rows of a table whose column `volume` shows what people call it."""
-    shown = [{**entry, "volume": labels.get(entry["volume"], entry["volume"])} for entry in entries]
+    """Return the rows of a table that calls volumes, also those of files, what people call them."""
+    shown = []
+    for entry in entries:
+        label = labels.get(entry["volume"], entry["volume"])
+        shown.append({**entry, "volume": label, "file": short_path(entry["file"], label)})
     return [[entry.get(column) for column in columns] for entry in shown]
+
+
+def short_path(file: str, label: str) -> str:
+    """Return the path of a volume's file, from what people call the volume on; --json has the whole of it."""
+    _, volume, rest = file.partition(f"/{label}/")
+    return f"{label}/{rest}" if volume else file
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def data_of(volumes: str, jstream, stream: str = "ORDERS") -> list[tuple[int, st
 def test_a_store_goes_to_a_directory_and_onto_three_volumes(jstream, orders, volume: Path, tmp_path: Path) -> None:
     outcome = jstream("backup", tmp_path / "saved")
     heading, row = outcome.out.splitlines()
-    assert heading.split() == ["name", "messages", "size", "first", "last", "blocks", "replicas"]
+    columns = ["name", "messages", "message bytes", "first", "last", "blocks", "replicas"]
+    assert re.split("  +", heading.strip()) == columns
     assert row.split() == ["ORDERS", "4", "93", "B", "1", "6", "4", "1"]
     assert outcome.err.startswith(f"backed up to {tmp_path / 'saved'}, as of entry ")
     assert outcome.err.endswith("of the metadata log: 4 blocks, 4 copied now\n")
