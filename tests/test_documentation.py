@@ -33,6 +33,7 @@ from spark_stream.cli.app import app
 from spark_stream.cli.named_stores import FOLDER_FILE
 from spark_stream.metrics import MAINTENANCE_METRICS, METRICS
 from spark_stream.pipelines.config import load_pipeline
+from spark_stream.ui.server import PAGES as SERVED_PAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -192,6 +193,15 @@ def starts_commands(text: str) -> None:
         is_command(line)
 
 
+def are_pages(text: str) -> None:
+    """Each address is that of a page."""
+    patterns = [page.path for page in SERVED_PAGES] + ["/overview", "/rescue", "/rescue/streams/{name}"]
+    shapes = [re.compile(re.sub(r"\{.*?\}", "[^/]+", pattern)) for pattern in patterns]
+    for address in text.split():
+        path = address.removeprefix("/api").partition("?")[0]
+        assert any(shape.fullmatch(path) for shape in shapes), address
+
+
 def anything(text: str) -> None:
     """Nothing to check without the program that it is for."""
 
@@ -247,7 +257,7 @@ NOT_RUN = [
         "goes on until it is stopped; tests/spark_stream/cli/test_ui.py starts it",
         is_command,
     ),
-    NotRun("docs/guide/ui.md", "/api/overview", "addresses; tests/spark_stream/ui/test_doors.py asks some", anything),
+    NotRun("docs/guide/ui.md", "/api/overview", "tests/spark_stream/ui/test_pages.py asks them", are_pages),
     NotRun("docs/guide/monitoring.md", "jstream_up", "Prometheus reads it", names_metrics),
     NotRun(
         "docs/guide/operations.md",

@@ -272,7 +272,7 @@ class Server:
         if request.url.path.startswith("/api/"):
             return JSONResponse({"error": "JSTREAM_NO_PAGE", "message": "there is no such page"}, 404)
         values = {"error": "", "message": "There is no such page.", "status": 404}
-        return self.render(request, "error.html", values, status=404)
+        return self.render(request, "error.html", values, status=404, is_live=False)
 
     def _refused(self, request: Request, error: Exception) -> Response:
         return self.render(request, "error.html", {"error": "", "message": str(error), "status": 403}, status=403)

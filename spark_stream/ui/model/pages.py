@@ -11,6 +11,7 @@ from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
 from storage_core.metadata.state import StreamState
 from storage_core.quantities import rfc3339
+from storage_core.store.consumers.ownership import owner_of
 from storage_core.store.describe import EVENT_KINDS, events
 
 STREAM_PAGE_COUNT = 100
@@ -173,6 +174,7 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
         "stream": stream_head(scan, stream),
         "consumer": row,
         "config": info["config"],
+        "query": owner_of(site.store(), stream, stream.consumers[consumer.casefold()]) or None,
         "unreadable_ranges": info["unreadable_ranges"],
         "events": [{**one, "page": None} for one in reversed(info["events"][-50:])],
         "positions": [[rfc3339(time_ns), last] for time_ns, last in points],

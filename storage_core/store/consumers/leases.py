@@ -311,6 +311,11 @@ def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[str]) -> 
                 logger.info("%s: a lease is left: %s", volume.path, error)
 
 
+def owner_on(volume: Volume, files: Files, name: str) -> Owner | None:
+    """Return who has a lease on one volume; None if nobody has. Raises OSError."""
+    return read(files, _path(volume, name))
+
+
 def _path(volume: Volume, name: str) -> Path:
     return volume.path / DIRECTORY / f"{name}{SUFFIX}"
 

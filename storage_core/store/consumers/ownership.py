@@ -16,13 +16,13 @@ comes back, so a name is never used for anything else, and `sweep` may unlink wh
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 from storage_core.errors import FencedError, StoreBusyError
-from storage_core.files import Lock
+from storage_core.files import PAGE_SIZE, Lock
 from storage_core.metadata.commands import Event, TakeConsumer
 from storage_core.metadata.consumer_state import ConsumerState
 from storage_core.metadata.state import StreamState
@@ -71,6 +71,23 @@ class _Former:
 
 def title_of(stream: StreamState, consumer: ConsumerState) -> Title:
     return Title(stream.incarnation, consumer.name, consumer.created_ns, consumer.generation)
+
+
+def owner_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> str:
+    """Return which process reads, or was the last to read, as this consumer; empty if none is known. Takes no lock."""
+    name, files = title_of(stream, consumer).file_name, store.environment.files
+    for volume in store.volumes():
+        try:
+            if volume.is_remote:
+                owner = leases.owner_on(volume, files, name)
+                if owner is not None:
+                    return str(owner)
+                continue
+            with closing(files.open(volume.path / DIRECTORY / name)) as file:
+                return locks.described(file.read_at(0, PAGE_SIZE))
+        except OSError:  # no query has had it there, or the volume cannot be read: another one may know
+            continue
+    return ""
 
 
 class Ownership:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import time
@@ -18,6 +19,7 @@ from spark_stream.pipelines.state import PipelineState
 from spark_stream.pipelines.summary import Summary
 from spark_stream.ui.model import subjects
 from storage_core import Store
+from storage_core.store.consumers.query import QueryReader, Start
 
 NODES = Path(__file__).parents[2] / "data" / "nats-orders" / "store"
 
@@ -96,6 +98,17 @@ def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes
     refused = browser("/api/streams/ORDERS/messages?subject=a..b")
     assert refused.code == 400
     assert "a..b" in refused.json["message"]
+
+
+def test_a_consumers_page_names_the_process_that_reads_as_it(store: Store, volumes: list[Path], serve) -> None:
+    browser, path = serve(volumes), "/streams/ORDERS/consumers/billing"
+    assert browser.api(path)["query"] is None
+    reader = QueryReader(store, "billing")
+    reader.begin({"ORDERS": Start(1)})
+    shutil.rmtree(volumes[0] / "owners")
+    assert browser.api(path)["query"].startswith(f"process {os.getpid()} on ")
+    assert f"process {os.getpid()} on " in browser.page(path)
+    reader.close()
 
 
 def test_subjects_are_a_tree_of_what_is_shown(store: Store, volumes: list[Path], serve, monkeypatch) -> None:
