@@ -106,13 +106,19 @@ def test_splits_and_packs_partitions(store: Store, driver: Any, orders: Make) ->
         assert driver.sequences(stream="ORDERS", **options) == list(range(1, 41))
 
 
-def test_dataframe_that_lives_long_repeats_exactly(store: Store, driver: Any, orders: Make) -> None:
+@pytest.mark.parametrize("limit", ["max_msgs", "max_msgs_per_subject", "max_bytes", None])
+def test_dataframe_that_lives_long_repeats_exactly(limit: str | None, store: Store, driver: Any, orders: Make) -> None:
+    """Whatever took the messages in the meantime: they are kept for as long as deleted_block_retention says."""
     stream = store.stream("ORDERS")
     stream.append(orders(10))
     reader, partitions = driver.plan(stream="ORDERS")
     stream.append(orders(10, 10))
-    stream.remove([3, 4])
-    stream.purge()
+    if limit is None:
+        stream.remove([3, 4])
+        stream.purge()
+    else:
+        store.edit_stream({"name": "ORDERS", limit: {"max_bytes": 100}.get(limit, 1)})
+        assert stream.state().message_count < 10
     rows = [batch.column("sequence").to_pylist() for one in partitions for batch in reader.read(one)]
     assert [sequence for batch in rows for sequence in batch] == list(range(1, 11))
 

@@ -729,6 +729,23 @@ def test_head_that_was_removed_before_it_was_read_is_told(query: Any, put: Any, 
     assert sequences(made.run(failOnDataLoss="false")) == [7, 8, 9, 10]
 
 
+def test_what_a_limit_took_before_a_batch_was_repeated_is_told(query: Any, put: Any, store: Store) -> None:
+    """The tasks of the first attempt read what was planned; a replay has a plan of its own, and says what it lacks."""
+    put(10)
+    made = query(maxOffsetsPerTrigger=5)
+    with pytest.raises(Killed):
+        made.run(kill_in=1)
+    reader = made.reader()
+    first_attempt = travel(reader.partitions(json.loads(made.offsets[0]), json.loads(made.offsets[1])))
+    store.edit_stream({"name": "ORDERS", "max_msgs": 2})
+    batches = [batch for one in first_attempt for batch in travel(reader).read(one)]
+    assert [sequence for batch in batches for sequence in batch.column("sequence").to_pylist()] == [6, 7, 8, 9, 10]
+    reader.stop()
+    with pytest.raises(DataLossError, match="sequences 6 to 8 were removed or lost before they were read"):
+        made.run()
+    assert sequences(made.run(failOnDataLoss="false")) == [9, 10]
+
+
 def test_stream_put_back_to_an_older_copy_and_grown_past_is_recognised(
     query: Any, put: Any, store: Store, tmp_path: Path
 ) -> None:
