@@ -17,6 +17,8 @@ from storage_core.subjects import matches
 
 Headers = tuple[tuple[str, bytes | None], ...] | None
 SEEN_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
+RULES = ("expiry", "retention", "limit")  # what may be left for later, in the order in which it is done
+TTL = "Nats-TTL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Row:
         headers = sum(len(key.encode()) + len(value or b"") for key, value in self.headers or ())
         return len(self.subject.encode()) + headers + len(self.data or b"")
 
+    @property
+    def ttl_ns(self) -> int:
+        """Return for how long the message stays, as its header says in whole seconds; 0: it does not say."""
+        return sum(int((value or b"0s")[:-1]) for key, value in self.headers or () if key == TTL) * 10**9
+
 
 @dataclass
 class ModelStream:
@@ -51,29 +58,51 @@ class ModelStream:
     consumers: dict[str, "ModelConsumer"] = field(default_factory=dict)
     max_msgs: int = -1
     max_msgs_per_subject: int = -1
-    is_left_over: bool = False  # what is over the limit stays for now
+    retention: str = "limits"
+    due_ns: dict[int, int] = field(default_factory=dict)  # of messages whose time will be over
+    skipped: frozenset[str] = frozenset()  # rules whose part stays for now
 
     def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
+        self.enforce("expiry", now_ns)
+        self.enforce("limit", now_ns)
         first, seen_now = self.next_sequence, dict[str, int]()
         for row in rows:
             if row.msg_id is None or not (row.msg_id in seen_now or self.is_duplicate(row.msg_id, now_ns)):
                 self.messages[self.next_sequence] = row.seen()
+                if row.ttl_ns:
+                    self.due_ns[self.next_sequence] = now_ns + row.ttl_ns
                 if row.msg_id is not None:
                     seen_now[row.msg_id] = self.next_sequence
             self.next_sequence += 1
         self.msg_ids.update({msg_id: (sequence, now_ns) for msg_id, sequence in seen_now.items()})
         self.enforce_limit_of_subjects()
-        self.enforce_limit()
+        self.release(range(first, self.next_sequence))
+        self.enforce("expiry", now_ns)
+        self.enforce("limit", now_ns)
         return range(first, self.next_sequence)
 
     def enforce_limit_of_subjects(self) -> None:
         for subject in {row.subject for row in self.messages.values()} if self.max_msgs_per_subject >= 0 else ():
             self.purge(subject, keep=self.max_msgs_per_subject)
 
-    def enforce_limit(self) -> None:
+    def enforce(self, rule: str, now_ns: int) -> None:
+        """Do what is due by a rule of the whole stream."""
         over = len(self.messages) - self.max_msgs
-        if self.max_msgs >= 0 and over > 0 and not self.is_left_over:
+        if rule == "retention":
+            self.release(list(self.messages))
+        elif rule in self.skipped:
+            return
+        elif rule == "expiry":
+            self.remove([sequence for sequence, due_ns in self.due_ns.items() if due_ns <= now_ns])
+        elif self.max_msgs >= 0 and over > 0:
             self.remove(sorted(self.messages)[:over])
+
+    def release(self, sequences: Iterable[int]) -> None:
+        """Remove those of these messages that no consumer needs, if that is what the stream goes by."""
+        decides = {"interest": all, "workqueue": any}.get(self.retention)
+        if decides is not None and "retention" not in self.skipped:
+            consumers = self.consumers.values()
+            self.remove([one for one in sequences if decides(one in consumer.done for consumer in consumers)])
 
     def is_duplicate(self, msg_id: str, now_ns: int) -> bool:
         return msg_id in self.msg_ids and self.msg_ids[msg_id][1] >= now_ns - self.duplicate_window_ns
@@ -130,6 +159,7 @@ class ModelConsumer:
     next_sequence: int = 1
     waiting: set[int] = field(default_factory=set)  # handed out and not acknowledged
     due: set[int] = field(default_factory=set)  # those of them that were asked for again
+    done: set[int] = field(default_factory=set)  # acknowledged
 
 
 ConsumerSeen = tuple[str, int, tuple[int, ...]]

@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--keep", metavar="NAME", help="keep the plan under this name, with what it finds")
     parser.add_argument("--copies", action="store_true", help="with volumes of a copy of the store")
     parser.add_argument("--limits", action="store_true", help="with streams that keep few messages")
+    parser.add_argument("--retention", action="store_true", help="with streams that let go of messages on their own")
     arguments = parser.parse_args()
     kept = chosen(arguments.seed, arguments)
     world = kept.world(None if arguments.quiet else print)
@@ -45,7 +46,7 @@ def chosen(name: str, asked: argparse.Namespace) -> Kept:
         if one.name == name:
             return one
     plan = Plan.of(Random(int(name)))
-    kinds = {"merging": plan.with_merging, "copies": plan.with_copies, "limits": plan.with_limits}
+    kinds = plan.kinds()
     plan = next((made() for kind, made in kinds.items() if getattr(asked, kind)), plan)
     return Kept(name, "", int(name), plan)
 

@@ -15,10 +15,11 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness.cases import REPORTS
+from harness.mutants import maker_of
 from harness.whole.kept import KEPT, Kept
 from harness.whole.plan import Plan
 from harness.whole.world import World
-from mutants.store.store_mutants import MUTANTS, made
+from mutants.store import retention_mutants, store_mutants
 
 from storage_core.errors import StorageError
 
@@ -26,6 +27,7 @@ SEED_COUNT = 200
 PARTS = 8
 MERGING_SEED_COUNT = 24  # on top of those, with processes that merge blocks
 LIMITS_SEED_COUNT = 24  # with streams that keep few messages
+RETENTION_SEED_COUNT = 24  # with limits of subjects, interest, work queues and messages that expire
 COPIES_SEED_COUNT = 30  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
@@ -36,13 +38,15 @@ WITH_COPIES = (
     "does_not_ask_which_volumes_a_commit_record_names",
 )
 WITH_LIMITS = ("removes_one_message_more_than_a_limit_asks_for",)
+WITH_RETENTION = ("each_process_expires_by_its_own_clock", "removes_what_is_handed_out")
+MUTANTS = {**store_mutants.MUTANTS, **{name: retention_mutants.MUTANTS[name] for name in WITH_RETENTION}}
+made = maker_of(MUTANTS)
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
 
 def planned(seed: int, kind: str = "") -> World:
     plan = Plan.of(Random(seed))
-    kinds = {"merging": plan.with_merging, "copies": plan.with_copies, "limits": plan.with_limits}
-    return World(seed, plan=kinds[kind]() if kind else None)
+    return World(seed, plan=plan.kinds()[kind]() if kind else None)
 
 
 def run(seed: int, kind: str = "") -> World:
@@ -95,11 +99,18 @@ def test_promises_hold_in_every_seed_in_which_streams_have_limits(part: int) -> 
     assert sum(one.expectation.limited_count for one in worlds) >= len(worlds)
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_promises_hold_in_every_seed_in_which_streams_let_go_of_messages(part: int) -> None:
+    worlds = [run(seed, "retention") for seed in range(part, RETENTION_SEED_COUNT, 2)]
+    report(f"whole store with retention, part {part}", worlds)
+    assert sum(one.expectation.limited_count for one in worlds) >= len(worlds)
+
+
 @pytest.mark.soak
 def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
     end, worlds = time.monotonic() + soak_seconds, list[World]()
     while time.monotonic() < end:
-        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging", "limits")[len(worlds) % 4]))
+        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging", "limits", "retention")[len(worlds) % 5]))
     report("whole store, soak", worlds)
     assert worlds
 
@@ -107,7 +118,8 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """Where it was found before, so that it is found soon; if not there, then in the first seeds."""
-    kind = "copies" if mistake in WITH_COPIES else "limits" if mistake in WITH_LIMITS else ""
+    kinds = {"copies": WITH_COPIES, "limits": WITH_LIMITS, "retention": WITH_RETENTION}
+    kind = next((kind for kind, mistakes in kinds.items() if mistake in mistakes), "")
     kept = [partial(one.world, None) for one in KEPT if one.mutant == mistake]
     for world in (*kept, *(partial(planned, seed, kind) for seed in MUTANT_SEEDS)):
         try:

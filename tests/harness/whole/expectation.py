@@ -4,12 +4,13 @@ An operation that was not acked is there whole or not at all, so it leaves two m
 seen later, of the content or in the result of another operation, decides between them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from typing import Any
 
-from harness.model import Content, ModelStore
+from harness.model import RULES, Content, ModelStore
 
 from storage_core.errors import DiskFullError, ReadOnlyError, StorageError, StoreBusyError
 from storage_core.sequences import SequenceSet
@@ -40,17 +41,37 @@ class Model(ModelStore):
     def copy(self) -> "Model":
         return deepcopy(self)
 
-    def left_over(self) -> "Model":
-        """Return a copy on which an operation leaves what it brings over a limit to the next one."""
-        made = self.copy()
-        for stream in made.streams.values():
-            stream.is_left_over = True
+    @property
+    def has_rules(self) -> bool:
+        """Return whether something goes that nobody removes."""
+        return any(one.max_msgs >= 0 or one.due_ns or one.retention != "limits" for one in self.streams.values())
+
+    def left_over(self) -> "list[Model]":
+        """Return copies on which an operation leaves the part of some rules, or of all, to the next one."""
+        made = [self.copy() for _ in _SOME_RULES]
+        for model, rules in zip(made, _SOME_RULES, strict=True):
+            for stream in model.streams.values():
+                stream.skipped = frozenset(rules)
         return made
 
     def settled(self) -> "Model":
         for stream in self.streams.values():
-            stream.is_left_over = False
+            stream.skipped = frozenset()
         return self
+
+    def enforced(self, names: Iterable[str], now_ns: int) -> "list[Model]":
+        """Return copies in which some of what is due by rules, or all of it, was done in these streams."""
+        made = [self.copy()]
+        for name in names:
+            for rule in RULES:
+                done = [model.copy() for model in made]
+                for model in done:
+                    model.streams[name].enforce(rule, now_ns)
+                made += [model for model in done if model not in made]
+        return made[1:]
+
+
+_SOME_RULES = list(chain.from_iterable(combinations(RULES, count) for count in range(1, len(RULES) + 1)))
 
 
 @dataclass
@@ -62,6 +83,8 @@ class Operation:
     effect: Callable[[Model], object] = lambda model: None
     stream: str = ""  # the one that it changes
     compared: bool = True  # whether the result has to be the expected one
+    enforces: bool = False  # it does what is due by rules, and nothing else
+    now_ns: int = 0  # when it began
     was_seen: bool = False  # somebody has seen what it leaves, before it was acked
 
 
@@ -78,7 +101,7 @@ class Expectation:
         `may_be_left`: what is over a limit may not have been read then, and goes with a later operation.
         """
         after, wrong = [], []
-        left = self._left_over(operation)
+        left, before = self._left_over(operation), self._enforced(operation)
         for model in self.models:
             expected = operation.effect(model)
             if isinstance(expected, Refusal):
@@ -90,6 +113,8 @@ class Expectation:
         self.limited_count += any(model not in after for model in left)
         if may_be_left and after:
             after += left
+            if operation.enforces:
+                after += before
         if not after:
             raise Violation(f"{operation.name}: returned {result!r}, expected was {wrong!r}")
         self._keep(after)
@@ -109,6 +134,7 @@ class Expectation:
         if isinstance(error, NOTHING_STORED) and not operation.was_seen:
             return
         before, after = [model.copy() for model in self.models], self._left_over(operation)
+        before += self._enforced(operation)
         for model in self.models:
             if not isinstance(operation.effect(model), Refusal):
                 after.append(model)
@@ -116,10 +142,17 @@ class Expectation:
 
     def _left_over(self, operation: Operation) -> list[Model]:
         """Return what the operation leaves where it, or its end, does not come to what is over a limit."""
-        if all(stream.max_msgs < 0 for model in self.models for stream in model.streams.values()):
-            return []
-        tried = [model.left_over() for model in self.models]
+        tried = [left for model in self.models if model.has_rules for left in model.left_over()]
         return [model.settled() for model in tried if not isinstance(operation.effect(model), Refusal)]
+
+    def _enforced(self, operation: Operation) -> list[Model]:
+        """Return what an operation that came no further than to what is due by rules leaves."""
+        made = list[Model]()
+        for model in self.models:
+            is_of_all = operation.enforces or operation.stream == "*"
+            names = [name for name in model.streams if is_of_all or name == operation.stream]
+            made += model.enforced(names, operation.now_ns) if model.has_rules else []
+        return made
 
     def look(self, shown: Shown, running: Operation | None, is_final: bool) -> None:
         """Something was seen. `is_final`: by a holder, for whom nothing is undecided."""
@@ -130,7 +163,10 @@ class Expectation:
         if right:
             return
         if running is not None:
-            for after in (*(model.copy() for model in self.models), *(model.left_over() for model in self.models)):
+            if any(model.content() == shown for model in self._enforced(running)):
+                return
+            left = [left for model in self.models if model.has_rules for left in model.left_over()]
+            for after in (*(model.copy() for model in self.models), *left):
                 if not isinstance(running.effect(after), Refusal) and after.content() == shown:
                     running.was_seen = True
                     return

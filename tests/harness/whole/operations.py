@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from harness.life import stage, to_table
-from harness.model import SEEN_COLUMNS, ModelConsumer, ModelStream, Row, rows_of, seen_in_store
+from harness.model import SEEN_COLUMNS, TTL, ModelConsumer, ModelStream, Row, rows_of, seen_in_store
 from harness.processes import SECOND_NS
 from harness.whole.expectation import Model, Operation, Refusal, Violation
 
 from storage_core.errors import (
     AlreadyExistsError,
     NotFoundError,
+    RequirementError,
     StaleIncarnationError,
     StorageError,
     TransactionAbortedError,
@@ -74,13 +75,15 @@ class Operations:
 
     # --- appends
 
-    def _rows(self, name: str, count: int | None = None) -> list[Row]:
+    def _rows(self, name: str, count: int | None = None, with_ttl: bool = True) -> list[Row]:
         rows = []
         for _ in range(count if count is not None else self._random.choice((1, 1, 2, 3, 5, 7))):
             self._number += 1
             subject = f"{name}.{self._random.choice('xyz')}"
             data = None if self._random.random() < 0.05 else b"%d" % self._number * self._random.choice((1, 1, 300))
             headers = (("key", b"value"), ("none", None)) if self._random.random() < 0.2 else None
+            if with_ttl and self._world.plan.ttls_s and self._random.random() < 0.3:
+                headers = ((TTL, b"%ds" % self._random.choice(self._world.plan.ttls_s)),)
             rows.append(Row(subject, data, headers))
         return rows
 
@@ -108,6 +111,9 @@ class Operations:
         def effect(stream: ModelStream) -> range:
             if (writer, batch) not in stream.batches:
                 stream.batches[writer, batch] = stream.append(rows, now)
+            else:
+                stream.enforce("expiry", now)
+                stream.enforce("limit", now)
             return stream.batches[writer, batch]
 
         return Operation(
@@ -147,7 +153,11 @@ class Operations:
             # If the clock was set back, what had been forgotten may have been merged, and count by another's time.
             since = self._latest_ns - stream.duplicate_window_ns if stream and now < self._latest_ns else 0
             known = (
-                {one for one, (at, time_ns) in stream.msg_ids.items() if at in stream.messages and time_ns >= since}
+                {
+                    one
+                    for one, (at, time_ns) in stream.msg_ids.items()
+                    if at in stream.messages and time_ns >= since and stream.due_ns.get(at, now + 1) > now
+                }
                 if stream
                 else set()
             )
@@ -161,7 +171,7 @@ class Operations:
         if not names or undecided or len(self.pending) >= PENDING_MAX:
             return None
         chosen = self._random.sample(names, self._random.randint(1, min(2, len(names))))
-        rows = {name: self._rows(name) for name in chosen}
+        rows = {name: self._rows(name, with_ttl=False) for name in chosen}  # whose time begins now
         lives = {name: self._newest().lives[name] for name in chosen}
 
         def act(store: Store) -> None:
@@ -263,11 +273,16 @@ class Operations:
         }
         max_msgs = self._random.choice(self._world.plan.limits) if self._world.plan.limits else -1
         config["max_msgs"] = max_msgs
+        plan, per_subject, retention = self._world.plan, -1, "limits"
+        if plan.retentions:
+            per_subject = self._random.choice(plan.subject_limits)
+            retention = self._random.choice(plan.retentions)
+            config |= {"max_msgs_per_subject": per_subject, "retention": retention, "allow_msg_ttl": bool(plan.ttls_s)}
 
         def effect(model: Model) -> object:
             if name in model.streams:
                 return Refusal((AlreadyExistsError,))
-            model.streams[name] = ModelStream(max_msgs=max_msgs)
+            model.streams[name] = ModelStream(max_msgs=max_msgs, max_msgs_per_subject=per_subject, retention=retention)
             model.lives[name] = model.lives.get(name, 0) + 1
             return None
 
@@ -292,6 +307,8 @@ class Operations:
         def effect(stream: ModelStream) -> object:
             if consumer in stream.consumers:
                 return Refusal((AlreadyExistsError,))
+            if stream.retention == "workqueue" and stream.consumers:
+                return Refusal((RequirementError,))
             first = min(stream.messages, default=stream.next_sequence)
             stream.consumers[consumer] = ModelConsumer(first)
             return None
@@ -346,9 +363,12 @@ class Operations:
         if self._world.plan.limits:
             change["max_msgs"] = self._random.choice(self._world.plan.limits)
 
+        now = self._world.machine.clock.now
+
         def effect(stream: ModelStream) -> None:
             stream.max_msgs = change.get("max_msgs", -1)
-            stream.enforce_limit()
+            for rule in ("retention", "expiry", "limit"):
+                stream.enforce(rule, now)
 
         act = lambda store: store.edit_stream(change)  # noqa: E731
         stream = name if self._world.plan.limits else ""
@@ -383,11 +403,14 @@ class Operations:
     # --- maintenance
 
     def _maintain(self) -> Operation:
+        now = self._world.machine.clock.now
+
         def effect(model: Model) -> None:
             for stream in model.streams.values():
-                stream.enforce_limit()
+                for rule in ("retention", "expiry", "limit"):
+                    stream.enforce(rule, now)
 
-        return Operation("maintain", lambda store: store.maintain(), effect, compared=False)
+        return Operation("maintain", lambda store: store.maintain(), effect, compared=False, enforces=True)
 
     def _compact(self) -> Operation:
         def act(store: Store) -> None:
@@ -491,8 +514,11 @@ def _on_consumer(name: str, consumer: str, verb: str, argument: Any) -> Callable
         if verb == "fetch":
             return stream.fetch(consumer, argument)
         if verb == "ack":
+            acknowledged = reader.waiting.intersection(argument)
             reader.waiting.difference_update(argument)
             reader.due.difference_update(argument)
+            reader.done.update(acknowledged)
+            stream.release(acknowledged)
         else:
             reader.due.update(reader.waiting.intersection(argument))
         return None

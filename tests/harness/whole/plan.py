@@ -1,6 +1,6 @@
 """What a seed decides before a simulated store begins: how many volumes and processes, how bad, how often."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
@@ -39,6 +39,9 @@ class Plan:
     deleted_block_retention: str
     block_sizes: tuple[int, ...] = (2, 3, 100)  # messages, of which streams get one
     limits: tuple[int, ...] = ()  # max_msgs, of which streams get one; empty: none has a limit
+    subject_limits: tuple[int, ...] = ()  # max_msgs_per_subject, likewise
+    retentions: tuple[str, ...] = ()
+    ttls_s: tuple[int, ...] = ()  # of which some messages get one
 
     def with_merging(self) -> "Plan":
         """Return the plan with blocks that can be merged, and processes that merge them."""
@@ -58,6 +61,29 @@ class Plan:
         operations = {**self.operations, "append": 30, "remove": 2, "purge": 1, "delete_stream": 1}
         return replace(self, operations=operations, limits=(2, 5, 9))
 
+    def with_retention(self) -> "Plan":
+        """Return the plan with streams that let go of messages for every reason that there is."""
+        operations = {
+            **self.operations, "append": 30, "fetch": 20, "ack": 26, "add_consumer": 6, "maintain": 8, "jump_clock": 8,
+            "remove": 2, "purge": 1, "delete_stream": 2,
+        }  # fmt: skip
+        return replace(
+            self,
+            volume_count=max(3, self.volume_count),
+            operations=operations,
+            limits=(-1, -1, 5, 9),
+            subject_limits=(-1, 1, 2),
+            retentions=("limits", "interest", "interest", "workqueue"),
+            ttls_s=(300, 5_000),
+        )
+
+    def kinds(self) -> "Mapping[str, Callable[[], Plan]]":
+        """Return what makes the plan one of a kind, by its name."""
+        return {
+            "merging": self.with_merging, "copies": self.with_copies, "limits": self.with_limits,
+            "retention": self.with_retention,
+        }  # fmt: skip
+
     @property
     def tolerated(self) -> int:
         """Return f: how many volumes may be bad between two completed repairs."""
@@ -73,7 +99,8 @@ class Plan:
     @staticmethod
     def from_json(plan: Mapping[str, Any]) -> "Plan":
         """Return a plan that was kept: what it does not name does not happen."""
-        return Plan(**{**plan, "block_sizes": tuple(plan["block_sizes"]), "limits": tuple(plan.get("limits", ()))})
+        listed = {name: tuple(value) for name, value in plan.items() if isinstance(value, list)}
+        return Plan(**{**plan, **listed})
 
     @staticmethod
     def of(random: Random) -> "Plan":

@@ -122,6 +122,7 @@ class World:
     def carry_out(self, process: Process, operation: Operation) -> bool:
         """Do it, with what happens in it, and learn from how it ends; return whether it was acked."""
         nested, outer = self._running is not None, self._running
+        operation.now_ns = self.machine.clock.now
         if not nested:
             self._running, self._in_it = operation, process
         try:

@@ -40,6 +40,17 @@ def takes_what_was_asked_for_again_as_done() -> list[Replacement]:
     return [(consumers, "_acknowledge", acknowledge)]
 
 
+def removes_what_is_handed_out() -> list[Replacement]:
+    """A message goes when it is delivered, not when it is acknowledged."""
+
+    def deliver(stream: Any, consumer: Any, command: Any) -> Any:
+        made, number = deliver_plain(stream, consumer, command)
+        return consumers.with_done(stream, made, SequenceSet.decode(command.sequences)), number
+
+    deliver_plain = consumers._deliver
+    return [(consumers, "_deliver", deliver)]
+
+
 def each_process_expires_by_its_own_clock() -> list[Replacement]:
     """Whoever applies an append removes what is too old by the time that it is then, there."""
     clock = count()
@@ -62,6 +73,7 @@ MUTANTS: dict[str, Callable[[], list[Replacement]]] = {
     for one in (
         removes_before_all_have_acknowledged,
         takes_what_was_asked_for_again_as_done,
+        removes_what_is_handed_out,
         each_process_expires_by_its_own_clock,
     )
 }
