@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from storage_core.block.pieces import ReadMemory
-from storage_core.errors import StorageError
+from storage_core.errors import ProcessError, StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import is_away, raise_if_of_process
 from storage_core.store.ensemble.ensemble import Metadata
@@ -343,7 +343,7 @@ def save_indexes(session: Session, indexes: Mapping[bytes, VolumeIndex]) -> None
         if volume.volume_id in indexes:
             try:
                 indexes[volume.volume_id].save(known)
-            except OSError as error:
+            except (OSError, ProcessError) as error:
                 logger.info("%s: index.db was not written: %s", volume.path, error)
 
 
