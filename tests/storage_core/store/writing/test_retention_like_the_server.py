@@ -21,6 +21,7 @@ OPERATIONS = 90
 SUBJECTS = ("s.a", "s.b", "s.c")
 OFTEN = ["publish", "fetch", "ack"]
 HOUR_NS = 3_600_000_000_000
+MARKER_HEADERS = ("Nats-Marker-Reason", "Nats-TTL", "Nats-Rollup")
 Story = Callable[["Both"], Awaitable[None]]
 
 
@@ -77,7 +78,7 @@ class Both:
 
     async def publish(self, subject: str, **headers: str) -> bool:
         """Publish there and here; return whether the message was taken, the same in both places."""
-        named = {key if key.startswith("KV-") else f"Nats-{key}": value for key, value in headers.items()}
+        named = {f"Nats-{key}": value for key, value in headers.items()}
         asked = self._client.request(f"{self.name}.{subject}", b"data", timeout=10, headers=named or None)
         reply = json.loads((await asked).data)
         try:
@@ -262,21 +263,21 @@ def test_messages_with_a_time_to_live_go_when_it_is_over(tmp_path: Path) -> None
     on_server(tmp_path, story)
 
 
-async def rows_there(both: Both) -> list[dict[str, Any]]:
-    state = (await both.call(f"STREAM.INFO.{both.name}"))["state"]
+def is_marker(row: dict[str, Any]) -> bool:
+    return any((one["key"], one["value"]) == ("Nats-Marker-Reason", b"MaxAge") for one in row["headers"] or ())
+
+
+def marker_of(row: dict[str, Any]) -> tuple[str, list[tuple[str, bytes]], bytes]:
+    return row["subject"], sorted((one["key"], one["value"]) for one in row["headers"]), row["data"]
+
+
+async def kept_there(both: Both, name: str) -> list[int]:
+    """Return the sequences of a server's stream, without those of its markers, which age takes as well."""
+    state = (await both.call(f"STREAM.INFO.{name}"))["state"]
     sequences = range(state["first_seq"], state["last_seq"] + 1)
-    answers = [await both.call(f"STREAM.MSG.GET.{both.name}", seq=sequence) for sequence in sequences]
-    return [nats_server.row(answer["message"]) for answer in answers if "message" in answer]
-
-
-def without_time(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return the messages; of markers their sequence is as it happens."""
-    pairs = [sorted((one["key"], one["value"]) for one in row["headers"] or ()) for row in rows]
-    marked = [any(key == "Nats-Marker-Reason" and value == b"MaxAge" for key, value in headers) for headers in pairs]
-    return sorted(
-        (row["subject"], 0 if is_marker else row["sequence"], headers, row["data"])
-        for row, headers, is_marker in zip(rows, pairs, marked, strict=True)
-    )
+    answers = [await both.call(f"STREAM.MSG.GET.{name}", seq=sequence) for sequence in sequences]
+    rows = [nats_server.row(answer["message"]) for answer in answers if "message" in answer]
+    return [row["sequence"] for row in rows if not is_marker(row)]
 
 
 def test_delete_markers_are_left_where_the_server_leaves_them(tmp_path: Path) -> None:
@@ -294,26 +295,45 @@ def test_delete_markers_are_left_where_the_server_leaves_them(tmp_path: Path) ->
     ]  # fmt: skip
 
     async def story(both: Both) -> None:
-        faces = {}
+        theirs: dict[str, list[Any]] = {name: [] for name in streams}
+
+        async def hear(message: Any) -> None:
+            """Take in what the server says of each message that a stream stores."""
+            sent = {key: value for key, value in (message.headers or {}).items() if key in MARKER_HEADERS}
+            if sent.get("Nats-Marker-Reason") == "MaxAge":
+                headers = sorted((key, value.encode()) for key, value in sent.items())
+                subject = message.subject.removeprefix("copy.")
+                theirs[subject.split(".")[0]].append((subject, headers, message.data))
+
+        await both._client.subscribe("copy.>", cb=hear)
+        ours = {}
         for name, config in streams.items():
-            await both.begin(name, **{"subject_delete_marker_ttl": HOUR_NS, "allow_msg_ttl": True,
-                                      "allow_rollup_hdrs": True, **config})  # fmt: skip
-            faces[name] = both._stream
+            config = {"name": name, "subjects": [f"{name}.>"], "subject_delete_marker_ttl": HOUR_NS, **config}
+            republish = {"src": f"{name}.>", "dest": f"copy.{name}.>"}
+            answer = await both.call(f"STREAM.CREATE.{name}", storage="file", republish=republish, **config)
+            assert "error" not in answer, answer
+            ours[name] = both._store.add_stream(config)
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in streams}
+        for name in streams:
             for subject, headers in told:
-                more = {"Nats-TTL": "3s"} if name == "TTL" and subject != "b" else {}
-                named = {key.removeprefix("Nats-"): value for key, value in {**headers, **more}.items()}
-                assert await both.publish(subject, **named)
+                sent = {**headers, **({"Nats-TTL": "3s"} if name == "TTL" and subject != "b" else {})}
+                await both._client.publish(f"{name}.{subject}", b"data", headers=sent or None)
+                pairs = [(key, value.encode()) for key, value in sent.items()]
+                rows[name].append({"subject": f"{name}.{subject}", "data": b"data", "headers": pairs or None})
+        await both._client.flush()
+        for name, stream in ours.items():
+            stream.append(rows[name])
         both.clock.now += 4_000_000_000
         both._store.maintain()
-        for name, stream in faces.items():
-            both.name = name
-            ours, theirs = without_time(stream.read().read_all().to_pylist()), None
-            for _ in range(200):
-                theirs = without_time(await rows_there(both))
-                if ours == theirs:
+        for name, stream in ours.items():
+            left = stream.read().read_all().to_pylist()
+            markers = sorted(marker_of(row) for row in left if is_marker(row))
+            kept = [row["sequence"] for row in left if not is_marker(row)]
+            for _ in range(600):
+                if sorted(theirs[name]) == markers and await kept_there(both, name) == kept:
                     break
                 await asyncio.sleep(0.05)
-            assert ours == theirs, name
+            assert (sorted(theirs[name]), await kept_there(both, name)) == (markers, kept), name
         asked = {"name": "W", "subjects": ["W.>"], "subject_delete_marker_ttl": 999_000_000}
         await both.same("STREAM.CREATE.W", asked, lambda: both._store.add_stream(asked))
 
