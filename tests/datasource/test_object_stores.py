@@ -1,24 +1,46 @@
 """The data source on volumes in object stores, as Spark calls it and in a real session, with a server on loopback."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from harness.objects.server import SECRET, Faults, serving
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from datasource.settings import ReadSettings, StreamReadSettings, WriteSettings
+from datasource.stream_reader import MessageStreamReader
 from datasource.stream_source import StreamSource
 from storage_core import Store
+from storage_core.errors import StoreBusyError
+from storage_core.schema import READ_SCHEMA
 
-from .conftest import Driver
+from .conftest import Driver, travel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ORDERS = {"name": "ORDERS", "subjects": ["orders.>"]}
+
+# A query: it reads one batch of at most 100 messages and begins with the next, so that the first one is acknowledged.
+QUERY = """
+import json, sys
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from datasource.settings import StreamReadSettings
+from datasource.stream_source import StreamSource
+from storage_core.store.consumers import leases
+leases.RENEW_S = 0.1
+source = StreamSource(StreamReadSettings.parse(json.loads(sys.argv[1])))
+start = source.initial()
+for _ in range(2):
+    start = source.latest(start, ReadMaxRows(100))
+print(json.dumps(start), flush=True)
+sys.stdin.read()
+"""
 
 
 def spelled(options: dict[str, str]) -> dict[str, str]:
@@ -86,6 +108,37 @@ def test_streaming_read_as_a_consumer_goes_on_where_it_was(
         source.acknowledge(end)
         source.close()
     assert store.stream("ORDERS").consumer("billing").info()["ack_floor"]["stream_seq"] == 600
+
+
+def test_second_query_of_a_consumer_is_refused_until_the_first_is_killed(
+    store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
+) -> None:
+    Driver(buckets[1]).write(orders(300), stream="ORDERS", **spelled(s3_options))
+    given = {"path": buckets[0], "stream": "ORDERS", "consumer": "billing"} | spelled(s3_options)
+    command = [sys.executable, "-c", QUERY, json.dumps(given)]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert json.loads(first.stdout.readline())["ORDERS"]["sequence"] == 201, "the second batch is under way"
+        second = StreamSource(StreamReadSettings.parse(given))
+        with pytest.raises(StoreBusyError) as refused:
+            second.initial()
+        assert (refused.value.stream, refused.value.consumer) == ("ORDERS", "billing")
+        assert f"process {first.pid}" in str(refused.value)
+    finally:
+        first.kill()
+        first.communicate()
+    start = second.initial()
+    assert start["ORDERS"]["sequence"] == 101, "behind the batch that was finished"
+    end = second.latest(start, ReadAllAvailable())
+    tasks = MessageStreamReader(StreamReadSettings.parse(given), pa.schema([READ_SCHEMA.field("sequence")]))
+    batches = [batch for part in second.partitions(start, end) for batch in travel(tasks).read(part)]
+    assert pa.Table.from_batches(batches)["sequence"].to_pylist() == list(range(101, 301))
+    second.acknowledge(end)
+    second.close()
+    info = store.stream("ORDERS").consumer("billing").info()
+    assert info["ack_floor"]["stream_seq"] == 300
+    assert "consumer_taken_over" in [event["kind"] for event in info["events"]]
 
 
 def test_idle_query_looks_once_a_second(
