@@ -16,6 +16,7 @@ from spark_stream.cli.failures import CommandFailed, VerbGroup, WrongUsage
 from spark_stream.cli.interrupts import EXIT_INTERRUPTED
 from spark_stream.cli.options import GroupStoreOption, JsonOption, TakeOverOption, named_store, open_store
 from spark_stream.cli.quantities import parse_since_ns
+from spark_stream.cli.storage_options import put_into_environment
 from spark_stream.look.terminal import print_facts, print_json, print_lines, print_table, say, write
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def fetch_jars(
 def _load(context: typer.Context, file: Path, store: str | None) -> "Pipeline":
     from spark_stream.pipelines.config import load_pipeline
 
+    put_into_environment()
     return load_pipeline(file, named_store(context, store))
 
 

@@ -1,5 +1,6 @@
 """`--storage-option KEY=VALUE`: settings of the object store that volumes are in, anywhere among a command's words."""
 
+import os
 from collections.abc import Sequence
 
 import typer
@@ -21,6 +22,11 @@ def keep_storage_options(texts: Sequence[str]) -> None:
         if not sign or not key.strip():
             raise typer.BadParameter("it takes KEY=VALUE, as aws_region=eu-central-1", param_hint=OPTION)
         _given[key.strip().lower()] = value
+
+
+def put_into_environment() -> None:
+    """Let everything that this process starts go by them, too: Spark and its workers on this host."""
+    os.environ.update({key.upper(): value for key, value in _given.items()})
 
 
 def in_front(words: Sequence[str]) -> list[str]:

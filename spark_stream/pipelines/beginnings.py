@@ -5,14 +5,13 @@ know: what lies before was never read, what lies behind is stored already, or wi
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spark_stream.pipelines.config import CONSOLE, UPSERT, Pipeline
 from spark_stream.pipelines.errors import CheckpointError
-from spark_stream.pipelines.state import STATE, PipelineState
+from spark_stream.pipelines.state import STATE, PipelineState, names_in, read_whole
 
 
 class Beginnings:
@@ -91,10 +90,7 @@ class Beginnings:
     def _found(self) -> list[tuple[str, str, int]]:
         """Return (stream, incarnation, sequence) of each beginning in offsets that were not looked at before."""
         folder = self._state.checkpoint / "offsets"
-        try:
-            numbers = {int(name) for name in os.listdir(folder) if name.isdigit()}
-        except FileNotFoundError:
-            return []
+        numbers = {int(name) for name in names_in(folder) if name.isdigit()}
         found = []
         for number in sorted(numbers - self._looked):
             self._looked.add(number)
@@ -106,7 +102,7 @@ class Beginnings:
 
 def _offset(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text().splitlines()[2])
+        found = json.loads(read_whole(path).decode().splitlines()[2])
     except (OSError, ValueError, IndexError):
         return {}  # purged a moment ago, or not written to its end
     return found if isinstance(found, dict) else {}

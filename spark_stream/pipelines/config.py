@@ -29,8 +29,10 @@ from spark_stream.pipelines.toml import (
     read_toml,
     substitute,
     to_struct,
+    volume_of,
 )
 from storage_core.metadata.config import check_name
+from storage_core.paths import is_in_object_store, place, volume_path
 from storage_core.quantities import parse_duration_ns
 from storage_core.subjects import is_filter, is_literal
 from storage_core.suggestions import did_you_mean
@@ -411,10 +413,10 @@ def _duration_ns(file: Path, key: str, text: str) -> int:
 def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     """Return the pipeline with absolute paths; stores that the file does not name are `store`, from where we stand."""
     file, replace = pipeline.file, msgspec.structs.replace
-    default = [os.path.abspath(one.strip()) for one in store.split(",") if one.strip()]
+    default = [volume_path(volume.strip(), "store") for volume in store.split(",") if volume.strip()]
 
     def volumes(key: str, given: str | list[str], otherwise: list[str]) -> list[str]:
-        found = [place_of(file, key, one) for one in _listed(given)] or otherwise
+        found = [volume_of(file, key, volume) for volume in _listed(given)] or otherwise
         if not found:
             raise DefinitionError(
                 file, key, f"is missing: the volumes of the store; or pass --store, or set {STORE_VARIABLE}"
@@ -430,11 +432,12 @@ def _resolved(pipeline: Pipeline, store: str) -> Pipeline:
     if dead is not None:
         dead = replace(dead, store=volumes("dead_letters.store", dead.store, source.volumes))
     checkpoint = place_of(file, "checkpoint", pipeline.checkpoint, remote=True)
-    if not os.path.isabs(checkpoint):
+    if not os.path.isabs(checkpoint) and not is_in_object_store(checkpoint):
         raise DefinitionError(
             file,
             "checkpoint",
-            f"{checkpoint!r} is not a local or mounted folder: a lock beside it keeps two runs apart",
+            f"{checkpoint!r} is no folder that this host sees, and in no object store: a lock beside it keeps two runs "
+            "apart",
         )
     resolved = replace(pipeline, source=source, sink=sink, dead_letters=dead, checkpoint=checkpoint)
     _check_folders(resolved)
@@ -446,8 +449,8 @@ def _check_folders(pipeline: Pipeline) -> None:
     volumes = {*pipeline.source.volumes}
     volumes |= {*pipeline.sink.volumes} if pipeline.sink.kind == JSTREAM else set()
     volumes |= {*pipeline.dead_letters.volumes} if pipeline.dead_letters is not None else set()
-    folders = [("checkpoint", pipeline.checkpoint), ("sink.path", pipeline.sink.path)]
-    for key, folder in folders:
+    for key, folder in [("checkpoint", pipeline.checkpoint), ("sink.path", pipeline.sink.path)]:
+        folder = str(place(folder)) if is_in_object_store(folder) else folder  # by one name of its scheme
         for volume in volumes:
             if folder == volume or folder.startswith(f"{volume}/"):
                 raise DefinitionError(pipeline.file, key, f"{folder} lies in {volume}, a volume of a store")

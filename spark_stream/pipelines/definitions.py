@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.pipelines.errors import DefinitionError
-from spark_stream.pipelines.toml import check_keys, place_of, read_toml, substitute
+from spark_stream.pipelines.toml import check_keys, read_toml, substitute, volume_of
 from storage_core import Store
 from storage_core.metadata.config import StoreSettings, StreamConfig
 from storage_core.metadata.consumer_config import ConsumerConfig
@@ -100,7 +100,7 @@ def load_definitions(file: Path) -> Definitions:
     made = {name: _stream(file, name, table) for name, table in streams.items()}
     _check_folded(file, "streams", list(made))
     settings = _settings(file, found.get("settings", {}))
-    return Definitions(file, [place_of(file, "store", one.strip()) for one in listed], made, settings)
+    return Definitions(file, [volume_of(file, "store", volume.strip()) for volume in listed], made, settings)
 
 
 def _settings(file: Path, table: object) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -39,6 +38,7 @@ from spark_stream.pipelines.state import PipelineState, read_checkpoint, sequenc
 from spark_stream.pipelines.summary import Summary
 from spark_stream.pipelines.tables import has_delta, make_table, misfit
 from spark_stream.pipelines.transform import CHANCE, Function, dependence_on_batches, load_transform, transform
+from storage_core.paths import place
 
 POLL_S = 0.25  # how often progress and wishes to stop are looked at
 GRACE_S = 120.0  # how long a batch may take to its end once a stop was asked for
@@ -280,7 +280,7 @@ class Run:
             raise
 
     def _identity(self, checkpoint: str, number: int) -> Identity:
-        found = read_checkpoint(Path(checkpoint))
+        found = read_checkpoint(place(checkpoint))
         assert found is not None, checkpoint  # Spark writes it before the first batch
         return Identity(f"jstream-etl/{self._prepared.pipeline.name}/{found.query_id}", number, found.query_id)
 

@@ -1,6 +1,7 @@
 """What a pipeline keeps beside its checkpoint, in CHECKPOINT.etl: who runs it, where it began, what it did last.
 
     lock           an OS lock for as long as a run lasts; holds who has it, as JSON
+    owners/        the same in an object store, where there are no locks: a lease (leases.py)
     state.json     the pipeline, its query, and at which sequence of each stream it began
     runs.json      the summaries of the newest RUNS_KEPT runs, the last one at the end
     backfills.json the ranges that backfills have begun or finished
@@ -15,16 +16,21 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
+from storage_core.paths import is_in_object_store, place, real_place
+from storage_core.store.consumers import leases
+from storage_core.store.ensemble.ensemble import translated
+from storage_core.store.environment import REAL
 
 SUFFIX = ".etl"
 LOCK, STATE, RUNS, BACKFILLS, DEAD_LETTERS = "lock", "state.json", "runs.json", "backfills.json", "dead-letters"
+LEASE = "etl"
 RUNS_KEPT = 50
 FILE_SIZE_MAX = 16 * 1024 * 1024  # bytes; bounds what a damaged checkpoint can make us read
 
@@ -48,8 +54,11 @@ class PipelineState:
     """The files beside one checkpoint."""
 
     def __init__(self, checkpoint: str) -> None:
-        self.checkpoint = Path(checkpoint)
-        self.folder = Path(os.path.realpath(checkpoint) + SUFFIX)  # one lock, by whatever link it is reached
+        self.checkpoint = place(checkpoint)
+        self.folder = place(f"{real_place(checkpoint)}{SUFFIX}")  # one lock, by whatever link it is reached
+        self._is_remote = is_in_object_store(self.folder)
+        # Spark knows some places by other names than we do, as s3a:// for s3://.
+        self._folder_for_spark = f"{checkpoint.rstrip('/')}{SUFFIX}" if self._is_remote else str(self.folder)
 
     @contextmanager
     def lock(self, what: str) -> Iterator[None]:
@@ -57,6 +66,12 @@ class PipelineState:
 
         `what` is what the holder does, for whoever comes second.
         """
+        if self._is_remote:
+            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE) as holder:
+                if holder:
+                    raise CheckpointHeldError(self.checkpoint, holder)
+                yield
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -73,6 +88,9 @@ class PipelineState:
 
     def holder(self) -> str:
         """Return who runs the pipeline now, empty if nobody does."""
+        if self._is_remote:
+            with translated(self.folder):
+                return leases.last_owner(leases.place_beside(self.folder, REAL), REAL, LEASE)
         try:
             descriptor = os.open(self.folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -96,7 +114,7 @@ class PipelineState:
         """Return what the file of that name holds, None if it is not there; raises CheckpointError."""
         path = self.folder / name
         try:
-            return json.loads(_read(path))
+            return json.loads(read_whole(path))
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -118,6 +136,9 @@ class PipelineState:
     def write(self, name: str, value: Any) -> None:
         """Put the value there, durably: the file is the old one or the new one, whenever the power fails."""
         path, made = self.folder / name, self.folder / f".{name}.{os.getpid()}"
+        if self._is_remote:
+            _put(path, json.dumps(value, indent=2, sort_keys=True).encode())
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with made.open("w") as file:
             json.dump(value, file, indent=2, sort_keys=True)
@@ -132,7 +153,7 @@ class PipelineState:
 
     @property
     def dead_letter_checkpoint(self) -> str:
-        return str(self.folder / DEAD_LETTERS)
+        return f"{self._folder_for_spark}/{DEAD_LETTERS}"
 
     def offsets(self) -> QueryOffsets | None:
         """Return how far Spark's checkpoint says the query has come, None if there is no checkpoint."""
@@ -145,7 +166,7 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
     Spark keeps `metadata` (the query's id), `offsets/N` (planned before batch N) and `commits/N` (after it).
     """
     try:
-        query_id = json.loads(_read(checkpoint / "metadata"))["id"]
+        query_id = json.loads(read_whole(checkpoint / "metadata"))["id"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -159,16 +180,24 @@ def read_checkpoint(checkpoint: Path) -> QueryOffsets | None:
 
 
 def _newest(folder: Path) -> int:
+    return max((int(name) for name in names_in(folder) if name.isdigit()), default=-1)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, on disks or in an object store; none if it is not there."""
     try:
-        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+        if not is_in_object_store(folder):
+            return os.listdir(folder)
+        with translated(folder):
+            return REAL.files.list_directory(folder)
     except FileNotFoundError:
-        return -1
+        return []
 
 
 def _offset(path: Path) -> dict[str, Any]:
     """Return the offset of the source in one file of a checkpoint's offsets."""
     try:
-        lines = _read(path).decode().splitlines()  # version, metadata, then one line for each source
+        lines = read_whole(path).decode().splitlines()  # version, metadata, then one line for each source
         found = json.loads(lines[2])
         sequences_of(found)
     except (OSError, ValueError, IndexError) as error:
@@ -191,9 +220,33 @@ def sequences_of(offset: object) -> dict[str, int]:
         raise ValueError(f"{offset!r} is no offset") from error
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(FILE_SIZE_MAX + 1)
+def read_whole(path: Path) -> bytes:
+    """Return a file's bytes, on disks or in an object store. Raises FileNotFoundError, ValueError for too many."""
+    if is_in_object_store(path):
+        data = _get(path)
+    else:
+        with path.open("rb") as file:
+            data = file.read(FILE_SIZE_MAX + 1)
     if len(data) > FILE_SIZE_MAX:
         raise ValueError(f"more than {FILE_SIZE_MAX} bytes")
     return data
+
+
+def _get(path: Path) -> bytes:
+    with translated(path):
+        try:
+            with closing(REAL.files.open(path)) as file:
+                return file.read_at(0, FILE_SIZE_MAX + 1)
+        except FileNotFoundError as error:
+            missing = error
+    raise missing
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Put an object: it is the old one or the new one, whenever this process ends."""
+    made = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    with translated(path):
+        with closing(REAL.files.create(made)) as file:
+            file.write_at(0, data)
+            file.sync()
+        REAL.files.replace(made, path)

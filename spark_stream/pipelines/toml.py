@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from spark_stream.pipelines.errors import DefinitionError
 from storage_core.files import OS_FILES
-from storage_core.paths import local_path
+from storage_core.paths import is_in_object_store, local_path, place
 from storage_core.suggestions import did_you_mean, instead
 
 if sys.version_info >= (3, 11):
@@ -193,6 +193,11 @@ def place_of(file: Path, key: str, text: str, remote: bool = False) -> str:
         return local_path(expanded if scheme or os.path.isabs(expanded) else str(file.parent / expanded), key)
     except ValueError as error:
         raise DefinitionError(file, "", str(error)) from error
+
+
+def volume_of(file: Path, key: str, text: str) -> str:
+    """Return where a volume is: the same, or its address in an object store. Raises DefinitionError."""
+    return str(place(text)) if is_in_object_store(text) else place_of(file, key, text)
 
 
 def _check_value(file: Path, key: str, value: Any, wanted: inspect.Type) -> None:

@@ -21,6 +21,7 @@ from storage_core.foreign.stan.reading import read_slice as read_stan_slice
 from storage_core.foreign.stan.store import LAYOUT as STAN_LAYOUT
 from storage_core.foreign.stan.store import StanStore
 from storage_core.foreign.union import DigestSlice, Examined, StreamCopy, UnionSlice, examine, read_union
+from storage_core.paths import is_in_object_store
 
 LAYOUTS = (NATS_LAYOUT, STAN_LAYOUT)
 _READERS = {NATS_LAYOUT: read_nats_slice, STAN_LAYOUT: read_stan_slice}
@@ -139,6 +140,8 @@ def recognise_foreign(path: str | os.PathLike[str], files: Files = OS_FILES) -> 
 
     For the advice of an error: it looks into a few hundred directories at most, and never raises.
     """
+    if is_in_object_store(path):
+        return None
     if holds_streams(path, files):
         return NATS_LAYOUT
     return STAN_LAYOUT if holds_channels(path, files) else None

@@ -34,6 +34,7 @@ from storage_core.raft.rules import majority
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.known import on_each
 from storage_core.store.environment import Environment
+from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
@@ -299,6 +300,19 @@ def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator
         yield str(held.owner) if held is not None else ""
     finally:
         leases.close()
+
+
+def place_beside(folder: Path, env: Environment) -> Volume:
+    """Return a folder of an object store as the one volume of leases that are of no store."""
+    identity = VolumeIdentity(bytes(16), bytes(16), bytes(16), 0)
+    return Volume(identity.volume_id, folder, identity, files=env.files)
+
+
+def last_owner(volume: Volume, env: Environment, purpose: str) -> str:
+    """Return who has the newest lease of a purpose on a volume, as far as one look tells; nothing if nobody has."""
+    owner = read(env.files, _path(volume, f"{purpose}-{newest([volume], env, purpose)}"))
+    is_gone = owner is None or Held(owner, {}, _machine(env)).has_ended()
+    return "" if is_gone else str(owner)
 
 
 def sweep(volumes: Iterable[Volume], env: Environment, names: Iterable[str]) -> None:

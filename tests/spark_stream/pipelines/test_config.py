@@ -52,6 +52,19 @@ def test_a_store_that_the_file_leaves_open_comes_from_the_caller(file: Path, mon
         load_pipeline(file)
 
 
+def test_stores_and_checkpoints_may_be_in_object_stores(file: Path) -> None:
+    text = GOOD.replace('"disk-1,disk-2"', '["s3a://a/shop", "s3://b/shop"]').replace("check/orders", "s3a://c/check")
+    file.write_text(text)
+    pipeline = load_pipeline(file)
+    assert pipeline.source.volumes == ["s3://a/shop", "s3://b/shop"]
+    assert pipeline.checkpoint == "s3a://c/check", "as Spark knows it"
+    file.write_text(GOOD.replace('store = "disk-1,disk-2"', ""))
+    assert load_pipeline(file, "s3://a/shop,s3://b/shop").source.volumes == ["s3://a/shop", "s3://b/shop"]
+    file.write_text(text.replace("c/check", "a/shop/check"))
+    with pytest.raises(DefinitionError, match="lies in s3://a/shop, a volume of a store"):
+        load_pipeline(file)
+
+
 def test_variables_stand_for_the_environment_but_not_in_sql(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = GOOD.replace("check/orders", "${ETL_PLACE:-/var/etl}/orders").replace("tables/orders", "${TABLES}/orders")
     file.write_text(text + "[transform]\nsql = \"SELECT '${x}' FROM messages\"\n")
@@ -184,8 +197,8 @@ def test_the_name_of_a_file_that_cannot_be_a_pipelines_is_told_with_the_way_out(
         ('checkpoint = "check/orders"', "checkpoint = 5", "checkpoint: 5 is not text"),
         (
             'checkpoint = "check/orders"',
-            'checkpoint = "s3a://b/c"',
-            "checkpoint: 's3a://b/c' is not a local or mounted folder",
+            'checkpoint = "hdfs://b/c"',
+            "checkpoint: 'hdfs://b/c' is no folder that this host sees",
         ),
         ("[payload]", '[trigger]\ninterval = "soon"\n[payload]', "trigger.interval: 'soon' is not a duration"),
         ("[payload]", '[trigger]\ninterval = "5"\n[payload]', "trigger.interval: '5' has no unit"),

@@ -11,10 +11,13 @@ import pytest
 
 from spark_stream.pipelines.errors import CheckpointError, CheckpointHeldError
 from spark_stream.pipelines.state import PipelineState, read_checkpoint
+from storage_core.paths import place
 
 HOLD = """
 import sys
 from spark_stream.pipelines.state import PipelineState
+from storage_core.store.consumers import leases
+leases.RENEW_S = 0.1
 with PipelineState(sys.argv[1]).lock("etl run"):
     print("held", flush=True)
     sys.stdin.read()
@@ -90,6 +93,41 @@ def test_a_checkpoint_says_what_is_planned_and_what_is_done(tmp_path: Path) -> N
     assert (found.done, found.incarnations) == ({"ORDERS": 101}, {"ORDERS": "5f"})
     fresh = read_checkpoint(checkpoint(tmp_path / "fresh", {}, []))
     assert fresh is not None and (fresh.batch_planned, fresh.done) == (-1, {})
+
+
+def test_checkpoint_in_an_object_store_has_a_lease_and_records_beside_it(
+    buckets: list[str], s3_options: dict[str, str], s3_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in s3_options.items():
+        monkeypatch.setenv(key.upper(), value)
+    bucket = buckets[0].split("/")[2]
+    state = PipelineState(f"s3a://{bucket}/check/orders/")
+    assert state.holder() == "" and state.offsets() is None and state.runs() == []
+    assert state.dead_letter_checkpoint == f"s3a://{bucket}/check/orders.etl/dead-letters"
+    command = [sys.executable, "-c", HOLD, f"s3://{bucket}/check/orders"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointHeldError) as held, state.lock("etl run"):
+            raise AssertionError("two runs at once")
+        assert f"process {process.pid} on {os.uname().nodename}" in held.value.holder
+        assert f"process {process.pid} on" in state.holder()
+        process.kill()
+    with state.lock("etl run"):
+        assert f"process {os.getpid()} on" in state.holder()
+        state.add_run({"number": 1})
+        state.add_run({"number": 2})
+    assert state.holder() == ""
+    assert state.runs() == [{"number": 1}, {"number": 2}]
+    beside = s3_root / bucket / "check" / "orders.etl"
+    assert [path.name for path in beside.rglob("*") if path.is_file()] == ["runs.json"]
+    (beside / "runs.json").write_text("[")
+    with pytest.raises(CheckpointError) as damaged:
+        state.runs()
+    assert damaged.value.fields["file"] == f"s3://{bucket}/check/orders.etl/runs.json"
+    checkpoint(s3_root / bucket / "check" / "orders", {9: {"ORDERS": {"sequence": 101}}}, [9])
+    found = read_checkpoint(place(f"s3a://{bucket}/check/orders"))
+    assert found is not None and (found.query_id, found.batch_done, found.done) == ("5f0c", 9, {"ORDERS": 101})
 
 
 def test_offsets_of_another_source_are_told_as_such(tmp_path: Path) -> None:
