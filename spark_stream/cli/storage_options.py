@@ -25,8 +25,9 @@ def keep_storage_options(texts: Sequence[str]) -> None:
 
 
 def put_into_environment() -> None:
-    """Let everything that this process starts go by them, too: Spark and its workers on this host."""
+    """Let them count as part of the environment: for all that this process starts, and for each store that it opens."""
     os.environ.update({key.upper(): value for key, value in _given.items()})
+    _given.clear()
 
 
 def in_front(words: Sequence[str]) -> list[str]:

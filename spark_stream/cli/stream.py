@@ -1,4 +1,4 @@
-"""`jstream stream add|edit|ls|info|report|find|compact|seal|rm`: streams as wholes."""
+"""`jstream stream add|edit|ls|info|report|find|compact|seal|copy|rm`: streams as wholes."""
 
 import shlex
 import time
@@ -24,6 +24,7 @@ from spark_stream.cli.options import (
     volume_labels,
 )
 from spark_stream.cli.quantities import parse_since_ns, show_value
+from spark_stream.cli.storage_options import put_into_environment
 from spark_stream.cli.stream_options import (
     AllowRollupOption,
     AllowTtlOption,
@@ -277,6 +278,33 @@ def seal(
         ask_consent(f"Seal stream {name} with {messages} for ever?", force)
         opened.edit_stream({"name": name, "sealed": True})
     say(f"stream {name} is sealed with {messages}")
+
+
+@app.command("copy")
+def copy(
+    name: StreamArgument,
+    target: Annotated[
+        str, typer.Argument(metavar="VOLUME[,VOLUME]", help="Volumes of the store that gets the copy; any one leads.")
+    ],
+    as_name: Annotated[str, typer.Option("--as", metavar="NAME", help="What to call it there.")] = "",
+    take_over: TakeOverOption = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Copy a stream into another store, with its sequences and consumers; the same command, run again, resumes."""
+    from spark_stream.cli.verify import progress_bar
+
+    put_into_environment()  # both stores are opened, and one may be on disks
+    with open_store(store) as source, open_store(target, take_over) as opened, progress_bar("blocks") as progress:
+        copied = source.stream(name).copy_to(opened, as_name, progress)
+    if json:
+        print_json(copied)
+        return
+    if copied["already"]:
+        say(f"stream {copied['name']} of {target} is a copy already, up to sequence {copied['last_seq']}")
+        return
+    count = f"{counted(copied['messages'], 'message')} ({show_size(copied['bytes'])})"
+    say(f"copied {name} to {target} as {copied['name']}: {count}, up to sequence {copied['last_seq']}")
 
 
 def _over_limits(store: "Store", config: dict[str, Any]) -> str:

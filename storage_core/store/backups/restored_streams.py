@@ -10,7 +10,7 @@ they were, and what was removed is in the blocks still, and not shown, as it was
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from storage_core.errors import (
     OutcomeUnknownError,
     RequirementError,
 )
+from storage_core.files import File
 from storage_core.metadata.commands import Event, PrepareStreams, RestoreStreams
 from storage_core.metadata.config import NAME_PATTERN
 from storage_core.metadata.manifest import Table
@@ -85,8 +86,15 @@ def restore_streams(
         with store.session() as session:
             targets = _prepare(store, session, chosen, names, env)
             volumes = session.volumes
+        backed_up = found.files(env.files)
+
+        def open_block(block: LiveBlock) -> File:
+            return backed_up.open(block.written_as, block.block_id)
+
         writings = [
-            _Writing(found, stream, target, placement.write_volumes(session.state, target, volumes), env)
+            Writing(
+                found.state, open_block, stream, target, placement.write_volumes(session.state, target, volumes), env
+            )
             for stream, target in zip(chosen, targets, strict=True)
         ]
         try:
@@ -134,25 +142,31 @@ def _prepare(
     _check_free(session.state, names)
     incarnations = tuple(env.new_id() for _ in chosen)
     session.propose(PrepareStreams(incarnations, session.state.time_at(env.now_ns()) + PREPARED_NS))
-    voter_count = sum(not voter.learner for voter in session.state.voters)
     targets = []
     for stream, name, incarnation in zip(chosen, names, incarnations, strict=True):
-        count = min(stream.config.num_replicas, voter_count)
-        count -= 1 - count % 2
-        placed = placement.choose(session.state, session.writable, count)
+        placed = choose_placement(session, stream)
         appends.make_directories(session, incarnation, placed, env)
-        targets.append(
-            replace(
-                stream,
-                config=msgspec.structs.replace(stream.config, name=name, num_replicas=count),
-                incarnation=incarnation,
-                placement=placed,
-                histories=(),
-                origins=(),
-                writers=stream.writers if name == stream.name else {},  # nobody has written to a copy
-            )
-        )
+        targets.append(renamed(stream, name, incarnation, placed))
     return targets
+
+
+def choose_placement(session: Session, stream: StreamState) -> tuple[bytes, ...]:
+    """Return the volumes for as many replicas as the stream had, or as there can be."""
+    count = min(stream.config.num_replicas, sum(not voter.learner for voter in session.state.voters))
+    return placement.choose(session.state, session.writable, count - (1 - count % 2))
+
+
+def renamed(stream: StreamState, name: str, incarnation: bytes, placed: tuple[bytes, ...]) -> StreamState:
+    """Return the stream as it is to be, still with the blocks that it had."""
+    return replace(
+        stream,
+        config=msgspec.structs.replace(stream.config, name=name, num_replicas=len(placed)),
+        incarnation=incarnation,
+        placement=placed,
+        histories=(),
+        origins=(),
+        writers=stream.writers if name == stream.name else {},  # nobody has written to a copy
+    )
 
 
 def _command(found: Backup, made: Sequence[StreamState]) -> RestoreStreams:
@@ -197,40 +211,69 @@ def _report(store: OpenStore, found: Backup, chosen: Sequence[StreamState], name
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class Written:
     """A block of the stream to be."""
 
     block: LiveBlock
-    row: np.ndarray  # one of BLOCK_DTYPE, without holders
+    row: np.void  # one of BLOCK_DTYPE, without holders
     holders: tuple[bytes, ...]  # volumes that have it, fsynced
-    file: MirroredFile
+    file: MirroredFile | None  # None: an earlier run has written it
 
 
-class _Writing:
-    """One stream being written anew."""
+class Writing:
+    """One stream being written anew, from blocks that `open_block` finds: those of a backup, or of another store."""
 
     def __init__(
-        self, found: Backup, stream: StreamState, target: StreamState, volumes: Sequence[VolumeHandle],
-        env: Environment,
+        self, state: StoreState, open_block: Callable[[LiveBlock], File], stream: StreamState, target: StreamState,
+        volumes: Sequence[VolumeHandle], env: Environment,
     ) -> None:  # fmt: skip
-        self._found, self._stream, self._target, self._env = found, stream, target, env
+        """`state`: of the store that `stream` is of."""
+        self._state, self._open_block, self._stream, self._target = state, open_block, stream, target
+        self._env = env
         self._volumes = list(volumes)
-        self._written: list[_Written] = []
+        self._written: list[Written] = []
+        self._transaction = env.now_ns().to_bytes(8, "big") + env.random_bytes(8)
 
     def write(self, store_id: bytes, progress: Progressing) -> None:
         """Write every block, and make it durable. Raises OSError if too few volumes take one."""
-        transaction = self._env.now_ns().to_bytes(8, "big") + self._env.random_bytes(8)
-        rows = self._stream.blocks.rows
-        for block, row in zip(live_blocks(self._found.state, self._stream), rows, strict=True):
-            identity = BlockIdentity(store_id, self._target.incarnation, self._env.new_id(), transaction)
-            written = self._rewrite(block, identity, row)
-            if written is not None:
-                self._written.append(written)
+        for block, row in self.blocks():
+            self.write_block(store_id, block, row)
             progress.step()
 
-    def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.ndarray) -> _Written | None:
+    def blocks(self) -> Iterator[tuple[LiveBlock, np.void]]:
+        """Yield what there is to write: blocks of the stream as it was, with their rows of the manifest."""
+        yield from zip(live_blocks(self._state, self._stream), self._stream.blocks.rows, strict=True)
+
+    def write_block(self, store_id: bytes, block: LiveBlock, row: np.void) -> Written | None:
+        """Write one block, durably; None if nothing is left of it. Raises OSError if too few volumes take it."""
+        identity = BlockIdentity(store_id, self._target.incarnation, self._env.new_id(), self._transaction)
+        written = self._rewrite(block, identity, row)
+        if written is not None:
+            self._written.append(written)
+        return written
+
+    def add(self, store_id: bytes, row: np.void, holders: tuple[bytes, ...]) -> None:
+        """Count a block in that an earlier run has written: `row` as the manifest will have it."""
+        block_id, first = bytes(row["block_id"]), int(row["first"])
+        expected = BlockExpectation(
+            store_id, self._target.incarnation, block_id, bytes(row["digest"]), int(row["file_size"])
+        )
+        live = LiveBlock(
+            stream=self._target.name,
+            incarnation=self._target.incarnation,
+            written_as=self._target.incarnation,
+            first=first,
+            end=first + int(row["span"]),
+            row_count=int(row["row_count"]),
+            data_size=int(row["data_size"]),
+            held_by=holders,
+            expected=expected,
+        )
+        self._written.append(Written(live, row, holders, None))
+
+    def _rewrite(self, block: LiveBlock, identity: BlockIdentity, row: np.void) -> Written | None:
         """Write one block, without frames of which nothing is left; None if nothing is left at all."""
-        source = self._found.files(self._env.files).open(block.written_as, block.block_id)
+        source = self._open_block(block)
         try:
             reader = BlockReader.open(source, block.expected)
             needed = placement.quorum(self._target)
@@ -261,8 +304,8 @@ class _Writing:
         return FrameRequest(columns=_COLUMNS, first_sequence=block.first, on_damage=hear)
 
     def _as_written(
-        self, block: LiveBlock, summary: BlockSummary, identity: BlockIdentity, row: np.ndarray, file: MirroredFile
-    ) -> _Written:
+        self, block: LiveBlock, summary: BlockSummary, identity: BlockIdentity, row: np.void, file: MirroredFile
+    ) -> Written:
         """Return the block as the manifest will have it: where and when it was, with what is in it now."""
         made = row.copy()
         made["block_id"], made["digest"] = np.void(summary.block_id), np.void(summary.digest)
@@ -282,7 +325,7 @@ class _Writing:
             held_by=file.holders,
             expected=expected,
         )
-        return _Written(live, made, file.holders, file)
+        return Written(live, made, file.holders, file)
 
     def finished(self, session: Session) -> StreamState:
         """Return the stream with all its blocks, each read again on every volume that counts for it.
@@ -325,7 +368,8 @@ class _Writing:
     def discard(self) -> None:
         """Take everything back: no entry names it."""
         for written in self._written:
-            written.file.discard()
+            if written.file is not None:
+                written.file.discard()
         for volume in self._volumes:
             try:
                 volume.blocks(self._env.files).remove(self._target.incarnation)

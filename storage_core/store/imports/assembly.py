@@ -5,7 +5,7 @@ tells, and no part could read. The last sequence is that of the source, also whe
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,14 +21,22 @@ from storage_core.metadata.commands import Event
 from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table, decode_blocks
 from storage_core.metadata.shared_map import SharedMap
-from storage_core.metadata.state import BatchResult, StreamState, WriterState
+from storage_core.metadata.state import BatchResult, StoreState, StreamState, WriterState
 from storage_core.metadata.subject_sets import SUBJECT_SET_COUNT_MAX
 from storage_core.os_errors import raise_if_of_process
 from storage_core.sequences import SequenceSet
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.imports.config import with_consumers
-from storage_core.store.imports.parts import ImportTarget, PartRecord, PartTask, readable
+from storage_core.store.imports.parts import (
+    HEAD_FILE,
+    ImportHead,
+    ImportTarget,
+    PartRecord,
+    PartTask,
+    read_record,
+    readable,
+)
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.live_blocks import LiveBlock
 from storage_core.store.volume import placement
@@ -37,6 +45,7 @@ from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 WRITER = "jstream import"  # whose batch of the stream remembers what was imported
+TIME_LEFT_MIN_NS = 24 * 3_600 * 1_000_000_000  # a directory that is due sooner is not resumed
 Holders = tuple[tuple[bytes, bytes], ...]  # (volume, instance) that fsynced a block
 
 
@@ -225,6 +234,21 @@ class Leftovers:
     incarnation: bytes
     block_ids: Sequence[bytes]
     records: Sequence[str]  # names
+
+
+def prepared_heads(
+    state: StoreState, volumes: Iterable[Volume], env: Environment
+) -> Iterator[tuple[ImportHead, bytes]]:
+    """Yield the directories that are being filled, with what for; those that are due soon are left out."""
+    deletes, looked_at = state.pending_deletes.rows, list(volumes)
+    alive = (deletes["block_id"] == np.void(bytes(16))) & (
+        deletes["dropped_ns"] > state.time_at(env.now_ns()) + TIME_LEFT_MIN_NS
+    )
+    for incarnation in map(bytes, deletes["incarnation"][alive]):
+        heads = (read_record(volume.blocks, incarnation, HEAD_FILE) for volume in looked_at)
+        head = next((head for head in heads if isinstance(head, ImportHead)), None)
+        if head is not None and all(state.voter(volume_id) for volume_id in head.placement):
+            yield head, incarnation
 
 
 def leftovers(volumes: Iterable[Volume], stream: StreamState, records_only: bool = False) -> list[Leftovers]:

@@ -23,7 +23,6 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from storage_core.errors import (
     AlreadyExistsError,
@@ -57,6 +56,7 @@ from storage_core.store.imports.assembly import (
     assemble,
     is_whole,
     leftovers,
+    prepared_heads,
     sweep,
 )
 from storage_core.store.imports.config import stream_config, stream_names
@@ -82,7 +82,6 @@ PART_SIZE = 64 << 20  # bytes of block files in one part, unless a single one is
 DAMAGE_COUNT_MAX = 10_000  # places of damage that an import lists one by one
 PART_FILE_COUNT_MAX = 256  # block files in one part
 STREAMS_AT_ONCE = 64  # streams of one entry
-TIME_LEFT_MIN_NS = 24 * 3_600 * 1_000_000_000  # a directory that is due sooner is not gone on with
 RANGES_SHOWN = 1000  # lost ranges in a report
 Progress = Callable[[int, int], None]
 RunParts = Callable[[Sequence[PartTask], Callable[[int], None]], Iterable[PartRecord]]
@@ -255,21 +254,12 @@ class _Import:
 
     def _find_prepared(self, state: StoreState, wanted: Sequence[PlannedStream]) -> dict[bytes, _Prepared]:
         """Return, by digest of their source, the directories that an import like this one has begun to fill."""
-        deletes = state.pending_deletes.rows
-        alive = (deletes["block_id"] == np.void(bytes(16))) & (
-            deletes["dropped_ns"] > state.time_at(self._env.now_ns()) + TIME_LEFT_MIN_NS
-        )
-        asked = {stream.source: stream for stream in wanted}
-        found: dict[bytes, _Prepared] = {}
-        for incarnation in map(bytes, deletes["incarnation"][alive]):
-            for volume in self._store.volumes():
-                head = read_record(volume.blocks, incarnation, HEAD_FILE)
-                if not isinstance(head, ImportHead) or head.source not in asked:
-                    continue
-                if head.name == asked[head.source].name and all(state.voter(one) for one in head.placement):
-                    found[head.source] = _Prepared(head, incarnation)
-                    break
-        return found
+        names = {stream.source: stream.name for stream in wanted}
+        return {
+            head.source: _Prepared(head, incarnation)
+            for head, incarnation in prepared_heads(state, self._store.volumes(), self._env)
+            if names.get(head.source) == head.name
+        }
 
     # --- the rule of STAN's unexpected ends
 

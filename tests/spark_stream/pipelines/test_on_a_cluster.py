@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,26 +68,30 @@ def store(buckets: list[str], s3_options: dict[str, str]) -> Store:
     return made
 
 
-def drive(store: Store, folder: Path, settings: dict[str, str], options: dict[str, str], kill_at: int) -> Any:
-    """Run the driver until it ends or is killed, and nothing of it is left."""
+def drive(
+    store: Store, folder: Path, settings: dict[str, str], options: dict[str, str], kill_at: int
+) -> tuple[int, str, str]:
+    """Run the driver until it ends or is killed, and nothing of it is left; return its exit code and outputs."""
     script = folder / "driver.py"
     script.write_text(DRIVER)
     (folder / "orders.toml").write_text(PIPELINE.format(volumes=json.dumps(store.paths)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     environment |= {key.upper(): value for key, value in options.items()}
     command = [sys.executable, str(script), store.paths[0], str(folder), json.dumps(settings), str(kill_at)]
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+    out, err = folder / "out.txt", folder / "err.txt"  # no pipes: executors outlive their driver for a while
+    with out.open("w") as to_out, err.open("w") as to_err:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=to_out, stderr=to_err, start_new_session=True
+        )
+    try:
+        process.wait(timeout=240)
+    finally:
         try:
-            process.stdout_text, process.stderr_text = process.communicate(timeout=240)  # type: ignore[attr-defined]
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)  # executors that have not noticed yet
-            except ProcessLookupError:
-                pass
-    return process
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+    return process.returncode, out.read_text(), err.read_text()
 
 
 def copy_through_kills(
@@ -98,11 +101,11 @@ def copy_through_kills(
     settings = {name: value for name, value in settings.items() if "delta" not in value and name != "spark.jars"}
     settings["spark.master"] = "local-cluster[2,1,1024]"
     for kill_at in kills:
-        killed = drive(store, folder, settings, options, kill_at)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr_text[-3000:]
-    done = drive(store, folder, settings, options, 0)
-    assert done.returncode == 0, done.stderr_text[-3000:]
-    assert done.stdout_text.split()[-1] == str(count)
+        code, _, err = drive(store, folder, settings, options, kill_at)
+        assert code == -signal.SIGKILL, err[-3000:]
+    code, out, err = drive(store, folder, settings, options, 0)
+    assert code == 0, err[-3000:]
+    assert out.split()[-1] == str(count)
     for name in ("COPY", "ROWS"):
         table = store.stream(name).read(columns=["data"]).read_all()
         assert sorted(map(int, table["data"].to_pylist())) == list(range(count)), name
