@@ -1,5 +1,6 @@
 """Commands on volumes in object stores: their settings, and what is refused there so far."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,23 @@ def test_what_works_on_local_disks_alone_is_refused_by_name(
         assert refused.exit_code == 1, refused.output
         assert "JSTREAM_REQUIREMENT" in refused.output and "on local disks alone so far" in refused.output
         assert store.streams() == []
+
+
+def test_pipeline_takes_its_settings_from_the_command_as_from_the_environment(
+    buckets: list[str], s3_options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in s3_options:
+        monkeypatch.setenv(key.upper(), "")  # and takes away afterwards what the command puts there
+    with Store.create(buckets, storage_options=s3_options) as store:
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+        store.stream("ORDERS").append([{"subject": "orders.new", "data": b"x"}] * 3)
+    file = tmp_path / "orders.toml"
+    source = f'[source]\nstore = {json.dumps(buckets)}\nstream = "ORDERS"\n'
+    file.write_text(f'checkpoint = "{buckets[2].removesuffix("shop")}check"\n{source}[sink]\nkind = "console"\n')
+    checked = CliRunner().invoke(app, ["etl", "check", str(file), "--quick", *words_of(s3_options)])
+    assert checked.exit_code == 0 and "stream ORDERS, 3 messages" in checked.output
+    status = CliRunner().invoke(app, ["etl", "status", str(file), "--json"])
+    assert status.exit_code == 0, status.output
+    found = json.loads(status.stdout)
+    assert found["running"] is None and found["streams"][0]["lag"] == 3
+    assert SECRET not in checked.output + status.output

@@ -84,7 +84,7 @@ def drive(
             command, cwd=folder, env=environment, stdout=to_out, stderr=to_err, start_new_session=True
         )
     try:
-        process.wait(timeout=240)
+        process.wait(timeout=600)
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
