@@ -293,10 +293,11 @@ def copy(
 ) -> None:
     """Copy a stream into another store, with its sequences and consumers; the same command, run again, resumes."""
     from spark_stream.cli.verify import progress_bar
+    from storage_core.store.imports.copying import copy_stream
 
     put_into_environment()  # both stores are opened, and one may be on disks
     with open_store(store) as source, open_store(target, take_over) as opened, progress_bar("blocks") as progress:
-        copied = source.stream(name).copy_to(opened, as_name, progress)
+        copied = copy_stream(source, opened, name, as_name, progress)
     if json:
         print_json(copied)
         return

@@ -86,18 +86,6 @@ class Stream:
     def _repr_html_(self) -> str:
         return notebook.stream_html(self.info())
 
-    def copy_to(
-        self, target: OpenStore, name: str = "", progress: Callable[[int, int], None] | None = None
-    ) -> dict[str, Any]:
-        """Copy the stream into another store, sequences and consumers as they are; run again, resume.
-
-        `progress` hears (blocks done, blocks in all). Returns a report. Raises what copying.copy_stream does.
-        """
-        from storage_core.store.imports.copying import copy_stream
-
-        self.state()
-        return copy_stream(self._store, target, self.name, name, progress)
-
     # --- writing
 
     def append(self, table: incoming.Given, writer: WriterBatch | None = None) -> range:

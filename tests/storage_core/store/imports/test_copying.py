@@ -12,19 +12,21 @@ from typer.testing import CliRunner
 from spark_stream.cli.app import app
 from storage_core import Store
 from storage_core.errors import AlreadyExistsError, DataLossError
+from storage_core.store.imports.copying import copy_stream
 
 COLUMNS = ["sequence", "subject", "timestamp_ns", "headers", "data"]
 # Copies stream ORDERS of the first store into the second, and is killed when so many blocks are done.
 COPY = """
 import os, signal, sys
 from storage_core import Store
+from storage_core.store.imports.copying import copy_stream
 source, target, count = sys.argv[1].split(","), sys.argv[2].split(","), int(sys.argv[3])
 
 def progress(done, total):
     if done == count:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Store.open(source).stream("ORDERS").copy_to(Store.open(target), progress=progress)
+copy_stream(Store.open(source), Store.open(target), "ORDERS", progress=progress)
 """
 
 
@@ -65,7 +67,7 @@ def content(store: Store, name: str = "ORDERS") -> Any:
 def test_copy_is_the_stream_in_a_store_of_another_kind(disks: list[str], buckets: list[str], to_buckets: bool) -> None:
     volumes = (disks, buckets) if to_buckets else (buckets, disks)
     source, target = fill(volumes[0]), Store.create(volumes[1])
-    copied = source.stream("ORDERS").copy_to(target)
+    copied = copy_stream(source, target, "ORDERS")
     assert (copied["copied"], copied["already"], copied["last_seq"]) == (9, False, 200), "one block is purged"
     assert content(target) == content(source)
     before, after = source.stream("ORDERS"), target.stream("ORDERS")
@@ -75,11 +77,11 @@ def test_copy_is_the_stream_in_a_store_of_another_kind(disks: list[str], buckets
     assert after.config.max_msg_size == 1000
     assert after.publish("orders.199", b"again", msg_id="id 199").duplicate
     assert target.verify()["ok"]
-    again = source.stream("ORDERS").copy_to(target)
+    again = copy_stream(source, target, "ORDERS")
     assert (again["copied"], again["already"]) == (0, True)
     source.stream("ORDERS").append([{"subject": "orders.x", "data": b"x"}] * 2)
     with pytest.raises(AlreadyExistsError, match="delete the copy"):
-        source.stream("ORDERS").copy_to(target)
+        copy_stream(source, target, "ORDERS")
 
 
 @pytest.mark.parametrize("to_buckets", [True, False])
@@ -92,7 +94,7 @@ def test_copy_whose_process_is_killed_is_resumed(disks: list[str], buckets: list
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert target.streams() == [], "nothing is seen before all of it is there"
     source.stream("ORDERS").append([{"subject": "orders.late", "data": b"late"}])
-    resumed = source.stream("ORDERS").copy_to(target)
+    resumed = copy_stream(source, target, "ORDERS")
     assert (resumed["copied"], resumed["blocks"], resumed["last_seq"]) == (4, 10, 201)
     assert content(target) == content(source)
     assert target.verify()["ok"]
@@ -114,20 +116,20 @@ def test_copy_into_what_is_there_and_of_what_is_not_is_refused(disks: list[str],
     missing = CliRunner().invoke(app, ["stream", "copy", "ORDRES", buckets[1], "--store", disks[0]])
     assert missing.exit_code == 1 and "did you mean 'ORDERS'" in missing.output
     with pytest.raises(ValueError, match="as: 'a b'"):
-        source.stream("ORDERS").copy_to(target, "a b")
+        copy_stream(source, target, "ORDERS", "a b")
 
 
 def test_block_of_which_no_copy_is_whole_is_named_and_others_do(tmp_path: Path, disks: list[str]) -> None:
     source, target = fill(disks), Store.create(tmp_path / "other")
     for volume in disks[:2]:
         _damage(next(path for path in sorted(Path(volume).rglob("*.blk"))))
-    assert source.stream("ORDERS").copy_to(target)["already"] is False, "each has another copy"
+    assert copy_stream(source, target, "ORDERS")["already"] is False, "each has another copy"
     target.delete_stream("ORDERS")
     block = max(path.name for path in Path(disks[0]).rglob("*.blk"))
     for volume in disks:
         _damage(next(Path(volume).rglob(block)))
     with pytest.raises(DataLossError, match=r"no copy of sequences \d+ to \d+ is whole.*jstream repair"):
-        source.stream("ORDERS").copy_to(target)
+        copy_stream(source, target, "ORDERS")
     assert target.streams() == []
 
 
