@@ -67,9 +67,9 @@ class PipelineState:
         `what` is what the holder does, for whoever comes second.
         """
         if self._is_remote:
-            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE) as holder:
-                if holder:
-                    raise CheckpointHeldError(self.checkpoint, holder)
+            with leases.alone([leases.place_beside(self.folder, REAL)], REAL, LEASE) as owner:
+                if owner:
+                    raise CheckpointHeldError(self.checkpoint, owner)
                 yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
