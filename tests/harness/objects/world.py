@@ -219,7 +219,7 @@ class World:
                     view = metadata.view(60.0)
                     # Too few volumes answered, and it says so: then it shows what it can. And what only a volume had
                     # that is older now is hidden from readers until the next session, which finds it on the others.
-                    if view is metadata._undecided or self._is_older:
+                    if view is metadata._reader.undecided or self._is_older:
                         known = 0
                     self._show(view.state, known, "a reader")
             except ProcessEnded:

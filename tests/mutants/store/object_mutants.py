@@ -15,7 +15,7 @@ from storage_core.metadata.commands import NoOp, encode_envelope
 from storage_core.os_errors import UnreachableError
 from storage_core.raft import rules
 from storage_core.raft.entry import EntryId, make_entry
-from storage_core.store.ensemble import decision, ensemble, rounds, session
+from storage_core.store.ensemble import commit_reader, decision, rounds, session
 from storage_core.store.ensemble.logs import Lead
 from storage_core.store.ensemble.session import Session
 from storage_core.store.ensemble.settling import snapshot_body
@@ -211,21 +211,21 @@ def reads_what_a_later_candidate_brought_along() -> list[Replacement]:
         needed = rules.majority(len(voters))
         return tips[needed - 1] if len(tips) >= needed else None
 
-    return [(ensemble, "proven_entry", proven_entry)]
+    return [(commit_reader, "proven_entry", proven_entry)]
 
 
 def readers_do_not_wait_between_two_leaders() -> list[Replacement]:
     """What cannot be proven is taken for not committed."""
 
     def counted(self: Any, best: Any, ends: Any) -> Any:
-        sleep = ensemble._Unproven
+        sleep = commit_reader.Unproven
         try:
             return original(self, best, ends)
         except sleep:
             return best
 
-    original = ensemble.Metadata._counted
-    return [(ensemble.Metadata, "_counted", counted)]
+    original = commit_reader.CommitReader._counted
+    return [(commit_reader.CommitReader, "_counted", counted)]
 
 
 MUTANTS = {

@@ -22,10 +22,10 @@ from storage_core.metadata.state import StreamState, WriterState
 from storage_core.raft import rules
 from storage_core.raft.entry import CommitRecord, EntryId
 from storage_core.sequences import SequenceSet
-from storage_core.store.ensemble import decision, ensemble, session, settling
+from storage_core.store.ensemble import commit_reader, decision, ensemble, session, settling
 from storage_core.store.ensemble.branches import Branches
+from storage_core.store.ensemble.commit_reader import CommitReader
 from storage_core.store.ensemble.decision import Decision, Finding, Found
-from storage_core.store.ensemble.ensemble import Metadata
 from storage_core.store.ensemble.session import Session
 from storage_core.store.replicas import repair_tasks
 from storage_core.store.replicas.copies import Made
@@ -114,7 +114,7 @@ def counts_what_another_process_left_in_the_page_cache() -> list[Replacement]:
 
 def goes_on_with_fewer_than_a_majority() -> list[Replacement]:
     fewer = lambda count: max(1, count // 2)  # noqa: E731
-    return [(module, "majority", fewer) for module in (rules, decision, ensemble)]
+    return [(module, "majority", fewer) for module in (rules, decision, ensemble, commit_reader)]
 
 
 def locks_a_majority_and_does_not_look_at_the_rest() -> list[Replacement]:
@@ -137,8 +137,8 @@ def lets_the_best_log_outvote_the_majority() -> list[Replacement]:
 def reads_by_the_highest_commit_record_of_any_volume() -> list[Replacement]:
     """A reader without locks does not ask on which branch the majority stands."""
     return [
-        (Metadata, "_ours", lambda self, found, commit: (found, commit)),
-        (Metadata, "_is_of_majority", lambda self, lead, evidences: True),
+        (CommitReader, "_ours", lambda self, logs, commit: (logs, commit)),
+        (CommitReader, "_is_of_majority", lambda self, lead, evidences: True),
     ]
 
 

@@ -1,0 +1,421 @@
+"""Reading the metadata without a lock: which entry is committed, by the commit records, and the state at it.
+
+What cannot be told from those is raised as a doubt; a session decides it under the locks (session.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from storage_core.errors import (
+    CorruptionError,
+    NoQuorumError,
+    StorageError,
+    UnsupportedVersionError,
+)
+from storage_core.metadata.commands import Voter
+from storage_core.os_errors import raise_if_limit
+from storage_core.raft.entry import CommitRecord, Entry, EntryId
+from storage_core.raft.rules import is_quorum, majority, proven_entry
+from storage_core.raft.snapshot_format import longer_trail, trail_chain
+from storage_core.store.ensemble.decision import Found, examine, foreign_of, newest, split_text
+from storage_core.store.ensemble.known import Memory, on_each
+from storage_core.store.ensemble.logs import Lead, Pool
+from storage_core.store.ensemble.view import View, all_applied, trail_of
+from storage_core.store.ensemble.volume_set import VolumeSet
+from storage_core.store.environment import Environment
+from storage_core.store.volume.log_contents import End, LogContents, Mark
+from storage_core.store.volume.volumes import Volume
+
+COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
+COMMIT_PAUSE_S = 0.005  # between two of them
+
+
+class Doubt(Exception):
+    """Entries stand above the commit record, and nobody moves it on."""
+
+
+class Unproven(Exception):
+    """Entries stand above what is proven to be committed, and may be: whoever leads is about to say so."""
+
+
+class CommitReader:
+    """Follows the commit records of a store's volumes. Takes no lock; one thread at a time."""
+
+    def __init__(self, env: Environment, volume_set: VolumeSet, memory: Memory, read_only: bool) -> None:
+        self._env, self._volumes, self._memory, self._read_only = env, volume_set, memory, read_only
+        self.undecided: View | None = None  # what a commit record says while newer entries may count
+        self._marks: dict[bytes, Mark] = {}  # what each volume said last
+        self._asked_last = 0  # of the volumes, by `may_have_news`
+
+    def follow(self) -> View | None:
+        """Return the view that the commit record names; None if that is not certain without the lock."""
+        self.undecided = None
+        known, seen = self._memory.known.view, None
+        if known is None and not self._volumes.voters:
+            seen = self.learn_voters()
+        at, commit, clean, agreed = self._best_commit_record(seen)
+        if known is not None and commit is not None and clean and self._is_commit_of(known, commit):
+            if known.state.voters != self._volumes.voters:  # changed in a session of this process
+                self._volumes.complete(known.state.voters)
+            return known
+        if commit is None or (known is not None and commit.index < known.index):
+            self.undecided = known
+            return None
+        if not clean and not self._read_only:
+            # Too few volumes to be sure: what they record in going on from what is known is better than that.
+            self.undecided = (self._advance(known, at, commit) or known) if known is not None else None
+            if known is None and len(self._volumes.known) > 1:  # it may be all that is left
+                self.undecided, _ = self.read_up_to(commit, False, clean, seen)
+            return None
+        # What one volume alone records may be that of a copy of the store.
+        view = self._advance(known, at, commit) if known is not None and agreed else None
+        is_held = view is not None
+        if view is None:
+            view, is_held = self.read_up_to(commit, known is None, clean, seen)
+            if known is not None and not _goes_on_from(view, known):
+                self.undecided = known
+                return None
+        if view.state.voters != self._volumes.voters and self._volumes.complete(view.state.voters):
+            return self.follow()
+        if not is_held:
+            self.undecided = view
+            return None
+        self._memory.keep(view)
+        return view
+
+    def learn_voters(self) -> list[Found]:
+        """Find the other volumes by what those that were given say; return what was read.
+
+        That is the log of the volume with the highest commit record; if it leads nowhere, or if the others have
+        another one, all are asked. In object stores all are asked at once: that takes as long as to ask one.
+        """
+        if self._volumes.is_remote:
+            return self._learn_voters_from_all()
+        at, commit, _, _ = self._best_commit_record()
+        logs = [self._memory.found(at, for_state=True)]
+        if not logs[0].contents or logs[0].contents.bad is not None or not self._all_record(commit):
+            logs = self._memory.found_on(self._volumes.known)
+        self._take_voters(newest(logs))
+        return logs
+
+    def _learn_voters_from_all(self) -> list[Found]:
+        """Raises why the logs cannot be read, if none can: without voters nobody knows what a majority has."""
+        logs = self._memory.found_on(self._volumes.known)
+        lead = newest(logs)
+        error = next((log.error for log in logs if log.error is not None), None)
+        if lead is None and error is not None:
+            raise error
+        self._take_voters(lead)
+        read = {log.volume_id: log for log in logs}
+        others = [volume for volume in self._volumes.known if volume.volume_id not in read]
+        read |= {log.volume_id: log for log in self._memory.found_on(others)}
+        return [read[volume.volume_id] for volume in self._volumes.known]
+
+    def _take_voters(self, lead: Lead | None) -> None:
+        """Go by the voters that the log which leads names."""
+        voters = self._memory.state_of(lead).voters if lead is not None else ()
+        if len(voters) > 1 or len(self._volumes.known) > 1:
+            self._volumes.complete(
+                voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes.known]
+            )
+        self._volumes.voters = voters
+
+    def _are_all(self, seen: list[Found] | None) -> bool:
+        """Return whether what was read are the logs of all volumes, whole, each of which says where it ends."""
+        logs = {log.volume_id: log.contents for log in seen or ()}
+        whole = [volume_id for volume_id, log in logs.items() if log is not None and log.bad is None and log.end]
+        return bool(whole) and whole == [volume.volume_id for volume in self._volumes.known]
+
+    def _all_record(self, commit: CommitRecord | None) -> bool:
+        """Return whether no volume that can be read has another commit record."""
+        for volume in self._volumes.known:
+            try:
+                if volume.log.read_mark().commit != commit:
+                    return False
+            except (StorageError, OSError):
+                continue
+        return True
+
+    def _best_commit_record(self, seen: list[Found] | None = None) -> tuple[Volume, CommitRecord | None, bool, bool]:
+        """Return the highest commit record, where it stands, whether enough of all are whole to go by it, and whether
+        a majority has this very one.
+
+        `seen`: what was read a moment ago, if it was.
+        """
+        best: tuple[Volume, CommitRecord | None] = (self._volumes.known[0], None)
+        errors: list[StorageError | OSError] = []
+        clean_count = 0
+        records: list[CommitRecord | None] = []
+        ends: dict[bytes, End] = {}
+        learners = {voter.volume_id for voter in self._volumes.voters if voter.learner}
+        if any(volume.is_remote and volume.identity is None for volume in self._volumes.known):
+            self._volumes.look()  # it may have given no answer for a moment
+        marks: list[Mark | BaseException]
+        if seen is not None and self._are_all(seen):
+            marks = [Mark(log.commit, True, log.end) for read in seen if (log := read.contents) is not None]
+        else:
+            marks = on_each(self._env, self._volumes.known, self._mark)
+        for volume, mark in zip(self._volumes.known, marks, strict=True):
+            if isinstance(mark, (StorageError, OSError)):
+                raise_if_limit(mark, volume.path)
+                errors.append(mark)
+                continue
+            if isinstance(mark, BaseException):
+                raise mark
+            commit, clean, end, _ = mark
+            if (
+                commit is not None
+                and self._memory.known.foreign.get(volume.volume_id) == commit
+                and len(self._volumes.known) > 1
+            ):
+                errors.append(CorruptionError(f"{volume.path} is of another copy of the store"))
+                continue
+            if end is not None and volume.volume_id not in learners:
+                ends[volume.volume_id] = end
+            clean_count += clean and volume.volume_id not in learners
+            records.append(commit if volume.volume_id not in learners else None)
+            if commit is not None and (best[1] is None or commit.index > best[1].index):
+                best = (volume, commit)
+        if len(errors) == len(self._volumes.known):
+            raise errors[0]
+        needed = majority(len(self._volumes.known) - len(learners))
+        if ends and self._volumes.voters:
+            return (*self._counted(best, ends), clean_count >= needed, True)
+        return (*best, clean_count >= needed, records.count(best[1]) >= needed)
+
+    def _counted(
+        self, best: tuple[Volume, CommitRecord | None], ends: Mapping[bytes, End]
+    ) -> tuple[Volume, CommitRecord | None]:
+        """Return up to where the log is committed by what all say, and a volume that has it.
+
+        Raises Unproven if an entry above may be committed: so many have it, or cannot be asked.
+        """
+        voters = [voter.volume_id for voter in self._volumes.voters if not voter.learner]
+        proven = proven_entry(voters, ends)
+        volume, commit = best
+        if proven is not None and (commit is None or proven.index > commit.index):
+            commit = CommitRecord(proven.index, proven.term, proven.index, proven.chain)
+            volume = next(
+                volume
+                for volume in self._volumes.known
+                if volume.volume_id in ends and ends[volume.volume_id].tip == proven
+            )
+        above = sum(end.tip.index > (commit.index if commit is not None else 0) for end in ends.values())
+        if len(voters) > 1 and above and above + len(voters) - len(ends) >= majority(len(voters)):
+            self.undecided = self._memory.known.view
+            raise Unproven(commit)
+        return volume, commit
+
+    def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
+        """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
+        start = known.positions.get(at.volume_id)
+        tail = at.log.read_tail(start) if start is not None else None
+        if start is None or tail is None:
+            return None
+        index, chain, trail = known.index, known.chain, known.trail
+        all_used = tail.is_clean
+        entries: list[Entry] = []
+        for record in tail.records:
+            if not isinstance(record, Entry) or record.index <= index:
+                continue
+            if record.index > commit.index or not record.follows(chain):
+                all_used = False
+                break
+            entries.append(record)
+            index, chain = record.index, record.chain
+            trail = longer_trail(trail, chain)
+        if (index, chain) != (commit.index, commit.chain):
+            return None
+        state = all_applied(known.state, entries)
+        positions = {**known.positions, at.volume_id: tail.position if all_used else start}
+        term_seen = max([known.term_seen, commit.term, *(record.term for record in tail.records)])
+        return replace(
+            known, state=state, index=index, term=commit.term, chain=chain, commit=commit, positions=positions,
+            term_seen=term_seen, trail=trail,
+        )  # fmt: skip
+
+    def read_up_to(
+        self, commit: CommitRecord, first: bool, clean: bool, seen: list[Found] | None = None
+    ) -> tuple[View, bool]:
+        """Return the state at a commit record, from all contents, and whether a majority holds its entry.
+
+        A majority holds it before anybody writes such a record, so the logs, read after it, show that; but one log was
+        read before what another one has, and a volume of another copy of the store is known only by what both say.
+        `seen`: what was read a moment ago, if it was. Raises CorruptionError if nothing leads there.
+        """
+        are_all = self._are_all(seen)
+        if seen is None:
+            logs = self._memory.found_on(self._volumes.look())
+        else:
+            logs = seen if are_all else self._seen_beside(seen)
+        if (seen is None or are_all) and len(logs) > 1:
+            logs, commit = self._ours(logs, commit)
+        contents = {log.volume_id: log.contents for log in logs if log.contents is not None}
+        pool = Pool(contents.values())
+        place = pool.place_of(commit)
+        if place is None and seen is not None:
+            return self.read_up_to(commit, first, clean)
+        above = max((log.snapshot.index for log in contents.values() if log.snapshot is not None), default=0)
+        if place is None and above <= commit.index:
+            for log in contents.values():
+                if log.bad is not None:
+                    raise CorruptionError(f"{log.bad.where}: a bad record, and the log does not lead past it")
+            raise CorruptionError(f"the metadata log does not lead to its commit record at entry {commit.index}")
+        if len(self._volumes.known) == 1:
+            (only,) = contents.values()
+            if only.bad is not None and only.bad.followed:
+                raise CorruptionError(f"{only.bad.where}: a bad record, and entries stand after it")
+        # A snapshot above the commit record was taken of committed entries, and the record lost in a power loss.
+        lead = pool.lead_to(place) if place is not None else _at_snapshot(pool, contents.values(), above)
+        if seen is not None and not are_all and not self._is_of_majority(lead, contents):
+            return self.read_up_to(commit, first, clean)
+        index, term, chain = lead.tip
+        view = View(
+            state=self._memory.state_of(lead),
+            index=index,
+            term=term,
+            chain=chain,
+            commit=commit,
+            positions={
+                volume_id: log.position
+                for volume_id, log in contents.items()
+                if log.tip == lead.tip and log.tail_is_clean
+            },
+            term_seen=max(log.term for log in contents.values()),
+            snapshot_index=lead.base.index,
+            durable=pool.statements,
+            snapshot_streams=self._memory.snapshot_streams_of(lead),
+            trail=trail_of(lead),
+        )
+        tip = max(pool.tip_of(log).index for log in contents.values())
+        if first and not self._is_being_written(tip, max(index, commit.index)):
+            if not clean:
+                raise CorruptionError(
+                    f"a commit record is torn or damaged, and entries stand above {commit.index}, which the one "
+                    "before it names; opening the store for writing settles which of them count"
+                )
+            self.undecided = view
+            raise Doubt
+        voting = [voter.volume_id for voter in view.state.voters if not voter.learner]
+        leads = {volume_id: pool.lead_to(pool.tip_of(log)) for volume_id, log in contents.items()}
+        return view, is_quorum(voting, [volume_id for volume_id, lead in leads.items() if lead.agrees(index, chain)])
+
+    def _is_of_majority(self, lead: Lead, contents: Mapping[bytes, LogContents]) -> bool:
+        """Return whether the commit records of a majority name the end of the log, and none an entry elsewhere.
+
+        One that is further below says nothing of what stands above it.
+        """
+        records = {volume_id: log.commit for volume_id, log in contents.items() if log.commit is not None}
+        if any(
+            record.index <= lead.tip.index and not lead.agrees(record.index, record.chain)
+            for record in records.values()
+        ):
+            return False
+        voting = [voter.volume_id for voter in self._memory.state_of(lead).voters if not voter.learner]
+        agreeing = [
+            key
+            for key, record in records.items()
+            if key in voting and (record.index, record.chain) == (lead.tip.index, lead.tip.chain)
+        ]
+        return is_quorum(voting, agreeing)
+
+    def _ours(self, logs: list[Found], commit: CommitRecord) -> tuple[list[Found], CommitRecord]:
+        """Return those of the volumes that are not of another copy of the store, and their highest commit record.
+
+        Raises NoQuorumError if nobody can tell which copy counts, CorruptionError if ours has no commit record.
+        """
+        lead = newest(logs)
+        if lead is None:
+            return logs, commit
+        voters = self._memory.state_of(lead).voters or self._volumes.voters
+        decision = examine(logs, voters)
+        foreign = foreign_of(logs, decision)
+        if foreign:  # or the others were read before it, and are being written
+            logs = [log if log.volume_id in foreign else self._read_again(log) for log in logs]
+            decision = examine(logs, voters)
+        if decision.split:
+            raise NoQuorumError(split_text(decision))
+        foreign = foreign_of(logs, decision)
+        self._memory.set_aside(foreign)
+        if not foreign:
+            return logs, commit
+        if decision.commit is None:
+            raise CorruptionError(decision.findings[next(iter(foreign))].reason)
+        return [log for log in logs if log.volume_id not in foreign], decision.commit
+
+    def _read_again(self, before: Found) -> Found:
+        volume = next((volume for volume in self._volumes.known if volume.volume_id == before.volume_id), None)
+        return self._memory.found(volume) if volume is not None else before
+
+    def _seen_beside(self, seen: list[Found]) -> list[Found]:
+        """Return what was read a moment ago, and of the other volumes how far their logs go."""
+        there = {log.volume_id for log in seen}
+        contents = [log.contents for log in seen if log.contents is not None]
+        after = min((log.snapshot.index if log.snapshot is not None else 0 for log in contents), default=0)
+        logs = list(seen)
+        for volume in self._volumes.known:
+            if volume.volume_id not in there and volume.identity is not None:
+                try:
+                    entries = volume.log.read_entries(after)
+                except UnsupportedVersionError:
+                    raise
+                except (StorageError, OSError) as error:  # what it held, if anything, is for a session to find out
+                    raise_if_limit(error, volume.path)
+                    continue
+                logs.append(Found(volume.volume_id, str(volume.path), volume.identity.instance_id, entries))
+        return logs
+
+    def _is_being_written(self, tip: int, committed: int) -> bool:
+        """Return whether the entries above the commit record are a session in progress; without any, nothing is
+        doubtful.
+
+        After a power loss acked entries may stand above it, and nobody moves it on. Only a process that has just
+        begun to read can meet that; whoever has read before was alive all the time.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            if tip <= committed:
+                return True
+            self._env.sleep(COMMIT_PAUSE_S)
+            try:
+                _, commit, _, _ = self._best_commit_record()
+            except Unproven:
+                continue
+            committed = commit.index if commit is not None else committed
+        return tip <= committed
+
+    def _is_commit_of(self, known: View, commit: CommitRecord) -> bool:
+        """Return whether a commit record names what is known. In an object store it is often counted, not written."""
+        if self._volumes.is_remote:
+            return commit.entry == EntryId(known.index, known.term, known.chain)
+        return commit == known.commit
+
+    def may_have_news(self, known: View) -> bool:
+        """Return whether more may be committed than that, by one small request to one volume in turn.
+
+        For who asks again soon: what only other volumes have so far is logs out when these are asked.
+        """
+        volumes = [volume for volume in self._volumes.known if volume.identity is not None]
+        if not self._volumes.is_remote or not volumes:
+            return True
+        self._asked_last = (self._asked_last + 1) % len(volumes)
+        try:
+            end = self._mark(volumes[self._asked_last]).end
+        except (StorageError, OSError):  # it is away: `view` knows what that means
+            return True
+        return end is None or end.tip != EntryId(known.index, known.term, known.chain)
+
+    def _mark(self, volume: Volume) -> Mark:
+        mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id))
+        return mark
+
+
+def _goes_on_from(view: View, known: View) -> bool:
+    """Return whether nothing that is known is missing in the view."""
+    there = trail_chain(view.trail, view.index, known.index)
+    return view.index >= known.index and there in (known.chain, None)
+
+
+def _at_snapshot(pool: Pool, contents: Iterable[LogContents], index: int) -> Lead:
+    """Return the log that ends with the snapshot at `index`."""
+    header = next(log.snapshot for log in contents if log.snapshot is not None and log.snapshot.index == index)
+    return pool.lead_to(header.entry)

@@ -1,0 +1,103 @@
+"""Which volumes a store has and where they lie, as far as one process knows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from storage_core.errors import (
+    NoQuorumError,
+    NotAStoreError,
+    StorageError,
+)
+from storage_core.metadata.commands import Voter
+from storage_core.store.ensemble.known import on_each, unless_raised
+from storage_core.store.environment import Environment
+from storage_core.store.volume import volumes
+from storage_core.store.volume.state import VolumeState
+from storage_core.store.volume.volumes import Volume
+
+
+class VolumeSet:
+    """The volumes of a store as this process last saw them."""
+
+    def __init__(self, env: Environment, known: Sequence[Volume], paths: Sequence[Path]) -> None:
+        """`known`: volumes of the store, those that were found at `paths`, which the user gave."""
+        self._env, self._paths = env, tuple(paths) or tuple(volume.path for volume in known)
+        self.known = tuple(known)  # as they were when this process last looked
+        self.store_id = next(volume.identity.store_id for volume in known if volume.identity is not None)
+        self.voters: tuple[Voter, ...] = ()  # that `known` is complete for
+
+    @property
+    def label(self) -> str:
+        """The store, for messages."""
+        return volumes.label(self.known)
+
+    def look(self) -> tuple[Volume, ...]:
+        """Return every volume of the store in the order of its voters, looked at just now."""
+        files = self._env.files
+        looks = on_each(
+            self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
+        )
+        self.known = tuple(unless_raised(looks))
+        if any(volume.state is VolumeState.FOREIGN for volume in self.known) and self.voters:
+            self._look_elsewhere()
+        return self.known
+
+    def _look_elsewhere(self) -> None:
+        """Look for volumes that are not where they are expected at the paths that the user gave."""
+        files = self._env.files
+        places = {volume.path: volume for volume in self.known if volume.identity is not None}
+        elsewhere = [path for path in self._paths if path not in places]
+        try:
+            others = volumes.given(files, elsewhere) if elsewhere else []
+        except (StorageError, ValueError):
+            return
+        ours = [
+            volume for volume in others if volume.identity is not None and volume.identity.store_id == self.store_id
+        ]
+        known = {place.volume_id for place in places.values()}
+        more = [volume for volume in ours if volume.volume_id not in known]
+        known |= {volume.volume_id for volume in more}
+        if more and known.isdisjoint(voter.volume_id for voter in self.voters):
+            raise NotAStoreError(
+                f"{', '.join(str(volume.path) for volume in more)}: the store there has other volumes than the one "
+                "that this process opened. It was restored or made anew: open it again, or restart the query or job"
+            )
+        if more:
+            self.known = tuple(volumes.complete(files, [*places.values(), *more], self.voters, self._paths))
+
+    def complete(self, voters: Sequence[Voter]) -> bool:
+        """Take in the volumes that the log speaks of; return whether there are any that were not known."""
+        before = {volume.volume_id for volume in self.known}
+        files = self._env.files  # looked at anew: another volume may lie by now where one was found before
+        looks = on_each(
+            self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
+        )
+        known = [volume for volume in unless_raised(looks) if volume.identity is not None]
+        if not known:
+            raise self._nothing_left(self.known)
+        self.known = tuple(volumes.complete(self._env.files, known, voters, self._paths))
+        self.voters = tuple(voters)
+        return not {volume.volume_id for volume in self.known} <= before
+
+    def lockable(self, at_hand: Sequence[Volume]) -> list[Path]:
+        """Return the volumes that can be locked, in the order of their ids. Raises NoQuorumError if none is there."""
+        there = [volume for volume in at_hand if volume.is_there]
+        if not there:
+            raise self._nothing_left(at_hand)
+        return [volume.path for volume in sorted(there, key=lambda volume: volume.volume_id)]
+
+    def _nothing_left(self, at_hand: Sequence[Volume]) -> NoQuorumError:
+        reasons = "; ".join(volume.reason for volume in at_hand)
+        return NoQuorumError(f"none of the store's volumes is there any more ({reasons}). Bring them back")
+
+    @property
+    def is_remote(self) -> bool:
+        return any(volume.is_remote for volume in self.known)
+
+    def for_reading(self) -> tuple[Volume, ...]:
+        """Return every volume for who has just asked for the newest state, and goes on to the next if one is away.
+
+        In an object store they are as they were at the last look: the metadata was read by their identities.
+        """
+        is_known = self.is_remote and all(volume.identity is not None for volume in self.known)
+        return self.known if is_known else self.look()
