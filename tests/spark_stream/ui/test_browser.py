@@ -22,6 +22,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 ).split()
+NODES = [Path(__file__).parents[2] / "data" / "nats-orders" / "store" / name for name in ("n1", "n2", "n3")]
 WAIT_MS = 60_000  # the longest that anything is waited for
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
@@ -72,8 +73,14 @@ def test_every_page_is_whole_and_usable(
     store: Store, volumes: list[Path], serve, chromium, width: int, scheme: str
 ) -> None:
     block = blocks_of(volumes[0])[0].stem
-    window = Window(chromium, serve(volumes), width, scheme)
-    for path in [*PAGES, "/streams/ORDERS/messages/61", f"/streams/ORDERS/blocks/{block}", "/nothing"]:
+    window = Window(chromium, serve(volumes, rescues=NODES), width, scheme)
+    others = ["/pipelines", "/streams/ORDERS/messages/61", f"/streams/ORDERS/blocks/{block}", "/rescue", "/nothing"]
+    for path in [*PAGES, *others]:
+        window.look(path)
+    window.look("/rescue")
+    window.page.get_by_role("button", name="Scan").click()
+    window.page.get_by_role("link", name="ORDERS").wait_for()
+    for path in ("/rescue", "/rescue/streams/ORDERS"):
         window.look(path)
     window.look("/streams/ORDERS/messages")
     assert window.page.locator("td.preview").first.bounding_box()["width"] > 200  # the data is seen on a phone, too
