@@ -188,6 +188,7 @@ def _append(state: StoreState, command: Append) -> None:
             check_number("first", last, 0, STREAM_SEQUENCE_MAX - stream.next_sequence)
             check_number("span", length, 1, STREAM_SEQUENCE_MAX - stream.next_sequence - last)
             check_number("data_size", int(rows["data_size"].sum()), 0, SIZE_MAX - stream.data_size)
+            check_number("holders", int(rows["holders"].max()), 0, (1 << len(stream.placement)) - 1)
 
 
 def check_appended(parts: Sequence[AppendedBlocks]) -> None:
@@ -257,7 +258,9 @@ def _merge_blocks(state: StoreState, command: MergeBlocks) -> None:
     check_within("dropped", dropped, first, first + span)
     row["committed_ns"] = row["subject_set"] = 0
     removed = SequenceSet.from_ranges([(first, first + span)])  # what it may lack is compared with what it replaces
-    check_rows(row, first, first + span, ChunkedSet.of(removed), 0)
+    stream = state.by_incarnation(command.incarnation)
+    volume_count = len(stream.placement) if stream is not None else VOLUME_COUNT_MAX
+    check_rows(row, first, first + span, ChunkedSet.of(removed), 0, volume_count)
     if command.subjects is not None:
         check_subject_sets((command.subjects,))
 

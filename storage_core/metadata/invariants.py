@@ -144,20 +144,27 @@ def check_blocks(stream: StreamState, are_columns_good: bool = False) -> None:
     rows = stream.blocks.rows
     if len(rows):
         set_counts = None if are_columns_good else len(stream.subject_sets)
-        check_rows(rows, stream.low_watermark, stream.next_sequence, stream.removed, set_counts)
+        volume_count = len(stream.placement)
+        check_rows(rows, stream.low_watermark, stream.next_sequence, stream.removed, set_counts, volume_count)
     elif stream.message_count:
         refuse("blocks", f"those of {stream.message_count} messages", "none")
 
 
 def check_rows(
-    rows: np.ndarray, low_watermark: int, end: int, removed: ChunkedSet, set_counts: int | np.ndarray | None
+    rows: np.ndarray,
+    low_watermark: int,
+    end: int,
+    removed: ChunkedSet,
+    set_counts: int | np.ndarray | None,
+    volume_count: int = VOLUME_COUNT_MAX,
 ) -> None:
     """Raise CorruptionError for rows of blocks, at least one, that do not hold the sequences of `[low_watermark, end)`.
 
     `removed`: those that they may lack. `set_counts`: subject sets that each may name; None: the columns are good.
+    `volume_count`: of the volumes that may have them.
     """
     if set_counts is not None:
-        _check_columns(rows, end, set_counts)
+        _check_columns(rows, end, set_counts, volume_count)
     first, span, row_count = (np.ascontiguousarray(rows[name]) for name in ("first", "span", "row_count"))
     ends = first + span
     touching = np.flatnonzero(first[1:] < ends[:-1])
@@ -198,32 +205,37 @@ def _count_below(sequences: SequenceSet, values: np.ndarray) -> np.ndarray:
 # one append, a call of numpy costs more than the rows do. The first eight lie side by side in a row.
 _COLUMNS = (
     "first", "span", "row_count", "file_size", "data_size", "time_min_ns", "time_max_ns", "committed_ns",
-    "msg_id_count", "subject_set",
+    "msg_id_count", "subject_set", "holders",
 )  # fmt: skip
 _SIDE_BY_SIDE = 8
-_LOWEST = np.array([1, 1, 1, HEADER_SIZE + TRAILER_SIZE, 0, -NUMBER_MAX - 1, 0, 0, 0, 0])
-_HIGHEST = np.array([0, 0, 0, BLOCK_SIZE_MAX, BLOCK_DATA_SIZE_MAX, NUMBER_MAX, NUMBER_MAX, NUMBER_MAX, 0, 0])
+_LOWEST = np.array([1, 1, 1, HEADER_SIZE + TRAILER_SIZE, 0, -NUMBER_MAX - 1, 0, 0, 0, 0, 0])
+_HIGHEST = np.array([0, 0, 0, BLOCK_SIZE_MAX, BLOCK_DATA_SIZE_MAX, NUMBER_MAX, NUMBER_MAX, NUMBER_MAX, 0, 0, 0])
 _ROWS_AT_ONCE = 1 << 15  # bounds the memory that this takes
 _OFFSETS = [BLOCK_DTYPE.fields[name][1] for name in _COLUMNS]  # type: ignore[index]
 assert np.diff(_OFFSETS[:_SIDE_BY_SIDE]).tolist() == [8] * (_SIDE_BY_SIDE - 1), _OFFSETS
 
 
-def _columns_of(streams: Sequence[StreamState]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the blocks of streams, and of each block the next sequence and the number of subject sets of its stream.
+def _columns_of(streams: Sequence[StreamState]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the blocks of streams, and of each block the next sequence, and how many subject sets and volumes its
+    stream has.
 
     All streams in one go: with ten thousand of them, a few blocks each, that takes a fraction of one after another.
     """
     counts = [len(stream.blocks) for stream in streams]
     next_sequences = np.repeat(np.array([stream.next_sequence for stream in streams], np.int64), counts)
     set_counts = np.repeat(np.array([len(stream.subject_sets) for stream in streams], np.int64), counts)
-    return np.concatenate([stream.blocks.rows for stream in streams]), next_sequences, set_counts
+    volume_counts = np.repeat(np.array([len(stream.placement) for stream in streams], np.int64), counts)
+    return np.concatenate([stream.blocks.rows for stream in streams]), next_sequences, set_counts, volume_counts
 
 
-def _check_columns(rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarray) -> None:
+def _check_columns(
+    rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarray, volume_counts: int | np.ndarray
+) -> None:
     """Raise CorruptionError for a value out of bounds. `ends`: below which the sequences of each block are."""
+    limits = ends, set_counts, volume_counts
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
-        values, low, high = _bounds(rows[part], *(of if isinstance(of, int) else of[part] for of in (ends, set_counts)))
+        values, low, high = _bounds(rows[part], *(of if isinstance(of, int) else of[part] for of in limits))
         bad = (values < low) | (values > high)
         if bad.any():
             column = int(bad.any(axis=0).argmax())
@@ -232,7 +244,9 @@ def _check_columns(rows: np.ndarray, ends: int | np.ndarray, set_counts: int | n
             refuse(f"{_COLUMNS[column]} of block {start + at}", bounds, int(values[at, column]))
 
 
-def _bounds(rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarray) -> np.ndarray:
+def _bounds(
+    rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarray, volume_counts: int | np.ndarray
+) -> np.ndarray:
     """Return (values, lowest, highest) of the columns, each a row a block."""
     made = np.empty((3, len(rows), len(_COLUMNS)), np.int64)
     values, low, high = made
@@ -240,7 +254,7 @@ def _bounds(rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarr
     values[:, :_SIDE_BY_SIDE] = np.ndarray(
         (len(rows), _SIDE_BY_SIDE), "<i8", rows, _OFFSETS[0], strides=(rows.itemsize, 8)
     )
-    values[:, 8], values[:, 9] = rows["msg_id_count"], rows["subject_set"]
+    values[:, 8], values[:, 9], values[:, 10] = rows["msg_id_count"], rows["subject_set"], rows["holders"]
     low[:], high[:] = _LOWEST, _HIGHEST
     high[:, 0] = ends
     high[:, 1] = high[:, 0] - values[:, 0]
@@ -248,6 +262,7 @@ def _bounds(rows: np.ndarray, ends: int | np.ndarray, set_counts: int | np.ndarr
     np.minimum(values[:, 1], ROW_COUNT_MAX, out=high[:, 2])
     low[:, 6] = values[:, 5]
     high[:, 8], high[:, 9] = values[:, 2], set_counts
+    high[:, 10] = np.left_shift(1, volume_counts) - 1
     return made
 
 

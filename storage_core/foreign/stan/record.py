@@ -50,6 +50,7 @@ class Kind:
     payload_size_max: int  # bytes
     first_tag: int  # first byte of every payload
     kept: tuple[int, ...]  # fields that are decoded
+    sequences: Mapping[int, int]  # by type: which of them is a sequence
 
 
 MESSAGES = Kind(
@@ -60,6 +61,7 @@ MESSAGES = Kind(
     payload_size_max=(64 << 20) + (1 << 16),  # a server takes messages of 64 MiB at most
     first_tag=1 << 3 | VARINT,
     kept=(1, 2, 4, 5),
+    sequences={0: 1},
 )
 SUBSCRIPTIONS = Kind(
     "subscription",
@@ -74,7 +76,8 @@ SUBSCRIPTIONS = Kind(
     size_mask=0xFFFFFF,
     payload_size_max=0xFFFFFF,
     first_tag=1 << 3 | VARINT,
-    kept=(1, 2),
+    kept=(1, 2, 9),
+    sequences={1: 9, 2: 9, 4: 2, 5: 2},
 )
 
 
@@ -201,7 +204,7 @@ def _decode(
 ) -> tuple[dict[int, Field], np.ndarray]:
     if not kind.typed:
         fields, readable = decode_fields(view, starts, ends, kind.types[0][1], kind.kept)
-        sequences = fields[1].values
+        sequences = fields[kind.sequences[0]].values
         return fields, readable & (sequences >= 1) & (sequences <= SEQUENCE_MAX)
     fields = {number: Field(np.zeros(len(starts), np.uint64), ends.copy()) for number in kind.kept}
     readable = np.zeros(len(starts), bool)
@@ -210,6 +213,8 @@ def _decode(
         if not len(rows):
             continue
         some, readable[rows] = decode_fields(view, starts[rows], ends[rows], wire_types, kind.kept)
+        if code in kind.sequences:
+            readable[rows] &= some[kind.sequences[code]].values <= SEQUENCE_MAX
         for number, column in some.items():
             fields[number].values[rows], fields[number].starts[rows] = column.values, column.starts
     return fields, readable

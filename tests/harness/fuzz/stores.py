@@ -443,10 +443,11 @@ def _check_adopted(subject: Subject, mutation: Mutation, shown: Shown, told: lis
     redone = mutation.sealed and any(kind in ("log segment", "snapshot", "journal") for kind in mutation.kinds)
     kinds = ["snapshot"] if redone else []
     for stream, rows in shown.items():
-        for sequence in list(rows):
-            if sequence not in subject.truth.get(stream, {}) and rows[sequence] == subject.written[stream].get(
-                sequence
-            ):
+        written = subject.written.get(stream, {})
+        anywhere = set(written.values()) if redone else set()
+        for sequence, row in list(rows.items()):
+            is_known = row == written.get(sequence) or row in anywhere
+            if sequence not in subject.truth.get(stream, {}) and is_known:
                 del rows[sequence]  # it was removed, which metadata alone knows
     return _check_ours(subject, Mutation(kinds, mutation.done, redone, mutation.contents), shown, told)
 
