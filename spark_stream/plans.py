@@ -3,8 +3,6 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from storage_core.errors import NotFoundError
-
 if TYPE_CHECKING:
     from storage_core import Store
     from storage_core.store.consumers.consumer import Consumer
@@ -17,6 +15,7 @@ def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: i
     `target`: where the consumer would go on; None: with the first message that is there and was not acknowledged.
     Raises NotFoundError for a place that the stream does not have.
     """
+    from storage_core.errors import NotFoundError
     from storage_core.store.consumers.consumer import where_to_go_on
     from storage_core.store.consumers.fetching import decision_of
     from storage_core.store.consumers.lag import wanted

@@ -51,7 +51,8 @@ def volume_rows(
     shown = []
     for entry in entries:
         label = labels.get(entry["volume"], entry["volume"])
-        shown.append({**entry, "volume": label, "file": short_path(entry["file"], label)})
+        file = {"file": short_path(entry["file"], label)} if "file" in entry else {}  # events have none
+        shown.append({**entry, "volume": label, **file})
     return [[entry.get(column) for column in columns] for entry in shown]
 
 

@@ -80,7 +80,7 @@ def test_a_stream_that_is_not_there_is_told_before_spark_starts(jstream, orders:
     assert "source.stream: no stream 'ODERS' in" in outcome.err and "did you mean 'ORDERS'?" in outcome.err
     summary = json.loads(outcome.out)
     assert (summary["ok"], summary["batches"]) == (False, 0) and summary["error"] in outcome.err
-    assert json.loads((file.parent / "checkpoint.etl" / "last_run.json").read_text()) == summary
+    assert json.loads((file.parent / "checkpoint.etl" / "runs.json").read_text())[-1] == summary
 
 
 def test_a_backfill_refuses_a_range_that_is_none(jstream, orders: Store, file: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_run_beside_another_one_fails_or_is_skipped(jstream, orders: Store, fi
     assert skipped.code == 0 and skipped.err.startswith("skipped: checkpoint")
     summary = json.loads(skipped.out)
     assert (summary["ok"], summary["skipped"], summary["batches"], summary["error"]) == (True, True, 0, None)
-    assert not (file.parent / "checkpoint.etl" / "last_run.json").exists()
+    assert not (file.parent / "checkpoint.etl" / "runs.json").exists()
 
 
 def test_settings_of_spark_are_found_beside_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
