@@ -19,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -202,6 +203,20 @@ def are_pages(text: str) -> None:
         assert any(shape.fullmatch(path) for shape in shapes), address
 
 
+def begins_a_pipeline(text: str) -> None:
+    """With a sink it is the file of a pipeline."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(f'{text}\n[sink]\nkind = "console"\n')
+        file.flush()
+        load_pipeline(Path(file.name))
+
+
+def are_spark_settings(text: str) -> None:
+    """Each line is a setting and a value."""
+    for line in text.splitlines():
+        assert re.fullmatch(r"spark(\.\w+)+\s+\S+(\s+#.*)?", line), line
+
+
 def anything(text: str) -> None:
     """Nothing to check without the program that it is for."""
 
@@ -224,6 +239,12 @@ NOT_RUN = [
         "jstream store create",
         "needs buckets; tests/spark_stream/cli/test_object_stores.py has some",
         is_commands,
+    ),
+    NotRun(
+        "docs/guide/object-stores.md",
+        "checkpoint = ",
+        "needs S3A; tests/spark_stream/pipelines/test_state.py has a checkpoint in a bucket",
+        begins_a_pipeline,
     ),
     NotRun("docs/guide/quickstart.md", "python3 -m venv", "tests/test_packaging.py installs the wheel", is_shell),
     NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
@@ -272,6 +293,7 @@ NOT_RUN = [
         "needs a cluster; tests/spark_stream/test_executors.py has one on this machine",
         is_command,
     ),
+    NotRun("docs/guide/where-it-runs.md", "spark.sql.streaming", "needs S3A", are_spark_settings),
     NotRun("docs/guide/where-it-runs.md", "spark-submit --master yarn", "needs YARN", is_shell),
     NotRun("docs/guide/where-it-runs.md", "python3 -m venv", "packs 150 MB, for a cluster", is_shell),
     NotRun("docs/scheduling.md", "PATH=", "cron runs it", is_crontab),

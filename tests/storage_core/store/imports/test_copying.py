@@ -121,13 +121,15 @@ def test_copy_into_what_is_there_and_of_what_is_not_is_refused(disks: list[str],
 
 def test_block_of_which_no_copy_is_whole_is_named_and_others_do(tmp_path: Path, disks: list[str]) -> None:
     source, target = fill(disks), Store.create(tmp_path / "other")
+    first, last = (
+        f"{row.tobytes().hex()}.blk" for row in source.stream("ORDERS").state().blocks.rows["block_id"][[0, -1]]
+    )
     for volume in disks[:2]:
-        _damage(next(path for path in sorted(Path(volume).rglob("*.blk"))))
+        _damage(next(Path(volume).rglob(first)))
     assert copy_stream(source, target, "ORDERS")["already"] is False, "each has another copy"
     target.delete_stream("ORDERS")
-    block = max(path.name for path in Path(disks[0]).rglob("*.blk"))
     for volume in disks:
-        _damage(next(Path(volume).rglob(block)))
+        _damage(next(Path(volume).rglob(last)))
     with pytest.raises(DataLossError, match=r"no copy of sequences \d+ to \d+ is whole.*jstream repair"):
         copy_stream(source, target, "ORDERS")
     assert target.streams() == []
