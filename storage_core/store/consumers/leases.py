@@ -34,11 +34,11 @@ from storage_core.raft.rules import majority
 from storage_core.store.ensemble.ensemble import translated
 from storage_core.store.ensemble.known import on_each
 from storage_core.store.environment import Environment
-from storage_core.store.volume.identity import VolumeIdentity
+from storage_core.store.volume.identity import OWNERS, VolumeIdentity
 from storage_core.store.volume.volumes import Volume, label
 
 logger = logging.getLogger(__name__)
-DIRECTORY, SUFFIX = "owners", ".lease"  # of a volume; of the names in it
+SUFFIX = ".lease"
 RENEW_S = 10.0  # between two puts of a lease
 EXPIRES_S = 30.0  # without a new sign, as its observer counts them
 LOOK_S = 1.0  # between two looks of who waits
@@ -273,7 +273,7 @@ def read(files: Files, path: Path) -> Owner | None:
 def newest(volumes: Iterable[Volume], env: Environment, purpose: str) -> int:
     """Return the highest number of the leases `<purpose>-<number>` on these volumes; 0 if there is none."""
     prefix, numbers = f"{purpose}-", [0]
-    for outcome in on_each(env, list(volumes), lambda volume: env.files.list_directory(volume.path / DIRECTORY)):
+    for outcome in on_each(env, list(volumes), lambda volume: env.files.list_directory(volume.path / OWNERS)):
         for name in () if isinstance(outcome, BaseException) else outcome:
             text = name.removeprefix(prefix).removesuffix(SUFFIX)
             if name == f"{prefix}{text}{SUFFIX}" and text.isdecimal() and text.isascii():
@@ -331,7 +331,7 @@ def owner_on(volume: Volume, files: Files, name: str) -> Owner | None:
 
 
 def _path(volume: Volume, name: str) -> Path:
-    return volume.path / DIRECTORY / f"{name}{SUFFIX}"
+    return volume.path / OWNERS / f"{name}{SUFFIX}"
 
 
 def _create(files: Files, path: Path, data: bytes) -> bool:

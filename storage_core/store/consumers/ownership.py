@@ -34,10 +34,10 @@ from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.opened import OpenStore
 from storage_core.store.volume import locks
+from storage_core.store.volume.identity import OWNERS
 from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
-DIRECTORY = "owners"  # of a volume
 # In it, and never unlinked: locked by the one process that watches over the store, that runs archive commands.
 WATCH_FILE, ARCHIVE_FILE = "maintain", "archive"
 DYING_WAIT_S = 5.0  # for an owner that was killed and whose process is not gone yet
@@ -83,7 +83,7 @@ def owner_of(store: OpenStore, stream: StreamState, consumer: ConsumerState) -> 
                 if owner is not None:
                     return str(owner)
                 continue
-            with closing(files.open(volume.path / DIRECTORY / name)) as file:
+            with closing(files.open(volume.path / OWNERS / name)) as file:
                 return locks.described(file.read_at(0, PAGE_SIZE))
         except OSError:  # no query has had it there, or the volume cannot be read: another one may know
             continue
@@ -289,8 +289,8 @@ def _lock_on_each(store: OpenStore, file_name: str, acquired: list[Lock]) -> str
     files, errors = store.environment.files, []
     for volume in volumes:
         try:
-            files.make_directory(volume.path / DIRECTORY)
-            lock = locks.open_lock(files, volume.path / DIRECTORY / file_name)
+            files.make_directory(volume.path / OWNERS)
+            lock = locks.open_lock(files, volume.path / OWNERS / file_name)
             acquired.append(lock)
             if not lock.try_acquire():
                 return locks.described(lock.read_note())
@@ -340,7 +340,7 @@ def sweep(session: Session, env: Environment) -> int:
     }
     swept = 0
     for volume in session.writable:
-        directory = volume.path / DIRECTORY
+        directory = volume.path / OWNERS
         try:
             names = set(env.files.list_directory(directory)) - live
             if volume.is_remote:

@@ -31,7 +31,7 @@ from storage_core.store.ensemble import creation
 from storage_core.store.ensemble.session import Session
 from storage_core.store.environment import Environment
 from storage_core.store.volume import identity, locks, log, placements, probe, reports, reserve, volumes
-from storage_core.store.volume.identity import STREAMS, VolumeIdentity
+from storage_core.store.volume.identity import OWNERS, STREAMS, VolumeIdentity
 from storage_core.store.volume.index import FILE_NAME as INDEX_NAME
 from storage_core.store.volume.log_contents import Position
 from storage_core.store.volume.state import VolumeState
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 NEW_METADATA = f"{log.DIRECTORY}.new"  # where an adoption writes it, until all of it is whole
 _OURS = (
     NEW_METADATA,
-    identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, reports.DIRECTORY, INDEX_NAME,
-    placements.FILE_NAME, placements.NEW_FILE_NAME, reserve.FILE_NAME, "lost+found", *probe.NAMES,
+    identity.FILE_NAME, identity.CREATING, locks.FILE_NAME, log.DIRECTORY, STREAMS, OWNERS, reports.DIRECTORY,
+    INDEX_NAME, placements.FILE_NAME, placements.NEW_FILE_NAME, reserve.FILE_NAME, "lost+found", *probe.NAMES,
 )  # fmt: skip
 SET_ASIDE_PREFIX = f"{log.DIRECTORY}-"
 FOREIGN_NAME = "foreign"  # file in a directory of files that were set aside: they are of another copy of the store

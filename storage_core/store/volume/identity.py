@@ -32,6 +32,7 @@ FILE_NAME = "jstream.volume"
 RESTORING = "jstream.restoring"  # a backup is being restored here, or that was interrupted
 CREATING = "jstream.creating"  # a store is being made here, or that was interrupted
 STREAMS = "streams"  # the directory of the blocks
+OWNERS = "owners"  # the directory of who has which consumer, and who watches over the store
 MAGIC = b"JSTRMVOL"
 FORMAT_VERSION = 1
 PAGE_SIZE = IDENTITY.size_max  # bytes

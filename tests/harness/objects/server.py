@@ -35,6 +35,7 @@ class Faults:
 
 class _Handler(localbucket.S3Handler):  # type: ignore[misc]
     faults: Faults
+    disable_nagle_algorithm = True  # else an answer of two writes waits 40 ms for the acknowledgement of the first
 
     def _dispatch(self, action: Any) -> None:
         fate = self.faults.judge(self.command, self.path)
@@ -62,12 +63,16 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
             self.wfile.write(answer[: head + (len(answer) - head) // 2])
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # with 5, connections that come at once are tried again after a second
+
+
 @contextmanager
 def serving(root: Path, faults: Faults | None = None) -> Iterator[dict[str, str]]:
     """Serve the buckets; yield what a client needs to reach them."""
     handler = type("Handler", (_Handler,), {"data_root": root, "faults": faults or Faults()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield {

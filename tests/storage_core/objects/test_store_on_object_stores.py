@@ -2,12 +2,15 @@
 
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError
+from storage_core.store.consumers.query import QueryReader
+from storage_core.store.consumers.query_position import Start
 from storage_core.store.store import Store
 
 MESSAGES = pa.table({"subject": ["orders.new"] * 1000, "data": [f"order {n}" for n in range(1000)]})
@@ -67,11 +70,14 @@ def test_lost_bucket_that_is_given_back_empty_is_filled_again(
     store = made(buckets, s3_options)
     store.stream("ORDERS").append(MESSAGES)
     lost, other = (s3_root / bucket.split("/")[2] for bucket in buckets[:2])
-    shutil.rmtree(lost)
-    store = Store.open(buckets, storage_options=s3_options)
-    store.stream("ORDERS").append(MESSAGES)
-    lost.mkdir()
-    store.repair()
+    with closing(QueryReader(store, "billing")) as query:
+        query.begin({"ORDERS": Start(1)})
+        shutil.rmtree(lost)
+        store = Store.open(buckets, storage_options=s3_options)
+        store.stream("ORDERS").append(MESSAGES)
+        lost.mkdir()
+        shutil.copytree(other / "shop" / "owners", lost / "shop" / "owners")  # the query renews its lease there
+        assert store.repair()["ok"]
     shutil.rmtree(other)
     store = Store.open(buckets, storage_options=s3_options)
     assert store.stream("ORDERS").read().read_all().num_rows == 2000

@@ -17,10 +17,10 @@ from harness.processes import Machine
 
 from storage_core.errors import FencedError, ReadOnlyError, StoreBusyError
 from storage_core.metadata.reconcile import FAIL
-from storage_core.store.consumers.ownership import DIRECTORY
 from storage_core.store.consumers.query import QueryReader, Start, onward
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
+from storage_core.store.volume.identity import OWNERS
 
 ROOT = Path(__file__).resolve().parents[4]
 STARTS = {"orders": Start(1)}
@@ -144,7 +144,7 @@ def counting_locks(machine: Machine, judge: Judge) -> FaultyFiles:
 
 
 def lock_files(machine: Machine) -> list[str]:
-    return [name for path in machine.paths for name in machine.files().list_directory(path / DIRECTORY)]
+    return [name for path in machine.paths for name in machine.files().list_directory(path / OWNERS)]
 
 
 def acknowledge(reader: QueryReader, store: Store, sequence: int) -> None:
@@ -182,7 +182,7 @@ def test_a_query_that_is_just_dying_is_waited_for(machine: Machine) -> None:
     looks: list[Path] = []
 
     def die_at_the_third_look(call: Call) -> int:
-        if call.operation == "acquire" and call.path.parent.name == DIRECTORY:
+        if call.operation == "acquire" and call.path.parent.name == OWNERS:
             looks.append(call.path)
             if len(looks) == 3:
                 files.end()
@@ -204,7 +204,7 @@ def test_one_bad_volume_of_three_is_no_reason_to_refuse_and_two_are() -> None:
     machine.create().add_stream({"name": "orders"})
 
     def closed(count: int) -> QueryReader:
-        bad = [path / DIRECTORY for path in machine.paths[:count]]
+        bad = [path / OWNERS for path in machine.paths[:count]]
         files = counting_locks(machine, lambda call: errno.EROFS if call.path.parent in bad else 0)
         return QueryReader(machine.open(files), "etl")
 
