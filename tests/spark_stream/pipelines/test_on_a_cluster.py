@@ -1,0 +1,127 @@
+"""A cluster on a store in buckets: what reads, writes and plans are processes of their own, and drivers are killed.
+
+The driver is a script. It reads as a consumer and writes a copy of the stream, then it runs a pipeline into another
+one. It is killed with its JVM by a task, at a given message, in the middle of a batch.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage_core import Store
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[3]
+PIPELINE = """
+checkpoint = "checkpoint"
+[source]
+store = {volumes}
+stream = "ORDERS"
+consumer = "etl"
+[transform]
+sql = "SELECT concat('rows.', sequence) AS subject, data FROM messages"
+[sink]
+kind = "jstream"
+stream = "ROWS"
+"""
+DRIVER = """
+import json, os, signal, sys
+from pyspark.sql import SparkSession
+from pyspark_jstream import acknowledge, run_pipeline
+from spark_stream.spark_home import workers_from_bytecode
+
+store, folder, settings, kill_at = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+with workers_from_bytecode(settings):
+    spark = SparkSession.builder.config(map=settings).getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+acknowledge(spark)
+driver = [os.getpid(), spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()]
+
+def kill_the_driver(batches):
+    for batch in batches:
+        if kill_at in batch["sequence"].to_pylist():
+            for pid in driver:
+                os.kill(pid, signal.SIGKILL)
+        yield batch
+
+read = spark.readStream.format("jstream").option("stream", "ORDERS").option("consumer", "copier")
+read = read.option("maxOffsetsPerTrigger", "150").load(store)
+rows = read.selectExpr("sequence", "concat('copies.', sequence) AS subject", "data")
+rows = rows.mapInArrow(kill_the_driver, rows.schema)
+write = rows.writeStream.format("jstream").option("stream", "COPY").option("checkpointLocation", folder + "/copy")
+write.trigger(availableNow=True).start(store).awaitTermination()
+print(run_pipeline(folder + "/orders.toml").to_json()["rows_in"])
+spark.stop()
+"""
+
+
+@pytest.fixture
+def store(buckets: list[str], s3_options: dict[str, str]) -> Store:
+    made = Store.create(buckets, storage_options=s3_options)
+    for name in ("ORDERS", "COPY", "ROWS"):
+        made.add_stream({"name": name, "subjects": [{"COPY": "copies.>"}.get(name, f"{name.lower()}.>")]})
+    return made
+
+
+def drive(
+    store: Store, folder: Path, settings: dict[str, str], options: dict[str, str], kill_at: int
+) -> tuple[int, str, str]:
+    """Run the driver until it ends or is killed, and nothing of it is left; return its exit code and outputs."""
+    script = folder / "driver.py"
+    script.write_text(DRIVER)
+    (folder / "orders.toml").write_text(PIPELINE.format(volumes=json.dumps(store.paths)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    environment |= {key.upper(): value for key, value in options.items()}
+    command = [sys.executable, str(script), store.paths[0], str(folder), json.dumps(settings), str(kill_at)]
+    out, err = folder / "out.txt", folder / "err.txt"  # no pipes: executors outlive their driver for a while
+    with out.open("w") as to_out, err.open("w") as to_err:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=to_out, stderr=to_err, start_new_session=True
+        )
+    try:
+        process.wait(timeout=600)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+    return process.returncode, out.read_text(), err.read_text()
+
+
+def copy_through_kills(
+    store: Store, settings: dict[str, str], options: dict[str, str], folder: Path, count: int, kills: list[int]
+) -> None:
+    store.stream("ORDERS").append([{"subject": "orders.new", "data": b"%d" % number} for number in range(count)])
+    settings = {name: value for name, value in settings.items() if "delta" not in value and name != "spark.jars"}
+    settings["spark.master"] = "local-cluster[2,1,1024]"
+    for kill_at in kills:
+        code, _, err = drive(store, folder, settings, options, kill_at)
+        assert code == -signal.SIGKILL, err[-3000:]
+    code, out, err = drive(store, folder, settings, options, 0)
+    assert code == 0, err[-3000:]
+    assert out.split()[-1] == str(count)
+    for name in ("COPY", "ROWS"):
+        table = store.stream(name).read(columns=["data"]).read_all()
+        assert sorted(map(int, table["data"].to_pylist())) == list(range(count)), name
+    for consumer in ("copier", "etl"):
+        info = store.stream("ORDERS").consumer(consumer).info()
+        assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (count, 0), consumer
+
+
+def test_cluster_copies_a_stream_once_though_its_driver_is_killed(
+    store: Store, spark_settings: dict[str, str], s3_options: dict[str, str], tmp_path: Path
+) -> None:
+    copy_through_kills(store, spark_settings, s3_options, tmp_path, 400, [200])
+
+
+@pytest.mark.soak
+def test_cluster_copies_a_stream_once_though_ten_drivers_are_killed(
+    store: Store, spark_settings: dict[str, str], s3_options: dict[str, str], tmp_path: Path
+) -> None:
+    copy_through_kills(store, spark_settings, s3_options, tmp_path, 2_000, [150 * number + 90 for number in range(10)])
