@@ -6,10 +6,11 @@ SECONDS ?= 600
 ARGS ?=
 RUN = . .venv/environment.sh && .venv/bin/python
 
-.PHONY: help setup demo test lint soak bench bench-peers docs dist clean
+.PHONY: help setup demo demo-cluster test lint soak bench bench-peers docs dist clean
 
 help:
 	@echo 'make demo              the main job, whole: NATS JetStream to a replicated stream to a Delta table'
+	@echo 'make demo-cluster      the same orders on a Spark cluster whose store is three buckets; one is emptied'
 	@echo 'make test              all tests but the long ones; ARGS="-k name" chooses among them'
 	@echo 'make lint              style, types, who may import whom, and the English of pages and help'
 	@echo 'make soak SECONDS=600  the long tests, for about that many seconds each'
@@ -25,6 +26,9 @@ setup:
 
 demo: setup
 	@$(RUN) -m spark_stream.demo
+
+demo-cluster: setup
+	@$(RUN) -m spark_stream.demo.cluster
 
 test: setup
 	@$(RUN) -m pytest -n auto --dist loadscope $(ARGS)
