@@ -24,6 +24,7 @@ ENTRIES = {
     "spark_stream.cli",  # jstream
     "spark_stream.cli.__main__",  # python -m spark_stream.cli
     "spark_stream.demo.__main__",  # python -m spark_stream.demo
+    "spark_stream.demo.cluster",  # make demo-cluster
     "spark_stream.etl",  # spark-submit .../spark_stream/etl.py
     "spark_stream.monitoring",  # docs/guide/monitoring.md
     # what the list of commands names, to be imported when it is used

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "tests" / "data" / "nats-orders"
 
 
-def demo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "spark_stream.demo", *words]
+def demo(*words: str, cwd: Path, module: str = "spark_stream.demo") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *words]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500, check=False)
@@ -59,6 +59,16 @@ def test_demo_takes_the_jetstream_store_to_a_table_and_its_counts_add_up(tmp_pat
         assert re.search(rf"<b>{number}</b> .*{words}", written), number
     assert "All counts add up." in written
     assert "http" not in written.replace("http://www.w3.org/2000/svg", "")  # one file that needs no other
+
+
+@pytest.mark.soak
+def test_demo_runs_on_a_cluster_while_a_bucket_is_emptied(tmp_path: Path) -> None:
+    done = demo("--output", str(tmp_path / "demo"), cwd=tmp_path, module="spark_stream.demo.cluster")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    for fact in ("read by the pipeline: 6,011", "different ones among them: 1,932", "the copies agree"):
+        assert fact in done.stdout, fact
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert left.stdout == "", "whatever it started has ended"
 
 
 def test_the_nodes_that_the_package_carries_are_those_of_the_tests(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from storage_core import Store
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[3]
+MESSAGE_COUNT = 2_000
 PIPELINE = """
 checkpoint = "checkpoint"
 [source]
@@ -94,34 +95,24 @@ def drive(
     return process.returncode, out.read_text(), err.read_text()
 
 
-def copy_through_kills(
-    store: Store, settings: dict[str, str], options: dict[str, str], folder: Path, count: int, kills: list[int]
-) -> None:
-    store.stream("ORDERS").append([{"subject": "orders.new", "data": b"%d" % number} for number in range(count)])
-    settings = {name: value for name, value in settings.items() if "delta" not in value and name != "spark.jars"}
-    settings["spark.master"] = "local-cluster[2,1,1024]"
-    for kill_at in kills:
-        code, _, err = drive(store, folder, settings, options, kill_at)
-        assert code == -signal.SIGKILL, err[-3000:]
-    code, out, err = drive(store, folder, settings, options, 0)
-    assert code == 0, err[-3000:]
-    assert out.split()[-1] == str(count)
-    for name in ("COPY", "ROWS"):
-        table = store.stream(name).read(columns=["data"]).read_all()
-        assert sorted(map(int, table["data"].to_pylist())) == list(range(count)), name
-    for consumer in ("copier", "etl"):
-        info = store.stream("ORDERS").consumer(consumer).info()
-        assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (count, 0), consumer
-
-
-def test_cluster_copies_a_stream_once_though_its_driver_is_killed(
-    store: Store, spark_settings: dict[str, str], s3_options: dict[str, str], tmp_path: Path
-) -> None:
-    copy_through_kills(store, spark_settings, s3_options, tmp_path, 400, [200])
-
-
 @pytest.mark.soak
 def test_cluster_copies_a_stream_once_though_ten_drivers_are_killed(
     store: Store, spark_settings: dict[str, str], s3_options: dict[str, str], tmp_path: Path
 ) -> None:
-    copy_through_kills(store, spark_settings, s3_options, tmp_path, 2_000, [150 * number + 90 for number in range(10)])
+    store.stream("ORDERS").append(
+        [{"subject": "orders.new", "data": b"%d" % number} for number in range(MESSAGE_COUNT)]
+    )
+    settings = {name: value for name, value in spark_settings.items() if "delta" not in value and name != "spark.jars"}
+    settings["spark.master"] = "local-cluster[2,1,1024]"
+    for kill_at in range(90, MESSAGE_COUNT - 400, 150):
+        code, _, err = drive(store, tmp_path, settings, s3_options, kill_at)
+        assert code == -signal.SIGKILL, err[-3000:]
+    code, out, err = drive(store, tmp_path, settings, s3_options, 0)
+    assert code == 0, err[-3000:]
+    assert out.split()[-1] == str(MESSAGE_COUNT)
+    for name in ("COPY", "ROWS"):
+        table = store.stream(name).read(columns=["data"]).read_all()
+        assert sorted(map(int, table["data"].to_pylist())) == list(range(MESSAGE_COUNT)), name
+    for consumer in ("copier", "etl"):
+        info = store.stream("ORDERS").consumer(consumer).info()
+        assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (MESSAGE_COUNT, 0), consumer
