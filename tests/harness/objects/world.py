@@ -147,7 +147,8 @@ class World:
 
     def run(self) -> None:
         logger = logging.getLogger("storage_core")
-        before, logger.level = logger.level, logging.CRITICAL
+        before = logger.level
+        logger.setLevel(logging.CRITICAL)  # by its method: loggers below it remember what they are enabled for
         try:
             with (
                 patch.object(locks, "_mutexes", _ForEachProcess(self.scheduler)),
@@ -155,7 +156,7 @@ class World:
             ):
                 self._run()
         finally:
-            logger.level = before
+            logger.setLevel(before)
 
     def _run(self) -> None:
         assert self.plan is not None
