@@ -1,12 +1,25 @@
 """What a change would do, in the words of the command line, which the pages have too."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storage_core import Store
     from storage_core.store.consumers.consumer import Consumer
     from storage_core.store.stream import Stream
+
+
+def place_in(stream: "Stream", text: str, time_of: Callable[[], int]) -> int:
+    """Return the sequence that a text names: `earliest`, `latest`, a sequence, or else the time of `time_of`."""
+    if text == "earliest":
+        return stream.first_sequence
+    if text == "latest":
+        return stream.last_sequence + 1
+    if text.isdecimal():
+        return int(text)
+    at_time = stream.first_at_time(time_of())
+    return stream.last_sequence + 1 if at_time is None else at_time
 
 
 def reset_plan(store: "Store", stream: "Stream", consumer: "Consumer", target: int | None) -> dict[str, Any]:

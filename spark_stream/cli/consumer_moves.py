@@ -13,7 +13,7 @@ from spark_stream.cli.options import JsonOption, RawOption, StoreOption, StreamA
 from spark_stream.cli.quantities import parse_duration_option
 from spark_stream.look.messages import PRINTED_COLUMNS, Style, print_batch
 from spark_stream.look.terminal import counted, print_facts, print_json, say
-from spark_stream.plans import reset_plan
+from spark_stream.plans import place_in, reset_plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,16 +152,10 @@ def reset(
 
 def _place(stream: "Stream", to: str) -> int:
     """Return the sequence that `--to` names."""
-    if to == "earliest":
-        return stream.first_sequence
-    if to == "latest":
-        return stream.last_sequence + 1
-    if to.isdecimal():
-        if int(to) > NUMBER_MAX:
-            raise WrongUsage(f"--to {to}: no sequence is above {NUMBER_MAX}")
-        return int(to)
-    found = stream.first_at_time(parse_point_ns(to, "--to", RESET_WORDS))
-    return stream.last_sequence + 1 if found is None else found
+    place = place_in(stream, to, lambda: parse_point_ns(to, "--to", RESET_WORDS))
+    if place > NUMBER_MAX:
+        raise WrongUsage(f"--to {to}: no sequence is above {NUMBER_MAX}")
+    return place
 
 
 def _print_plan(plan: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_stream.check import problems_of
 from spark_stream.look.terminal import counted, show_size
-from spark_stream.plans import reset_plan, seconds_until, what_goes
+from spark_stream.plans import place_in, reset_plan, seconds_until, what_goes
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -160,10 +160,7 @@ def _reset(site: Site, query: Query) -> Plan:
     store, name, consumer = site.store(), query.text("stream"), query.text("consumer")
     stream = store.stream(name)
     place = query.text("to")
-    if place in ("earliest", "latest"):
-        to: int | None = stream.first_sequence if place == "earliest" else stream.last_sequence + 1
-    else:
-        to = query.number("to")
+    to = place_in(stream, place, lambda: query.time_ns("to", store.environment.now_ns()) or 0) if place else None
     plan = reset_plan(store, stream, stream.consumer(consumer), to)
     target = int(plan["next_seq"])
     facts = [

@@ -54,6 +54,8 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(store: Store, volumes: 
     assert plans["repair"]["command"].startswith("jstream repair ORDERS --store ")
     again = dict(browser.api("/change/consumer-reset", to="earliest", **ABOUT)["facts"])
     assert (again["goes on with"], again["done, and handed out again"]) == (1, 12)
+    long_ago = dict(browser.api("/change/consumer-reset", to="1h", **ABOUT)["facts"])
+    assert long_ago["goes on with"] == 1
     some = dict(browser.api("/change/purge", stream="ORDERS", subject="orders.us", keep=3)["facts"])
     assert some["messages that stay"] == str(56 - int(some["messages that go"]))
     assert store.index() == index
