@@ -10,6 +10,9 @@ time:
                      stuck, of which a volume has a bounded number
     when it returns  the volume is used again as the rules of the store allow; what a late call opened is closed
 
+What the machine has cached of a file cannot keep anybody waiting: the caller reads that itself, where Linux and the
+file system tell (ext4, XFS, Btrfs), since handing a call over takes longer than most calls do.
+
 **Locks.** A lock on such a volume is let go of only after every call there has returned: no write of ours can arrive
 while another process believes to be alone. The threads are daemons: the process may end while they hang.
 """
@@ -18,6 +21,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -144,12 +148,12 @@ class _Volume:
             return function
         worker.call = call
         worker.wake.release()
-        return partial(self._outcome, call, timeout_s)
+        return partial(self._outcome, call, timeout_s, time.monotonic())
 
-    def _outcome(self, call: _Call, timeout_s: float) -> Any:
-        """Wait for a call that was handed over."""
+    def _outcome(self, call: _Call, timeout_s: float, begun_s: float) -> Any:
+        """Wait for a call that was handed over at a time of the monotonic clock."""
         try:
-            is_done = call.done.acquire(timeout=timeout_s)
+            is_done = call.done.acquire(timeout=max(0.0, begun_s + timeout_s - time.monotonic()))
         except BaseException:  # Ctrl-C: what is under way is waited for
             self._wait(call, timeout_s)
             raise
@@ -186,7 +190,7 @@ class _Volume:
             helper.wake.release()
         work()
         for call in helping:
-            self._outcome(call, timeout_s)
+            self._outcome(call, timeout_s, time.monotonic())
         return outcomes
 
     def _worker(self, timeout_s: float | None) -> _Worker | None:
@@ -377,7 +381,12 @@ class DeadlineFile:
         return self._volume.run(partial(self._inner.read_at, offset_bytes, size), self._timeout_s)
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
-        return self._volume.run(partial(self._inner.read_into, offset_bytes, buffer), self._timeout_s)
+        inner = self._inner
+        cached = inner.read_cached(offset_bytes, buffer) if isinstance(inner, OsFile) else 0
+        if cached == len(buffer):
+            return cached
+        rest = partial(inner.read_into, offset_bytes + cached, buffer[cached:])
+        return cached + self._volume.run(rest, self._timeout_s)
 
     def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
         self._volume.run(partial(self._inner.write_at, offset_bytes, data), self._timeout_s)
@@ -421,10 +430,7 @@ class DeadlineLock:
 
 
 def together(files: Files, path: Path, call: Callable[[], T]) -> T:
-    """Return what `call` returns; all that it does with files of this path's volume has one deadline, and one thread.
-
-    Handing a call to a thread takes longer than most calls do.
-    """
+    """Return what `call` returns; all that it does on this path's volume has one deadline, and one thread."""
     return files.run(path, call) if isinstance(files, DeadlineFiles) else call()
 
 

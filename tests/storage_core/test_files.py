@@ -1,4 +1,4 @@
-"""One behaviour for every implementation of the file interface: the real one, the simulated one, the faulty wrapper."""
+"""One behaviour for every implementation of the file interface: real, with deadlines, simulated, the faulty wrapper."""
 
 import errno
 import os
@@ -9,6 +9,7 @@ import pytest
 from harness.faults import FaultyFiles
 from harness.simulated_disk import NOTHING_KEPT, SimulatedDisk
 
+from storage_core.deadlines import DeadlineFiles
 from storage_core.files import OS_FILES, Files, write_durably
 
 Place = tuple[Files, Path]
@@ -16,6 +17,10 @@ Place = tuple[Files, Path]
 
 def _real(folder: Path) -> Place:
     return OS_FILES, folder
+
+
+def _with_deadlines(folder: Path) -> Place:
+    return DeadlineFiles(OS_FILES), folder
 
 
 def _simulated(_: Path) -> Place:
@@ -26,7 +31,7 @@ def _wrapped(folder: Path) -> Place:
     return FaultyFiles(OS_FILES), folder
 
 
-@pytest.fixture(params=[_real, _simulated, _wrapped], ids=["os", "simulated", "wrapper"])
+@pytest.fixture(params=[_real, _with_deadlines, _simulated, _wrapped], ids=["os", "deadlines", "simulated", "wrapper"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     made: Callable[[Path], Place] = request.param
     return made(tmp_path)
@@ -68,6 +73,22 @@ def test_reads_end_where_the_file_does(place: Place) -> None:
     assert file.read_into(7, memoryview(buffer)) == 3
     assert bytes(buffer) == b"789..."
     assert file.read_into(20, memoryview(buffer)) == 0
+
+
+def test_a_read_gives_the_same_whether_its_bytes_are_cached_or_not(place: Place) -> None:
+    files, folder = place
+    content = os.urandom(3_000_001)
+    _write(files, folder / "a", content)
+    file = files.open(folder / "a")
+    for offset, size in [(0, 3_000_001), (4095, 2), (1_000_000, 1_500_000), (2_999_999, 50)]:
+        buffer = bytearray(size)
+        for drops in (False, True):
+            if drops:
+                file.sync()
+                files.drop_cache(folder / "a")
+            count = file.read_into(offset, memoryview(buffer))
+            assert bytes(buffer[:count]) == content[offset : offset + size]
+    file.close()
 
 
 def test_a_gap_reads_as_zeros(place: Place) -> None:

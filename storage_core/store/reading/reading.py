@@ -108,12 +108,20 @@ def read_slices(
     it names.
     """
     successors = Successors(env)
-    for one in slices:
-        reading = _Reading(one, options, report, env, successors)
-        try:
-            yield from reading.rows(one.first, one.end, 0, ())
-        finally:
+    reading: _Reading | None = None
+    upcoming: _Reading | None = None
+    try:
+        for number, slice_ in enumerate(slices):
+            reading, upcoming = upcoming or _Reading(slice_, options, report, env, successors), None
+            if 0 < number < len(slices) - 1:  # who came to the second will want the others; the first may be enough
+                upcoming = _Reading(slices[number + 1], options, report, env, successors)
+                upcoming.begin()
+            yield from reading.rows(slice_.first, slice_.end, 0, ())
             reading.close()
+    finally:
+        for opened in (reading, upcoming):
+            if opened is not None:
+                opened.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +157,19 @@ class _Reading:
         self._one, self._options, self._report, self._env = one, options, report, env
         self._successors = successors
         self._opened: list[_Copy | _Finding] = []  # of one.copies, as far as they were tried
+        self._opening: Callable[[], _Copy | _Finding] | None = None  # waits for the first of them
         self._left_reports: set[bytes] = set()  # volumes
         self._why_missing = ""  # what the store says of a copy that is gone
         self._is_unsure = False  # it could not say
 
+    def begin(self) -> None:
+        """Have the first copy opened while something else is done, where its volume has a thread for that."""
+        if self._one.copies:
+            self._opening = _begin_opening(self._one, self._one.copies[0], self._env)
+
     def close(self) -> None:
+        if self._opening is not None:
+            self._copy(0)
         for copy in self._opened:
             if isinstance(copy, _Copy):
                 copy.close()
@@ -255,7 +271,8 @@ class _Reading:
     def _copy(self, at: int) -> "_Copy | _Finding":
         """Return a copy, open, or what keeps it from being opened."""
         if at == len(self._opened):
-            self._opened.append(_open(self._one, self._one.copies[at], self._env))
+            opening, self._opening = self._opening, None
+            self._opened.append(opening() if opening else _open(self._one, self._one.copies[at], self._env))
         return self._opened[at]
 
     # --- telling
@@ -330,12 +347,25 @@ class _Readable:
 
 def _open(one: BlockSlice, copy: CopyPlace, env: Environment) -> _Copy | _Finding:
     """Return a copy, open, or what keeps it from being opened; all of it is one call on its volume."""
+    return _begin_opening(one, copy, env)()
+
+
+def _begin_opening(one: BlockSlice, copy: CopyPlace, env: Environment) -> "Callable[[], _Copy | _Finding]":
+    """Return what waits for `_open`, which the volume's thread has begun, if it has one."""
     blocks = copy.blocks(env.files)
     path = blocks.path(one.written_as, one.block_id)
+    call = blocks.on_volume(partial(_open_here, one, copy, blocks, path, env))
+
+    def wait(outcome: "Callable[[], _Copy | _Finding]") -> _Copy | _Finding:
+        try:
+            return outcome()
+        except OSError as error:  # no answer in time
+            return _cannot_be_opened(copy, path, error)
+
     try:
-        return blocks.on_volume(partial(_open_here, one, copy, blocks, path, env))()
-    except OSError as error:  # no answer in time
-        return _cannot_be_opened(copy, path, error)
+        return partial(wait, call.begin() if call.has_thread else call)
+    except OSError as error:
+        return partial(_cannot_be_opened, copy, path, error)
 
 
 def _open_here(one: BlockSlice, copy: CopyPlace, blocks: BlockStore, path: Path, env: Environment) -> _Copy | _Finding:

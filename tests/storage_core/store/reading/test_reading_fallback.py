@@ -8,9 +8,10 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 
 from storage_core.block.reader import BlockReader
 from storage_core.chunked_set import ChunkedSet
+from storage_core.deadlines import DeadlineFiles
 from storage_core.errors import DataLossError, StalePlanError, UnavailableError, UnsupportedVersionError
 from storage_core.files import OS_FILES
 from storage_core.schema import READ_SCHEMA, read_schema
@@ -93,6 +95,31 @@ def frame_sequences(one: BlockSlice) -> list[list[int]]:
     everything = [batch.column("sequence").to_pylist() for batch in read_slices([one], SKIP)]
     assert len(everything) == FRAMES
     return everything
+
+
+def test_a_read_that_ends_early_leaves_no_file_open(tmp_path: Path) -> None:
+    """From the second block on the next one is opened meanwhile, also if nobody comes for it."""
+    scattered = make(tmp_path)
+    for _ in range(3):
+        scattered.add_block(FRAMES * FRAME_ROWS, FRAME_ROWS)
+    opened: list[Path] = []
+
+    def judge(call: Call) -> int:
+        if call.operation == "open" and call.file_kind == "block":
+            opened.append(call.path)
+        return 0
+
+    env = replace(REAL, files=DeadlineFiles(FaultyFiles(OS_FILES, judge, ("open",))))
+    everything = sequences(scattered.slices())
+    before = len(os.listdir("/proc/self/fd"))
+    for batch_count, block_count in ((1, 1), (FRAMES, 1), (FRAMES + 1, 3), (2 * FRAMES + 1, 4), (5 * FRAMES, 5)):
+        opened.clear()
+        reading = cast("Generator[pa.RecordBatch]", read_slices(scattered.slices(), SKIP, None, env))
+        rows = [number for _ in range(batch_count) for number in next(reading).column("sequence").to_pylist()]
+        reading.close()
+        assert rows == everything[: len(rows)]
+        assert len(opened) == len(set(opened)) == block_count
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 # --- frames
