@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,6 +121,15 @@ def import_stan(
 def import_block(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Blocks that an archive_command has kept.")],
     stream: Annotated[str, typer.Option("--stream", metavar="NAME", help="Where their messages go, behind its own.")],
+    firsts: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--first",
+            metavar="N",
+            min=1,
+            help="First sequence of a block: its messages keep theirs. One for each FILE, in their order.",
+        ),
+    ] = None,
     skip_damage: SkipDamageOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
@@ -128,18 +137,20 @@ def import_block(
 ) -> None:
     """Append the messages of block files to a stream, with their times; a block that the stream was given is skipped.
 
-    They get new sequences. Exit code 1 if damage is left.
+    They get new sequences, or with --first those they had. Exit code 1 if damage is left.
     """
     from storage_core.files import OS_FILES
     from storage_core.store.imports import blocks
 
+    if firsts and len(firsts) != len(files):
+        raise WrongUsage(f"--first: {counted(len(firsts), 'sequence')} for {counted(len(files), 'FILE')}")
     damage: list[str] = []
     rows: list[dict[str, Any]] = []
     with open_store(store, take_over=take_over) as opened:
         target = opened.stream(stream)
-        for path in files:
+        for path, first in zip_longest(files, firsts or ()):
             with closing(OS_FILES.open(path.resolve())) as file:
-                got = blocks.append_block(target, file, damage.append if skip_damage else None)
+                got = blocks.import_block(target, file, first, damage.append if skip_damage else None)
             rows.append({"file": str(path), "stream": stream, "first": got.start, "end": got.stop})
     for sentence in damage:
         say(f"damaged: {sentence}")

@@ -100,6 +100,16 @@ class Stream:
         got = self._append(table, writer)
         return range(got.first, got.end) if got is not None else range(self.last_sequence + 1, self.last_sequence + 1)
 
+    def restore(self, batches: Iterable[pa.RecordBatch], writer: WriterBatch) -> range:
+        """Append messages that were stored before; return the range of sequences that the stream has them in.
+
+        Their headers tell the stream nothing any more. With a column `sequence` they keep their sequences: those that
+        come before them, and that the stream has not given, are holes. Raises what `append` raises, and
+        RequirementError if the stream has given such a sequence already.
+        """
+        got = self._append_in(self._begun(), batches, writer, restores=True)
+        return range(got.first, got.end) if got is not None else range(0)
+
     def _append(self, table: incoming.Given, writer: WriterBatch | None = None) -> Appended | None:
         """Return what `append` got; None if there was nothing to store."""
         # What this process knows is mostly so still, and the commit finds out; a table can then be stored once more.
@@ -110,20 +120,22 @@ class Stream:
                 return self._append_in(transaction, table, writer)
             except (OutdatedTransaction, InvalidMessageError, NotFoundError):
                 pass
+        return self._append_in(self._begun(), table, writer)
+
+    def _begun(self) -> Transaction:
         try:
             transaction = self._store.begin([self.name])
         except NotFoundError as error:
             raise self._stale() from error
         if transaction.targets[self.name].incarnation != self.incarnation:
             raise self._stale()
-        return self._append_in(transaction, table, writer)
+        return transaction
 
     def _append_in(
-        self, transaction: Transaction, table: incoming.Given, writer: WriterBatch | None
+        self, transaction: Transaction, table: incoming.Given, writer: WriterBatch | None, restores: bool = False
     ) -> Appended | None:
-        stager = Stager(
-            transaction, transaction.targets[self.name], 0, env=self._store.environment, hashed=writer is not None
-        )
+        target, hashed = transaction.targets[self.name], writer is not None
+        stager = Stager(transaction, target, 0, env=self._store.environment, hashed=hashed, restores=restores)
         try:
             for batch in incoming.batches(self.name, table):
                 stager.write(batch)

@@ -28,6 +28,7 @@ from storage_core.errors import DiskFullError, LimitExceededError, RequirementEr
 from storage_core.metadata import machine
 from storage_core.metadata.commands import Abort, Append, AppendedBlocks, Event, RecordEvents, Remove
 from storage_core.metadata.config import StreamConfig
+from storage_core.metadata.invariants import STREAM_SEQUENCE_MAX
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.metadata.state import ABORTED, COMMITTED, StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
@@ -440,9 +441,13 @@ def _part(
     set_of = np.zeros(len(blocks), "<i4")
     slices: list[BlockSlice] = []
     first, is_limited = 0, subjects is not None and stream.config.max_msgs_per_subject >= 0
+    kept = SequenceSet.empty()  # sequences that messages have from before
     copies = good_copies(session, stream, blocks, env, is_own)
     for at, (block, held) in enumerate(zip(blocks, copies, strict=True)):
         summary = block.summary
+        if block.sequences is not None:
+            first = _place_of_kept(stream, block.sequences, first)
+            kept = kept.union(block.sequences)
         rows[at] = (
             summary.block_id, summary.digest, first, summary.span, summary.row_count, summary.file_size,
             summary.data_size, summary.time_min_ns, summary.time_max_ns, 0, summary.msg_id_count, 0,
@@ -461,6 +466,7 @@ def _part(
             again |= window.seen(state, stream, session.volumes, found[:, :2], env)
         removed = SequenceSet.from_sequences(found[again, 2].astype(np.int64))
         size = _duplicate_size(removed, slices, env) if removed else 0
+    holes = _holes(stream.next_sequence, kept) if kept else kept
     superseded = None
     if subjects is not None:
         subjects.check(stream)
@@ -472,7 +478,7 @@ def _part(
         rows=encode_blocks(rows),
         subject_sets=tuple(sets),
         subject_set_of=set_of.tobytes(),
-        duplicates=removed.encode() if removed else b"",
+        duplicates=removed.union(holes).encode() if removed or holes else b"",
         duplicate_count=len(removed),
         duplicate_size=size,
         overwrite=overwrite,
@@ -481,6 +487,28 @@ def _part(
         superseded_size=superseded.data_size if superseded else 0,
     )
     return part, superseded
+
+
+def _place_of_kept(stream: StreamState, sequences: SequenceSet, end: int) -> int:
+    """Return where in an append a block begins whose messages keep these sequences; `end`: of what comes before it.
+
+    Raises RequirementError if the stream has given them already, or has none so high.
+    """
+    first, last = int(sequences.starts[0]), int(sequences.ends[-1]) - 1
+    next_sequence = stream.next_sequence + end
+    if first < next_sequence or last >= STREAM_SEQUENCE_MAX:
+        raise RequirementError(
+            f"stream {stream.name!r}: messages cannot keep their sequences {first} to {last}: free are "
+            f"{next_sequence} to {STREAM_SEQUENCE_MAX - 1}; take a new stream, and blocks in the order of their "
+            "sequences. Nothing was stored"
+        )
+    return first - stream.next_sequence
+
+
+def _holes(next_sequence: int, kept: SequenceSet) -> SequenceSet:
+    """Return the sequences that a stream skips when it takes these, relative to the next one that it would give."""
+    holes = SequenceSet.from_ranges([(next_sequence, int(kept.ends[-1]))]).difference(kept)
+    return SequenceSet(holes.starts - next_sequence, holes.ends - next_sequence)
 
 
 def _subjects_of(blocks: Sequence[StagedBlock]) -> list[str] | None:

@@ -50,6 +50,7 @@ class Acceptance:
     allow_rollup: bool = False
     allow_ttl: bool = False
     max_age: int = 0  # ns; 0: no limit
+    obeys_headers: bool = True  # those that tell a stream what to do; else they are headers like others
 
     def describe(self) -> str:
         return ", ".join(self.subjects)
@@ -139,7 +140,7 @@ def check_messages(batch: pa.RecordBatch, acceptance: Acceptance, now_ns: int) -
     msg_ids = columns.get("msg_id")
     hashes = None if msg_ids is None else _msg_ids(msg_ids, acceptance)
     has_rollup, expires_ns = False, 0
-    if instructions.may_have_any(headers):
+    if acceptance.obeys_headers and instructions.may_have_any(headers):
         has_rollup = _check_rollups(headers, acceptance)
         expires_ns = _first_expiry(headers, timestamp, acceptance, now_ns)
     return Messages(made, sizes, hashes, has_rollup, expires_ns, given)

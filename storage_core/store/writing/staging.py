@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from storage_core import access
+from storage_core import access, buffers
 from storage_core.block.format import BlockSummary
 from storage_core.errors import DiskFullError, NotFoundError, ReadOnlyError, StorageError, VolumeFailedError
 from storage_core.os_errors import CLOSED, FULL, is_of_process, of_process
 from storage_core.raft.rules import majority
+from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.writing.content import message_hashes
@@ -53,12 +54,12 @@ class WriteTarget:
         """The fewest volumes that must have a block."""
         return majority(self.replica_count)
 
-    def acceptance(self, default_subject: str | None) -> Acceptance:
+    def acceptance(self, default_subject: str | None, obeys_headers: bool = True) -> Acceptance:
         """Return what the stream takes; without a default, rows fall back on its only literal subject."""
         only = self.subjects[0] if len(self.subjects) == 1 and is_literal(self.subjects[0]) else None
         return Acceptance(
             self.stream, self.subjects, self.max_msg_size, default_subject or only,
-            self.allow_rollup, self.allow_ttl, self.max_age,
+            self.allow_rollup, self.allow_ttl, self.max_age, obeys_headers,
         )  # fmt: skip
 
 
@@ -98,6 +99,7 @@ class StagedBlock:
     hash_sum: int | None = None  # of its messages, as in content.py; None: they were not hashed
     has_rollup: bool = False  # some message of its task takes the place of others
     expires_ns: int = 0  # when the first message of its task expires; 0: none does
+    sequences: SequenceSet | None = None  # that its messages keep; None: they get the next ones
     sizes: np.ndarray | None = field(default=None, compare=False, repr=False)  # message bytes, of a local transaction
 
 
@@ -106,11 +108,16 @@ class Stager:
 
     def __init__(
         self, transaction: Transaction, target: WriteTarget, partition: int, codec: str | None = None,
-        env: Environment = REAL, hashed: bool = True,
+        env: Environment = REAL, hashed: bool = True, restores: bool = False,
     ) -> None:  # fmt: skip
-        """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds."""
+        """`hashed`: the append has a writer, who may send it again; without one nobody asks what it holds.
+
+        `restores`: the messages were stored before. Their headers tell the stream nothing any more, and those of
+        batches with a column `sequence` keep their sequences.
+        """
         self._transaction, self._target, self._partition, self._env = transaction, target, partition, env
         self._hashed, self._has_rollup, self._expires_ns = hashed, False, 0
+        self._restores, self._kept = restores, SequenceSet.empty()  # sequences that messages keep
         place = BlockPlace(
             target.volumes, target.quorum, codec or target.compression, transaction.store_id, target.incarnation,
             transaction.id, target.block_max_msgs, target.block_max_bytes,
@@ -133,12 +140,17 @@ class Stager:
         Raises InvalidMessageError before anything of the batch is written; DiskFullError, ReadOnlyError,
         VolumeFailedError, NotFoundError (no such directory on this host).
         """
-        messages = check_messages(batch, self._target.acceptance(default_subject), self._env.now_ns())
+        acceptance = self._target.acceptance(default_subject, obeys_headers=not self._restores)
+        messages = check_messages(batch, acceptance, self._env.now_ns())
+        sequences = None
+        if self._restores and "sequence" in batch.schema.names:
+            sequences = buffers.numbers(batch.column("sequence"))
+            self._kept = self._kept.union(SequenceSet.from_sequences(sequences))
         self._has_rollup |= messages.has_rollup
         self._expires_ns = min(filter(None, (self._expires_ns, messages.expires_ns)), default=0)
         hashes = message_hashes(messages, self._target.stream) if self._hashed else None
         with self._translated():
-            self._sink.write(messages.batch, messages.sizes, msg_ids=messages.msg_ids, hashes=hashes)
+            self._sink.write(messages.batch, messages.sizes, sequences, messages.msg_ids, hashes)
 
     def seal(self) -> None:
         """End the block that is being written, if there is one: what follows goes to another."""
@@ -164,6 +176,7 @@ class Stager:
             block.hash_sum if self._hashed else None,
             self._has_rollup,
             self._expires_ns,
+            self._kept.clip(block.first, block.first + block.summary.span) if self._kept else None,
             block.sizes,
         )
 

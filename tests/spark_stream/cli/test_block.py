@@ -1,7 +1,9 @@
 """`jstream block dump`: whole blocks, and what can be made out of damaged ones."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +181,49 @@ def test_a_block_file_alone_can_be_imported_once(jstream, store, block: Path, tm
     skipped = jstream("import", "block", kept, "--stream", "U", "--skip-damage", "--json")
     (imported,) = json.loads(skipped.out)["blocks"]
     assert skipped.code == 1 and 0 < imported["end"] - 1 < ROWS and "damaged: " in skipped.err
+
+
+def test_archived_blocks_are_read_again_with_the_sequences_they_had(jstream, store, tmp_path: Path) -> None:
+    kept = tmp_path / "archive"
+    kept.mkdir()
+    copy = "import shutil, sys; shutil.copy(sys.argv[3], f'{sys.argv[1]}/{int(sys.argv[4]):06}.blk')"
+    store.edit(deleted_block_retention="0s")
+    command = [sys.executable, "-c", copy, str(kept)]
+    stream = store.add_stream({"name": "S", "subjects": ["s"], "allow_msg_ttl": True, "archive_command": command})
+    for number in range(1, 5):
+        stream.append([{"subject": "s", "data": b"%d" % number}] * 3)
+    stream.remove([2, 7, 8])
+    store.compact()  # one block of 1 to 12, which lacks three messages
+    for number in range(13, 15):  # two blocks of one message, which a stream would refuse without allow_msg_ttl
+        headers = [("Nats-TTL", b"3600")]
+        stream.append([{"subject": "s", "data": b"%d" % number, "headers": headers}])
+    before = stream.read().read_all()
+    stream.purge()
+    store.maintain()
+    files = sorted(kept.iterdir())
+    assert [int(file.stem) for file in files] == [1, 13, 14]
+
+    def imported(*words: object) -> Any:
+        return jstream("import", "block", *words)
+
+    again = store.add_stream({"name": "AGAIN", "subjects": ["s"]})
+    assert imported(files[0], "--stream", "AGAIN", "--first", "1").out == f"{files[0]}: AGAIN 1 to 12\n"
+    for _ in range(2):  # once, though asked for twice
+        assert imported(*files, "--stream", "AGAIN", "--first", 1, "--first", 13, "--first", 14).code == 0
+    names = [name for name in before.schema.names if name != "stream"]
+    assert again.read(columns=names).read_all().equals(before.select(names))
+
+    late = store.add_stream({"name": "LATE", "subjects": ["s"]})
+    late.publish("s", b"first")
+    assert imported(files[2], "--stream", "LATE", "--first", 14).code == 0
+    assert [message["sequence"] for message in late.read(columns=["sequence"]).read_all().to_pylist()] == [1, 14]
+    assert late.publish("s", b"next").sequence == 15 and late.info()["state"]["num_deleted"] == 12
+    for at, why in ((13, "free are 16 to"), (1 << 62, "free are 16 to")):
+        refused = imported(files[1], "--stream", "LATE", "--first", at)
+        assert refused.code == 1 and "JSTREAM_REQUIREMENT" in refused.err and why in refused.err, refused
+    elsewhere = imported(files[2], "--stream", "LATE", "--first", 20)
+    assert elsewhere.code == 1 and "as sequences" in elsewhere.err
+    assert late.info()["state"]["messages"] == 3
+    for words in (["--first", 0], ["--first", "x"], ["--first", 1, "--first", 2]):
+        assert imported(files[0], "--stream", "LATE", *words).code == 2
+    assert store.verify()["ok"]
