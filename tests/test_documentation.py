@@ -247,7 +247,6 @@ NOT_RUN = [
         begins_a_pipeline,
     ),
     NotRun("docs/guide/quickstart.md", "python3 -m venv", "tests/test_packaging.py installs the wheel", is_shell),
-    NotRun("docs/guide/commands.md", "*/10 * * * *", "cron runs it", is_crontab),
     NotRun(
         "docs/guide/etl.md",
         "export PYSPARK_SUBMIT_ARGS",
