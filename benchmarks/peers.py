@@ -4,7 +4,7 @@ The same rows, in turns, in one run, after a round of warm-up. A streaming read 
 `noop`, from a new checkpoint; a streaming write is one such batch from Parquet files, and is compared with a batch
 append of the same files. Kafka is one broker with as many partitions as Spark has cores, one replica, no fsync; it is
 left out where its JARs were not fetched (scripts/kafka_jars.py). A Python source of ready batches is beside them, in
-batches and as a stream: what Spark itself takes for so many rows from Python.
+batches and as a stream, and a Python sink that keeps nothing: what Spark itself takes for so many rows.
 
 A micro-batch is timed by Spark's own `triggerExecution`, the median of many small ones after the first.
 """
@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from benchmarks import kafka
-from benchmarks.ceiling import MemorySource
+from benchmarks.ceiling import DiscardSink, MemorySource
 from benchmarks.spark_batch import (
     Ratio,
     Run,
@@ -51,6 +51,8 @@ RATIOS: tuple[Ratio, ...] = (
     ("batch read / Kafka's", "read jstream", "read kafka", None),
     ("append R1 / Delta's", "write jstream", "write delta", 1.1),
     ("append R3 / Delta's", "write jstream R3", "write delta", 0.95),
+    ("append R1 / a sink that keeps nothing", "write jstream", "write nothing", None),
+    ("a sink that keeps nothing / Delta's append", "write nothing", "write delta", None),
     ("append R1 / Kafka's sink", "write jstream", "write kafka", None),
     ("append R3 / Kafka's sink", "write jstream R3", "write kafka", None),
 )
@@ -69,7 +71,8 @@ class Peers:
             Store.create(place, deleted_block_retention="0s").close()  # or every write would have to get memory anew
         orders(self.spark, run.messages).write.parquet(str(run.place / "rows"))
         self.rows = self.spark.read.parquet(str(run.place / "rows"))
-        self.spark.dataSource.register(MemorySource)
+        for ceiling in (MemorySource, DiscardSink):
+            self.spark.dataSource.register(ceiling)
         self.make_stream(self.store, "ORDERS")
         self.write("jstream", "ORDERS")
         run.stored_bytes["jstream"] = _size(Path(self.store))
@@ -102,6 +105,8 @@ class Peers:
             jstream_write(self.rows, name, self.store)
         elif kind == "delta":
             self.rows.write.format("delta").save(str(self.run.place / f"delta-{name}"))
+        elif kind == "nothing":
+            self.rows.write.format("discard").mode("append").save()
         else:
             keyed = self.rows.selectExpr("subject AS key", "data AS value").write.format("kafka")
             keyed.option("kafka.bootstrap.servers", self.address).option("topic", name).save()
@@ -111,7 +116,7 @@ class Peers:
         self.make_stream(self.store, name)
         self.make_stream(self.store_r3, name)
         self.make_stream(self.store, f"{name}-STREAMED")
-        for kind in self.kinds:
+        for kind in (*self.kinds, "nothing"):
             self.run.time(f"write {kind}", counted, lambda kind=kind: self.write(kind, name))  # type: ignore[misc]
         self.run.time("write jstream R3", counted, lambda: jstream_write(self.rows, name, self.store_r3))
         self.run.time("stream write jstream", counted, lambda: self.stream_write(f"{name}-STREAMED"))
