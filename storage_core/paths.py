@@ -35,7 +35,8 @@ class ObjectPath(PosixPath):
 
 def is_in_object_store(path: "str | os.PathLike[str]") -> bool:
     """Return whether a path is one in an object store."""
-    return isinstance(path, ObjectPath) or str(path).partition("://")[0] in OBJECT_SCHEMES
+    scheme, separator, _ = str(path).partition("://")
+    return isinstance(path, ObjectPath) or (separator != "" and scheme in OBJECT_SCHEMES)
 
 
 def place(text: "str | os.PathLike[str]") -> Path:
@@ -69,7 +70,7 @@ def local_path(path: str, what: str) -> str:
     elif scheme:
         raise ValueError(
             f"{what}: {path!r} is not a local path; a volume is a folder that the driver and every executor see at "
-            "the same path"
+            "the same path, or a place in an object store: s3://bucket/prefix, gs://, az:// or abfss://"
         )
     return os.path.abspath(os.path.expanduser(path))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.paths import local_path
+from storage_core.paths import OBJECT_SCHEMES, local_path, resolve_paths
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,12 @@ def test_relative_paths_and_homes_are_resolved(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("HOME", "/home/ada")
     assert local_path("shop", "path") == os.path.join(os.getcwd(), "shop")
     assert local_path("~/shop", "path") == "/home/ada/shop"
+
+
+def test_folders_with_the_names_of_schemes_are_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_paths(list(OBJECT_SCHEMES)) == [Path.cwd() / name for name in OBJECT_SCHEMES]
+    assert [str(path) for path in resolve_paths("s3a://bucket/a,s3://bucket/b")] == ["s3://bucket/a", "s3://bucket/b"]
 
 
 @pytest.mark.parametrize("given", ["s3://bucket/shop", "hdfs://host:9000/shop", "s3:/bucket/shop"])
