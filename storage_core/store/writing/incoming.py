@@ -53,7 +53,7 @@ def batches(stream: str, given: object) -> Iterator[pa.RecordBatch]:
 
 def _batches(stream: str, given: object) -> Iterator[pa.RecordBatch]:
     if isinstance(given, pa.RecordBatch):
-        yield given
+        yield _decoded(given)
     elif isinstance(given, ArrowStream):
         yield from _of_arrow(given)
     elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
@@ -79,11 +79,25 @@ def _of_arrow(table: ArrowStream) -> Iterator[pa.RecordBatch]:
     try:
         reader = pa.RecordBatchReader.from_stream(table)
         index = [name for name in reader.schema.names if _INDEX_OF_PANDAS.fullmatch(name)]
-        check_write_schema(pa.schema([field for field in reader.schema if field.name not in index]), with_stream=False)
+        kept = pa.schema([field for field in _without_dictionaries(reader.schema) if field.name not in index])
+        check_write_schema(kept, with_stream=False)
         for batch in reader:
-            yield batch.drop_columns(index) if index else batch
+            yield _decoded(batch.drop_columns(index) if index else batch)
     except pa.ArrowException as error:
         raise ValueError(f"append: {type(table).__name__} gives no table: {error}") from error
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the type of the values for categories, as pandas, polars and DuckDB's enums have them."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
+    ]
+    return pa.schema(fields)
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    plain = _without_dictionaries(batch.schema)
+    return batch if plain.equals(batch.schema) else batch.cast(plain)
 
 
 def _of_rows(stream: str, rows: Iterator[object]) -> Iterator[pa.RecordBatch]:

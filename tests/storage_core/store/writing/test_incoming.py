@@ -45,6 +45,11 @@ def of_views(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema([("subject", pa.string_view()), ("data", pa.string_view())]))
 
 
+def of_categories(table: pa.Table) -> pa.Table:
+    """Return the table with the types of pandas' categories and DuckDB's enums."""
+    return pa.table({name: table[name].dictionary_encode() for name in table.column_names})
+
+
 FORMS: dict[str, Callable[[], Any]] = {
     "table": lambda: TABLE,
     "batch": lambda: TABLE.to_batches()[0],
@@ -52,6 +57,8 @@ FORMS: dict[str, Callable[[], Any]] = {
     "relation": lambda: Relation(TABLE),
     "frame": lambda: Frame(TABLE),
     "views": lambda: Relation(of_views(TABLE)),
+    "categories": lambda: of_categories(TABLE),
+    "batch of categories": lambda: of_categories(TABLE).to_batches()[0],
     "pandas": lambda: TABLE.to_pandas(),
     "pandas, filtered": lambda: pa.concat_tables([TABLE, TABLE]).to_pandas()[2:].sort_values("subject"),
     "dicts": lambda: ROWS,
