@@ -5,7 +5,6 @@ from typing import Any
 
 from spark_stream.cli.failures import WrongUsage
 
-_SIZES = frozenset(("max_bytes", "max_msg_size", "block_max_bytes"))
 _DURATIONS = frozenset(
     ("ack_wait", "block_max_age", "duplicate_window", "max_age", "subject_delete_marker_ttl")
 )  # keys of configurations, in nanoseconds
@@ -56,8 +55,6 @@ def show_value(key: str, value: Any) -> str:
     return dumps(format_duration(value) if key in _DURATIONS and type(value) is int else value)
 
 
-def read_value(key: str, text: str) -> Any:
-    """Return what a key of a stream is set to by text: true and false, sizes with their units, else the text."""
-    if text in ("true", "false"):
-        return text == "true"
-    return parse_size(text, key) if key in _SIZES else text
+def read_value(text: str) -> Any:
+    """Return what a key of a stream is set to by text: true and false, else the text."""
+    return text == "true" if text in ("true", "false") else text

@@ -158,7 +158,7 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
         pattern, _, pair = text.partition(":")
         ((key, value),) = parse_pairs([pair], "=", f"--stream-default {pattern}:")
         defaults = settings.setdefault("stream_defaults", {})
-        defaults.setdefault(pattern, {})[key] = read_value(key, value)
+        defaults.setdefault(pattern, {})[key] = read_value(value)
     return settings
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from storage_core.block.format import MESSAGE_SIZE_MAX, ROW_COUNT_MAX
-from storage_core.quantities import format_duration, parse_duration_ns
+from storage_core.quantities import format_duration, parse_duration_ns, parse_size
 from storage_core.subjects import is_filter
 from storage_core.suggestions import did_you_mean, instead
 
@@ -56,6 +56,7 @@ _NOT_YET: dict[str, tuple[object, ...]] = {
     "allow_msg_schedules": (False,),
 }
 _LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject", "max_consumers")  # -1 and 0 both are none, as in JetStream
+_SIZES = ("max_msg_size", "max_bytes", "block_max_bytes")  # as text they may have a unit
 _COUNTS = ("max_msg_size", "num_replicas", "block_max_msgs", "block_max_bytes", *_LIMITS)
 STORE_LIMITS = ("max_streams", "max_consumers", "max_msgs", "max_bytes")  # of all streams of a store together
 _NO_DEFAULTS = ("name", "subjects", "num_replicas", "sealed")  # keys that are no matter of what a stream is called
@@ -211,6 +212,8 @@ def _archive_command(value: object) -> tuple[str, ...]:
 def _count(key: str, value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
         value = int(value)
+    elif isinstance(value, str) and key in _SIZES:
+        value = parse_size(value, key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{key}: {value!r} is not a whole number")
     return value

@@ -43,6 +43,15 @@ def test_defaults() -> None:
     }
 
 
+def test_sizes_may_be_text_with_a_unit() -> None:
+    config = StreamConfig.from_mapping(
+        {"name": "A", "max_bytes": "10GB", "max_msg_size": "1MB", "block_max_bytes": "512k"}
+    )
+    assert (config.max_bytes, config.max_msg_size, config.block_max_bytes) == (10 << 30, 1 << 20, 512 << 10)
+    assert StreamConfig.from_mapping({"name": "A", "max_bytes": "-1"}).max_bytes == -1
+    assert StoreSettings.from_mapping({"max_bytes": "1TB"}).max_bytes == 1 << 40
+
+
 @given(
     st.fixed_dictionaries(
         {"name": st.from_regex(r"[A-Za-z0-9_-]{1,128}", fullmatch=True)},
@@ -98,6 +107,7 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("max_msgs", "many", "max_msgs: 'many' is not a whole number"),
         ("max_bytes", -5, "max_bytes: -5 is not -1 (no limit) or 1 to"),
         ("max_bytes", 1.5, "max_bytes: 1.5 is not a whole number"),
+        ("max_bytes", "10 XB", "max_bytes: '10 XB' is not a number of bytes"),
         ("max_consumers", -2, "max_consumers: -2 is not -1"),
         ("max_age", "1h30", "max_age: '1h30' is not a duration"),
         ("max_age", -1, "max_age: -1 is not a duration"),
