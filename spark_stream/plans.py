@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from spark_stream.look.terminal import counted, show_size
+
 if TYPE_CHECKING:
     from storage_core import Store
     from storage_core.store.consumers.consumer import Consumer
     from storage_core.store.stream import Stream
+    from storage_core.store.writing.removal import RemovalPlan
 
 
 def place_in(stream: "Stream", text: str, time_of: Callable[[], int]) -> int:
@@ -81,3 +84,31 @@ def what_goes(subject: str | None, up_to: int | None, keep: int | None) -> str:
     if up_to is not None:
         return f"the {what} below sequence {up_to}"
     return f"all but the last {keep} {what}" if keep is not None else f"all {what}"
+
+
+def purge_frees(plan: "RemovalPlan") -> str:
+    """Return which files a purge leaves without a message, and when their room comes back, in words."""
+    from storage_core.quantities import rfc3339
+
+    if not plan.block_count:
+        return "no block is left without a message, so no room comes back"
+    files = f"{show_size(plan.disk_size)} of {counted(plan.block_count, 'block')}"
+    archived = "once archive_command has had them, " if plan.waits_for_archive else ""
+    return f"{files} come back with `jstream maintain`, {archived}from {rfc3339(plan.freed_ns)} on"
+
+
+def purge_json(stream: str, plan: "RemovalPlan") -> dict[str, Any]:
+    """Return what a purge would do, in the shape of `stream purge --dry-run --json`."""
+    from storage_core.quantities import rfc3339
+
+    return {
+        "stream_name": stream,
+        "num_removed": plan.message_count,
+        "bytes": plan.data_size,
+        "num_left": plan.left_count,
+        "num_unread": plan.unread,
+        "blocks": plan.block_count,
+        "disk_bytes": plan.disk_size,
+        "freed_from": rfc3339(plan.freed_ns) if plan.block_count else None,
+        "executed": False,
+    }

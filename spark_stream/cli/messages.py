@@ -28,11 +28,13 @@ from spark_stream.cli.quantities import parse_since_ns
 from spark_stream.cli.reading import plan_messages, read_messages
 from spark_stream.cli.stream import app
 from spark_stream.look.messages import Style, print_batch, print_message, show_time
-from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
-from spark_stream.plans import what_goes
+from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say, show_size
+from spark_stream.plans import purge_frees, purge_json, what_goes
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from storage_core.store.writing.removal import RemovalPlan
 
 SEQUENCE_MAX = 2**63 - 2  # int64, and one above it must be one too
 ABSENT_TOLD_MAX = 10  # sequences that were not there and are named
@@ -214,18 +216,35 @@ def purge(
         str | None,
         typer.Option("--before", metavar="TIME", help="Only messages of before this time: 2026-11-21T12:00Z."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, who has not read it and when room comes back.")
+    ] = False,
     force: ForceOption = False,
     take_over: TakeOverOption = False,
     store: StoreOption = "",
-    json: Annotated[bool, typer.Option("--json", "-j", help="Print what `stream info` prints then, as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", "-j", help="Print what `stream info` prints then, or the plan, as JSON.")
+    ] = False,
 ) -> None:
-    """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones."""
+    """Remove messages of a stream: all, of a subject, below a sequence, or all but the last ones.
+
+    Says what would go before it asks.
+    """
     if up_to is not None and keep is not None:
         raise WrongUsage("--seq and --keep cannot go together")
     before_ns = _before_ns(older_than, before)
-    require_consent_possible("stream purge", force)
-    with open_store(store, take_over=take_over) as opened:
+    if not dry_run:
+        require_consent_possible("stream purge", force)
+    with open_store(store, take_over=take_over and not dry_run) as opened:
         stream = opened.stream(name)
+        if dry_run or not force:
+            plan = stream.purge_plan(subject, keep, up_to, before_ns)
+            if dry_run and json:
+                print_json(purge_json(name, plan))
+                return
+            _say_plan(plan)
+            if dry_run:
+                return
         older = f" of before {show_time(before_ns)}" if before_ns is not None else ""
         ask_consent(f"Purge {what_goes(subject, up_to, keep)}{older} of stream {name}?", force)
         count = stream.purge(subject=subject, keep=keep, up_to=up_to, before_ns=before_ns)
@@ -233,6 +252,14 @@ def purge(
     say(f"removed {counted(count, 'message')} from stream {name}")
     if info is not None:
         print_json(info)
+
+
+def _say_plan(plan: "RemovalPlan") -> None:
+    size = show_size(plan.data_size)
+    say(f"would remove {counted(plan.message_count, 'message')} ({size}), and leave {plan.left_count}")
+    for consumer, count in plan.unread.items():
+        say(f"consumer {consumer} has not acknowledged {count} of them")
+    say(purge_frees(plan))
 
 
 def _before_ns(older_than: str | None, before: str | None) -> int | None:

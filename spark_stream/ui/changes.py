@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_stream.check import problems_of
 from spark_stream.look.terminal import counted, show_size
-from spark_stream.plans import place_in, reset_plan, seconds_until, what_goes
+from spark_stream.plans import place_in, purge_frees, reset_plan, seconds_until, what_goes
 from spark_stream.ui.model.health import LIMITS
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import READ_ERRORS, Site
@@ -222,12 +222,13 @@ def _purge(site: Site, query: Query) -> Plan:
     up_to = query.number("seq")
     if up_to is None and keep is None:
         up_to = state.next_sequence  # what comes from now on was not in the plan
-    count = stream.purge_count(subject, keep, up_to, before_ns)
+    planned = stream.purge_plan(subject, keep, up_to, before_ns)
     facts = [
         ("what goes", what_goes(subject, up_to, keep) + (f" of before {rfc3339(before_ns)}" if before_ns else "")),
-        ("messages that go", f"{count:,}"),
-        ("messages that stay", f"{state.message_count - count:,}"),
-        ("they leave the disks", "when the retention of pending deletes is over"),
+        ("messages that go", f"{planned.message_count:,}"),
+        ("messages that stay", f"{planned.left_count:,}"),
+        *((f"not acknowledged by {consumer}", f"{count:,}") for consumer, count in planned.unread.items()),
+        ("space", purge_frees(planned)),
     ]
     incarnation = _same(query, state.incarnation, name)
 

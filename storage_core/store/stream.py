@@ -33,7 +33,7 @@ from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
 from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
-from storage_core.store.writing.removal import Removal
+from storage_core.store.writing.removal import Removal, RemovalPlan
 from storage_core.store.writing.staging import Stager, Transaction
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -303,20 +303,20 @@ class Stream:
         """
         return self._remove(_purge(subject, keep, up_to, before_ns))
 
-    def purge_count(
+    def purge_plan(
         self,
         subject: str | None = None,
         keep: int | None = None,
         up_to: int | None = None,
         before_ns: int | None = None,
-    ) -> int:
-        """Return how many messages a purge would remove now. Takes no lock."""
+    ) -> RemovalPlan:
+        """Return what a purge would do now; raises what it would be refused with. Takes no lock."""
         store, request = self._store, _purge(subject, keep, up_to, before_ns)
         view = store.view()
         stream = view.state.by_incarnation(self.incarnation)
         if stream is None:
             raise self._stale()
-        return removal.count(view.state, stream, request, store.volumes(), store.environment)
+        return removal.plan(view.state, stream, request, store.volumes(), store.environment)
 
     def _remove(self, request: Removal) -> int:
         store = self._store

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from storage_core import buffers
-from storage_core.metadata.commands import Remove
+from storage_core.metadata import machine
+from storage_core.metadata.commands import Envelope, Remove
 from storage_core.metadata.state import StoreState, StreamState
+from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.reading.plan import ReadRequest, plan_stream
@@ -37,6 +39,20 @@ class Removal:
         return "purge" if self.sequences is None else "delete"
 
 
+@dataclass(frozen=True, slots=True)
+class RemovalPlan:
+    """What a removal would do now."""
+
+    message_count: int
+    data_size: int  # message bytes of these
+    left_count: int  # messages that stay
+    unread: dict[str, int]  # by consumer: messages that it has not acknowledged, and would miss
+    block_count: int  # that would have nothing left to show: their files go
+    disk_size: int  # bytes of these files, all copies
+    freed_ns: int  # before then maintenance does not unlink them
+    waits_for_archive: bool  # and not before archive_command has had them
+
+
 def command(
     state: StoreState,
     stream: StreamState,
@@ -53,10 +69,32 @@ def command(
     return Remove(stream.incarnation, inside.encode(), size, low_watermark, removal.reason)
 
 
-def count(state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment) -> int:
-    """Return how many messages that are there a request means."""
-    chosen, _ = _chosen(state, stream, removal, volumes, env)
-    return len(stream.removed.left_of(chosen.clip(stream.low_watermark, stream.next_sequence)))
+def plan(
+    state: StoreState, stream: StreamState, removal: Removal, volumes: Sequence[Volume], env: Environment
+) -> RemovalPlan:
+    """Return what a removal would do now; raises what it would be refused with.
+
+    Its command is applied to a copy of the state, so the plan is what happens.
+    """
+    made, now_ns = command(state, stream, removal, volumes, Limits(env), env), env.now_ns()
+    after, result = machine.apply(state, machine.Place(0, bytes(HISTORY_SIZE)), Envelope(now_ns, made))
+    if isinstance(result, machine.Refused):
+        result.raise_()
+    left = after.by_incarnation(stream.incarnation)
+    assert left is not None and isinstance(result, machine.RemoveDone)
+    rows = stream.blocks.rows
+    rows = rows[~np.isin(rows["first"], left.blocks.rows["first"])]
+    skipped = {name: consumer.skipped - stream.consumers[name].skipped for name, consumer in left.consumers.items()}
+    return RemovalPlan(
+        message_count=result.message_count,
+        data_size=made.data_size,
+        left_count=left.message_count,
+        unread={left.consumers[name].name: count for name, count in sorted(skipped.items()) if count},
+        block_count=len(rows),
+        disk_size=sum(int(row["file_size"]) * int(row["holders"]).bit_count() for row in rows),
+        freed_ns=after.time_ns + state.settings.deleted_block_retention,
+        waits_for_archive=bool(stream.config.archive_command),
+    )
 
 
 def _chosen(

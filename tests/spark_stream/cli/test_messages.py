@@ -174,11 +174,43 @@ def test_a_purge_by_what_is_no_time_is_wrong_usage(jstream, orders, option: str,
     assert sequences(jstream.done("stream", "view", "ORDERS", "--json")) == [1, 4, 5, 6]
 
 
+def test_a_dry_purge_says_what_it_would_do_and_does_nothing(jstream, orders) -> None:
+    stream = orders.stream("ORDERS")
+    for name in ("all", "half", "new"):
+        stream.add_consumer({"name": name})
+    for name, count in (("all", 4), ("half", 2)):
+        got = stream.consumer(name).fetch(count, 0)
+        stream.consumer(name).ack(got["sequence"])
+    index, state = orders.index(), stream.state()
+    for words in (["--subject", "orders.new"], ["--seq", 5], ["--keep", 1], []):
+        planned = json.loads(jstream.done("stream", "purge", "ORDERS", *words, "--dry-run", "--json"))
+        said = jstream("stream", "purge", "ORDERS", *words, "--dry-run").err
+        assert f"would remove {counted(planned['num_removed'], 'message')} (" in said
+        assert "consumer new has not acknowledged " in said and "consumer all" not in said
+        assert ("come back" in said) == (planned["blocks"] > 0) == (planned["freed_from"] is not None)
+        assert (planned["executed"], orders.index()) == (False, index)
+    assert planned["blocks"] == len(state.blocks) and planned["num_left"] == 0
+
+    # Then it does just that.
+    planned = json.loads(jstream.done("stream", "purge", "ORDERS", "--keep", 1, "--dry-run", "--json"))
+    files = {row.tobytes(): int(row["file_size"]) for row in state.blocks.rows}
+    assert jstream("stream", "purge", "ORDERS", "--keep", 1, "--force").err.startswith(
+        f"removed {planned['num_removed']} messages"
+    )
+    after = stream.state()
+    freed = set(files) - {row.tobytes() for row in after.blocks.rows}
+    assert (len(freed), sum(files[row] for row in freed)) == (planned["blocks"], planned["disk_bytes"])
+    assert state.data_size - after.data_size == planned["bytes"]
+    skipped = {name: stream.consumer(name).info()["num_skipped"] for name in ("all", "half", "new")}
+    assert {name: count for name, count in skipped.items() if count} == planned["num_unread"] == {"half": 1, "new": 3}
+
+
 def test_a_purge_that_the_stream_denies_fails(jstream, orders) -> None:
     orders.edit_stream({"name": "ORDERS", "deny_purge": True})
-    outcome = jstream("stream", "purge", "ORDERS", "--force")
-    assert outcome.code == 1
-    assert "deny_purge" in outcome.err
+    for how in ("--force", "--dry-run"):
+        outcome = jstream("stream", "purge", "ORDERS", how)
+        assert outcome.code == 1
+        assert "deny_purge" in outcome.err
 
 
 def test_single_messages_are_removed(jstream, orders) -> None:
