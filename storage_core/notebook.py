@@ -93,7 +93,7 @@ def store_html(info: Mapping[str, Any], cluster: Mapping[str, Any] | None = None
             ("Volumes", volumes),
             ("Streams", f"{info['streams']:,}"),
             ("Messages", f"{info['messages']:,}"),
-            ("Bytes", f"{info['bytes']:,}"),
+            ("Message bytes", f"{info['bytes']:,}"),
         ],
     )
 
@@ -116,7 +116,8 @@ def stream_html(info: Mapping[str, Any]) -> str:
         [
             ("Subjects", ", ".join(config["subjects"])),
             ("Messages", f"{state['messages']:,}"),
-            ("Bytes", f"{state['bytes']:,}"),
+            ("Message bytes", f"{state['bytes']:,}"),
+            ("Bytes on disk", f"{sum(replica['disk_bytes'] for replica in info['cluster']['replicas']):,}"),
             ("Sequences", f"{state['first_seq']:,} to {state['last_seq']:,}"),
             *([("Lost", _some(lost))] if lost else []),
             ("Replicas", [_condition(replica) for replica in info["cluster"]["replicas"]]),

@@ -191,7 +191,7 @@ def _row(volume: dict[str, Any]) -> list[Any]:
         role,
         volume["lag"],
         volume["blocks"],
-        show_size(volume["disk_bytes"]["live"]),
+        show_size(sum(volume["disk_bytes"].values())),
         show_size(volume["disk_bytes"]["pending_delete"]),
         volume["damaged_blocks"],
         volume["last_scrub"],

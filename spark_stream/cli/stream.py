@@ -469,10 +469,11 @@ def _print_info(info: dict[str, Any], labels: Mapping[str, str], json: bool) -> 
             ("incarnation", state["incarnation"]),
         ],
     )
-    columns = ("state", "current", "lag", "damaged_blocks", "last_scrub", "path")
+    columns = ("state", "current", "lag", "on disk", "damaged_blocks", "last_scrub", "path")
     rows = [
-        [labels.get(replica["name"], replica["name"]), *(replica.get(column) for column in columns)]
+        [labels.get(replica["name"], replica["name"]), *(shown.get(column) for column in columns)]
         for replica in cluster["replicas"]
+        for shown in [{**replica, "on disk": show_size(replica["disk_bytes"])}]
     ]
     print_table(["volume", *(column.replace("_", " ") for column in columns)], rows, "Replicas")
     for replica in cluster["replicas"]:

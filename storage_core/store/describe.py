@@ -222,6 +222,7 @@ def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
                 "reason": replica.reason or None,
                 "damaged_blocks": replica.damaged_blocks,
                 "missing_blocks": replica.missing_blocks,
+                "disk_bytes": replica.size,
                 "last_scrub": rfc3339(replica.last_scrub_ns) if replica.last_scrub_ns else None,
                 "path": str(replica.path),
                 "digest": replica.digest,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.look.terminal import show_size
+
 
 def info_of(trio) -> dict:
     return json.loads(trio.done("cluster", "info", "--json"))
@@ -68,6 +70,21 @@ def test_the_cluster_is_described_for_people(trio, replicated) -> None:
     assert lines[0] == f"Store {replicated.id.hex()}"
     assert "can vote now: 3 of 3 volumes" in [line.strip() for line in lines]
     assert [line.split()[1:5] for line in lines[-3:]] == [["current", "voter", "0", "4"]] * 3
+
+
+def test_sizes_on_disk_are_those_of_the_files(trio, replicated, volumes) -> None:
+    trio.done("stream", "purge", "ORDERS", "--force")
+    trio.done("pub", "orders.new", "x" * 3000)
+    sizes = {path: sorted(file.stat().st_size for file in path.glob("streams/**/*.blk")) for path in map(Path, volumes)}
+    replicas = json.loads(trio.done("stream", "info", "ORDERS", "--json"))["cluster"]["replicas"]
+    disks = {Path(volume["path"]): volume["disk_bytes"] for volume in info_of(trio)["volumes"]}
+    for replica in replicas:
+        path = Path(replica["path"])
+        assert replica["disk_bytes"] in sizes[path]
+        assert disks[path]["live"] == replica["disk_bytes"]
+        assert disks[path]["pending_delete"] == sum(sizes[path]) - replica["disk_bytes"] > 0
+    shown = trio.done("cluster", "info")
+    assert all(show_size(sum(disk.values())) in shown for disk in disks.values())
 
 
 def test_a_volume_that_is_gone_is_shown_with_the_reason_and_everything_goes_on(trio, replicated, volumes) -> None:
