@@ -346,6 +346,9 @@ class DeadlineFiles:
     def list_directory(self, path: Path) -> list[str]:
         return self.run(path, partial(self._inner.list_directory, path))
 
+    def list_tags(self, path: Path) -> dict[str, str]:
+        return self.run(path, partial(self._inner.list_tags, path))
+
     def sync_directory(self, path: Path) -> None:
         self.run(path, partial(self._inner.sync_directory, path))
 
@@ -368,10 +371,10 @@ class DeadlineFiles:
 class DeadlineFile:
     """An open file of `DeadlineFiles`."""
 
-    __slots__ = ("_inner", "_timeout_s", "_volume", "opened_size", "path")
+    __slots__ = ("_inner", "_timeout_s", "_volume", "opened_size", "path", "tag")
 
     def __init__(self, files: DeadlineFiles, path: Path, inner: File) -> None:
-        self.path, self._inner, self.opened_size = path, inner, inner.opened_size
+        self.path, self._inner, self.opened_size, self.tag = path, inner, inner.opened_size, inner.tag
         self._volume, self._timeout_s = files.volume(path), files.timeout_s
 
     def run(self, call: Callable[[], T]) -> T:

@@ -36,6 +36,7 @@ class File(Protocol):
 
     path: Path
     opened_size: int  # bytes that it had when it was opened
+    tag: str  # in an object store what tells its content from others under the name, as `Files.list_tags` has it
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer only at the end of the file."""
@@ -115,6 +116,10 @@ class Files(Protocol):
         """Return the names in a directory, in no order; a link to one is refused with OSError."""
         ...
 
+    def list_tags(self, path: Path) -> dict[str, str]:
+        """Return the names in a directory, and what tells the content of each from others; nothing on disks."""
+        ...
+
     def sync_directory(self, path: Path) -> None: ...
 
     def file_size(self, path: Path) -> int:
@@ -146,6 +151,7 @@ class OsFile:
     """A file of the operating system."""
 
     __slots__ = ("opened_size", "path", "_descriptor")
+    tag = ""
 
     def __init__(self, path: Path, descriptor: int, size: int = 0) -> None:
         self.path, self._descriptor, self.opened_size = path, descriptor, size
@@ -308,6 +314,9 @@ class OsFiles:
 
     def remove_directory(self, path: Path) -> None:
         os.rmdir(path)
+
+    def list_tags(self, path: Path) -> dict[str, str]:
+        return dict.fromkeys(self.list_directory(path), "")
 
     def list_directory(self, path: Path) -> list[str]:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

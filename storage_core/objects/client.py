@@ -2,12 +2,14 @@
 
     create       store under a name that nothing has; FileExistsError: something may be there, the caller reads it
     put          store under a name, whatever is there; what is large goes in parts
-    get          the beginning of an object, and how large it is
+    get          the beginning of an object, how large it is, and its tag
     get_ranges   some ranges of it
     size         how large it is
-    names        the names that begin with a prefix, in order, with their sizes
+    names        the names that begin with a prefix, in order, with their sizes and tags
     children     the names directly below one, of objects and of folders
     delete       remove one; one that is not there is fine
+
+A tag (ETag) tells the content of an object from every other one under its name; empty where the store has none.
 
 Missing objects are FileNotFoundError. Rights and credentials are PermissionError: an error of this process, whatever
 lies there. All else, from a refused connection to a 503, is UnreachableError (os_errors.py): no damage and no loss.
@@ -39,8 +41,8 @@ class ObjectStore(Protocol):
         """Store an object whatever is there; it is durable on return."""
         ...
 
-    def get(self, name: str, size: int) -> tuple[bytes, int]:
-        """Return the first `size` bytes of an object, or all, and how many it has. Raises FileNotFoundError."""
+    def get(self, name: str, size: int) -> tuple[bytes, int, str]:
+        """Return up to `size` first bytes of an object, how many it has, and its tag. Raises FileNotFoundError."""
         ...
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -51,8 +53,8 @@ class ObjectStore(Protocol):
         """Return the bytes of an object. Raises FileNotFoundError."""
         ...
 
-    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
-        """Yield the name and size of each object whose name begins with `prefix`, in order; at most `count_max`."""
+    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int, str]]:
+        """Yield name, size and tag of each object whose name begins with `prefix`, in order; at most `count_max`."""
         ...
 
     def children(self, prefix: str) -> list[str]:

@@ -17,18 +17,20 @@ from storage_core.objects.client import ObjectStore
 from storage_core.paths import ObjectPath, place
 
 FIRST_READ_SIZE = 256 << 10  # bytes that come with opening an object: small ones are there at once
+WHOLE_READ_SIZE = 64 << 20  # the same of metadata, of which everything is read
 
 
 # Names of these kinds are random, and used once: nothing can be there but this very object, put once more on the way.
 UNIQUE_SUFFIXES = (".blk", ".repair")
 # Of small objects that are put again as a whole: what they say is not metadata.
 REWRITTEN_SUFFIXES = (".lease",)
+WHOLE_SUFFIXES = (".rec", ".snap", ".base")
 
 
 class NewObject:
     """An object that is being written; nobody sees it before `sync`."""
 
-    opened_size = 0
+    opened_size, tag = 0, ""
 
     def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
         self._store, self.path, self._name = store, path, name
@@ -72,7 +74,8 @@ class OpenObject:
 
     def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
         self._store, self.path, self._name = store, path, name
-        self._head, self.opened_size = store.get(name, FIRST_READ_SIZE)
+        first_size = WHOLE_READ_SIZE if path.suffix in WHOLE_SUFFIXES else FIRST_READ_SIZE
+        self._head, self.opened_size, self.tag = store.get(name, first_size)
         self._is_changed = False
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
@@ -140,7 +143,7 @@ class ObjectFiles:
     def replace(self, old: Path, new: Path) -> None:
         """A repaired copy takes the name of a bad one: the same content, put once more."""
         store, name = self._at(old)
-        data, size = store.get(name, FIRST_READ_SIZE)
+        data, size, _ = store.get(name, FIRST_READ_SIZE)
         if size > len(data):
             data += bytes(store.get_ranges(name, [(len(data), size)])[0])
         store.put(self._at(new)[1], data)
@@ -160,6 +163,9 @@ class ObjectFiles:
         prefix = f"{name}/" if name else ""
         return store.children(prefix)
 
+    def list_tags(self, path: Path) -> dict[str, str]:
+        return {there: tag for there, _, tag in self._below(path)}
+
     def sync_directory(self, path: Path) -> None:
         """A name is durable with its object."""
 
@@ -168,10 +174,13 @@ class ObjectFiles:
         return store.size(name)
 
     def file_sizes(self, path: Path) -> dict[str, int]:
+        return {there: size for there, size, _ in self._below(path)}
+
+    def _below(self, path: Path) -> list[tuple[str, int, str]]:
         store, name = self._at(path)
         prefix = f"{name}/" if name else ""
-        sizes = {there[len(prefix) :]: size for there, size in store.names(prefix)}
-        return {there: size for there, size in sizes.items() if "/" not in there}
+        listed = [(there[len(prefix) :], size, tag) for there, size, tag in store.names(prefix)]
+        return [found for found in listed if "/" not in found[0]]
 
     def is_directory(self, path: Path) -> bool:
         store, name = self._at(path)

@@ -49,6 +49,9 @@ class AnyFiles:
     def list_directory(self, path: Path) -> list[str]:
         return self._of(path).list_directory(path)
 
+    def list_tags(self, path: Path) -> dict[str, str]:
+        return self._of(path).list_tags(path)
+
     def sync_directory(self, path: Path) -> None:
         self._of(path).sync_directory(path)
 

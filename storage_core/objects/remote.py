@@ -66,15 +66,15 @@ class RemoteObjectStore:
 
         self._call("put", name, put)
 
-    def get(self, name: str, size: int) -> tuple[bytes, int]:
+    def get(self, name: str, size: int) -> tuple[bytes, int, str]:
         import obstore
 
-        def read() -> tuple[bytes, int]:
+        def read() -> tuple[bytes, int, str]:
             answer = obstore.get(self._store, name, options={"range": (0, size)})
             data = bytes(answer.bytes())
             if len(data) != min(size, answer.meta["size"]):
                 raise ConnectionAbortedError(errno.ECONNABORTED, f"{len(data)} bytes came", self._where(name))
-            return data, int(answer.meta["size"])
+            return data, int(answer.meta["size"]), _tag(answer.meta)
 
         return self._call("get", name, read)
 
@@ -101,17 +101,17 @@ class RemoteObjectStore:
 
         return int(self._call("get", name, lambda: obstore.head(self._store, name)["size"]))
 
-    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
+    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int, str]]:
         import obstore
 
         # Some stores list without order: sorted here. A prefix of object_store is one of whole path segments.
         folder = prefix.rpartition("/")[0]
 
-        def read() -> list[tuple[str, int]]:
-            listed: list[tuple[str, int]] = []
+        def read() -> list[tuple[str, int, str]]:
+            listed: list[tuple[str, int, str]] = []
             for page in obstore.list(self._store, folder or None):
-                there = [(str(item["path"]), int(item["size"])) for item in page]
-                listed += [(name, size) for name, size in there if name.startswith(prefix)]
+                there = [(str(item["path"]), int(item["size"]), _tag(item)) for item in page]
+                listed += [found for found in there if found[0].startswith(prefix)]
                 if count_max is not None and len(listed) >= count_max:
                     break
             return listed
@@ -224,6 +224,11 @@ _CODES_OF_SETTINGS = (
     "AccessDenied", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
     "PermanentRedirect", "RequestTimeTooSkewed", "SignatureDoesNotMatch",
 )  # fmt: skip
+
+
+def _tag(meta: Any) -> str:
+    """Return the tag of an object: some stores have it in quotes here and without them there."""
+    return str(meta["e_tag"] or "").strip('"')
 
 
 def _refusal(verb: str, text: str, where: str) -> PermissionError:

@@ -81,13 +81,13 @@ class Store(OpenStore):
         """
         paths = resolve_paths(path_or_paths)
         env = _reaching(paths, env, storage_options)
-        metadata = Metadata.at(env, paths, read_only)
+        metadata = Metadata.at(env, paths, read_only, for_view=not take_over)
         store = cls(metadata, env, read_only, lock_timeout_s)
         if take_over:
             with metadata.session(lock_timeout_s, take_over=True):
                 pass
         state = store.state()
-        if not read_only and len(state.voters) > 1:
+        if not read_only and len(state.voters) > 1 and not is_in_object_store(paths[0]):  # which would be more requests
             store.maintain_if_due(state)
         return store
 

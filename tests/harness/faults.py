@@ -122,6 +122,10 @@ class FaultyFiles:
         self.admit("list", path)
         return self.inner.list_directory(path)
 
+    def list_tags(self, path: Path) -> dict[str, str]:
+        self.admit("list", path)
+        return self.inner.list_tags(path)
+
     def sync_directory(self, path: Path) -> None:
         self.admit("sync_directory", path, lambda: _strand(self.inner, "strand_directory", path))
         self.inner.sync_directory(path)
@@ -183,7 +187,7 @@ class FaultyFiles:
 class FaultyFile:
     def __init__(self, files: FaultyFiles, inner: File) -> None:
         self.path, self._files, self._inner = inner.path, files, inner
-        self.opened_size = inner.opened_size
+        self.opened_size, self.tag = inner.opened_size, inner.tag
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         self._files.admit("read", self.path)

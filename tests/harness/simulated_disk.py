@@ -201,6 +201,8 @@ class SimulatedDisk:
 class SimulatedFile:
     """One open file of one process."""
 
+    tag = ""
+
     def __init__(self, process: "SimulatedFiles", path: Path, inode: SimulatedInode, writable: bool) -> None:
         self.path, self._process, self._writable = path, process, writable
         self._inode: SimulatedInode | None = inode
@@ -356,6 +358,9 @@ class SimulatedFiles:
         names = list(self._directory(path).names)
         self.disk.random.shuffle(names)  # the order of a listing means nothing
         return names
+
+    def list_tags(self, path: Path) -> dict[str, str]:
+        return dict.fromkeys(self.list_directory(path), "")
 
     def sync_directory(self, path: Path) -> None:
         self._directory(path).sync()

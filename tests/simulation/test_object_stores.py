@@ -28,6 +28,8 @@ KEPT = {  # seeds that found something, and what
 }
 PLAYED = (  # found by schedules of their own, below and in test_object_log.py
     "reads_what_a_later_candidate_brought_along",
+    "believes_in_records_whatever_their_tags",
+    "looks_at_the_witness_before_it_lists",
     "looks_at_the_witness_before_it_creates",
     "removes_records_before_snapshots",
     "adopts_a_snapshot_that_came_late",

@@ -23,7 +23,8 @@ from storage_core.store.ensemble.logs import Lead, Pool
 from storage_core.store.ensemble.view import View, all_applied, trail_of
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
-from storage_core.store.volume.log_contents import End, LogContents, Mark
+from storage_core.store.volume.log_contents import End, LogContents, Mark, Tail
+from storage_core.store.volume.object_log import Listing
 from storage_core.store.volume.volumes import Volume
 
 COMMIT_ATTEMPTS = 20  # looks of a reader that waits for a commit record to follow entries that it sees
@@ -46,6 +47,7 @@ class CommitReader:
         self.undecided: View | None = None  # what a commit record says while newer entries may count
         self._marks: dict[bytes, Mark] = {}  # what each volume said last
         self._asked_last = 0  # of the volumes, by `may_have_news`
+        self.listings: dict[bytes, Listing] = {}  # what lay in logs when this call began, by volume: good for one look
 
     def follow(self) -> View | None:
         """Return the view that the commit record names; None if that is not certain without the lock."""
@@ -100,7 +102,8 @@ class CommitReader:
 
     def _learn_voters_from_all(self) -> list[Found]:
         """Raises why the logs cannot be read, if none can: without voters nobody knows what a majority has."""
-        logs = self._memory.found_on(self._volumes.known)
+        listings, self.listings = self.listings, {}
+        logs = self._memory.found_on(self._volumes.known, listings=listings)
         lead = newest(logs)
         error = next((log.error for log in logs if log.error is not None), None)
         if lead is None and error is not None:
@@ -116,7 +119,8 @@ class CommitReader:
         voters = self._memory.state_of(lead).voters if lead is not None else ()
         if len(voters) > 1 or len(self._volumes.known) > 1:
             self._volumes.complete(
-                voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes.known]
+                voters or [Voter(volume.volume_id, bytes(16), ".") for volume in self._volumes.known],
+                afresh=not self._volumes.is_remote,  # whose logs were just read by their identities
             )
         self._volumes.voters = voters
 
@@ -152,7 +156,9 @@ class CommitReader:
             self._volumes.look()  # it may have given no answer for a moment
         marks: list[Mark | BaseException]
         if seen is not None and self._are_all(seen):
-            marks = [Mark(log.commit, True, log.end) for read in seen if (log := read.contents) is not None]
+            logs = {read.volume_id: read.contents for read in seen if read.contents is not None}
+            self._marks |= {key: Mark(log.commit, True, log.end, log.newest) for key, log in logs.items()}
+            marks = [self._marks[volume.volume_id] for volume in self._volumes.known]
         else:
             marks = on_each(self._env, self._volumes.known, self._mark)
         for volume, mark in zip(self._volumes.known, marks, strict=True):
@@ -162,7 +168,7 @@ class CommitReader:
                 continue
             if isinstance(mark, BaseException):
                 raise mark
-            commit, clean, end, _ = mark
+            commit, clean, end = mark[:3]
             if (
                 commit is not None
                 and self._memory.known.foreign.get(volume.volume_id) == commit
@@ -208,8 +214,11 @@ class CommitReader:
 
     def _advance(self, known: View, at: Volume, commit: CommitRecord) -> View | None:
         """Return `known` moved on to `commit` by the records behind it on one volume; None if they lead elsewhere."""
-        start = known.positions.get(at.volume_id)
-        tail = at.log.read_tail(start) if start is not None else None
+        start, mark = known.positions.get(at.volume_id), self._marks.get(at.volume_id)
+        if mark is not None and mark.behind is not None and mark.behind.start == start:
+            tail: Tail | None = mark.behind.tail
+        else:
+            tail = at.log.read_tail(start) if start is not None else None
         if start is None or tail is None:
             return None
         index, chain, trail = known.index, known.chain, known.trail
@@ -405,7 +414,9 @@ class CommitReader:
         return end is None or end.tip != EntryId(known.index, known.term, known.chain)
 
     def _mark(self, volume: Volume) -> Mark:
-        mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id))
+        known = self._memory.known.view
+        position = known.positions.get(volume.volume_id) if known is not None else None
+        mark = self._marks[volume.volume_id] = volume.log.read_mark(self._marks.get(volume.volume_id), position)
         return mark
 
 

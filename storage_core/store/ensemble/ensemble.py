@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from storage_core import access
+from storage_core.deadlines import VolumeCall
 from storage_core.errors import (
     CorruptionError,
     DiskFullError,
@@ -26,6 +29,7 @@ from storage_core.errors import (
     VolumeFailedError,
 )
 from storage_core.os_errors import CLOSED, FULL, raise_if_limit, raise_if_of_process
+from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
@@ -37,6 +41,8 @@ from storage_core.store.ensemble.view import View
 from storage_core.store.ensemble.volume_set import VolumeSet
 from storage_core.store.environment import Environment
 from storage_core.store.volume import locks, volumes
+from storage_core.store.volume.identity import read_identity
+from storage_core.store.volume.object_log import DIRECTORY, listing_of
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
@@ -67,12 +73,25 @@ class Metadata:
         self._reading = threading.Lock()
 
     @classmethod
-    def at(cls, env: Environment, paths: Sequence[Path], read_only: bool = False) -> "Metadata":
+    def at(cls, env: Environment, paths: Sequence[Path], read_only: bool = False, for_view: bool = False) -> "Metadata":
         """Return the metadata of the store that these paths lead to.
 
-        Raises NotAStoreError, CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
+        `for_view`: the caller asks for the `view` at once; in object stores that begins here. Raises NotAStoreError,
+        CorruptionError, UnsupportedVersionError, ValueError (a volume at two paths).
         """
-        return cls(env, volumes.given(env.files, paths), paths, read_only)
+        if not any(is_in_object_store(path) for path in paths):
+            return cls(env, volumes.given(env.files, paths), paths, read_only)
+        calls = [VolumeCall(env.files, path / DIRECTORY, partial(read_identity, env.files, path)) for path in paths]
+        lists = [VolumeCall(env.files, path / DIRECTORY, partial(listing_of, env.files, path)) for path in paths]
+        outcomes: list[Any] = env.parallel([*calls, *(lists if for_view else ())])
+        metadata = cls(env, volumes.given(env.files, paths, outcomes[: len(paths)]), paths, read_only)
+        listings = dict(zip(paths, outcomes[len(paths) :], strict=False))
+        metadata._reader.listings = {
+            volume.volume_id: listings[volume.path]
+            for volume in metadata.known_volumes
+            if isinstance(listings.get(volume.path), dict)
+        }
+        return metadata
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from storage_core.errors import StorageError, UnsupportedVersionError, VolumeAwayError, VolumeFailedError
@@ -21,10 +22,12 @@ from storage_core.store.ensemble.view import View, first_state, replay
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.volume.locks import Held
 from storage_core.store.volume.log_contents import Position
+from storage_core.store.volume.object_log import Listing
 from storage_core.store.volume.state import VolumeState
 from storage_core.store.volume.volumes import Volume
 
 T = TypeVar("T")
+NO_LISTINGS: Mapping[bytes, Listing] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,20 @@ class Memory:
 
     # --- volumes and logs
 
-    def found_on(self, volumes: Sequence[Volume], held: Held | None = None) -> list[Found]:
+    def found_on(
+        self, volumes: Sequence[Volume], held: Held | None = None, listings: Mapping[bytes, Listing] = NO_LISTINGS
+    ) -> list[Found]:
         """Return volumes with all that their logs say, as `found` does."""
-        return unless_raised(on_each(self.env, volumes, lambda volume: self.found(volume, held)))
+        return unless_raised(
+            on_each(self.env, volumes, lambda volume: self.found(volume, held, listing=listings.get(volume.volume_id)))
+        )
 
-    def found(self, volume: Volume, held: Held | None = None, for_state: bool = False) -> Found:
+    def found(
+        self, volume: Volume, held: Held | None = None, for_state: bool = False, listing: Listing | None = None
+    ) -> Found:
         """Return a volume with all that its log says, as a session that holds these locks finds it.
 
-        `for_state`: only with what leads to its newest state.
+        `for_state`: only with what leads to its newest state. `listing`: what lay there a moment ago, if that is known.
         """
         locked, busy = (volume.path in held.locked, volume.path in held.busy) if held is not None else (True, False)
         found = Found(volume.volume_id, str(volume.path), locked=locked, busy=busy)
@@ -144,7 +153,7 @@ class Memory:
             failed = VolumeFailedError(f"{volume.path} is not written any more: {why}; check it, then open anew")
             return replace(found, state=VolumeState.RETIRED, reason=why, error=failed)
         try:
-            return replace(found, contents=volume.log.read(for_state))
+            return replace(found, contents=volume.log.read(for_state, listing))
         except UnsupportedVersionError:
             raise
         except (StorageError, OSError) as caught:

@@ -65,14 +65,19 @@ class VolumeSet:
         if more:
             self.known = tuple(volumes.complete(files, [*places.values(), *more], self.voters, self._paths))
 
-    def complete(self, voters: Sequence[Voter]) -> bool:
-        """Take in the volumes that the log speaks of; return whether there are any that were not known."""
+    def complete(self, voters: Sequence[Voter], afresh: bool = True) -> bool:
+        """Take in the volumes that the log speaks of; return whether there are any that were not known.
+
+        `afresh`: those that are known are looked at anew: another one may lie by now where one was found before.
+        """
         before = {volume.volume_id for volume in self.known}
-        files = self._env.files  # looked at anew: another volume may lie by now where one was found before
-        looks = on_each(
-            self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
-        )
-        known = [volume for volume in unless_raised(looks) if volume.identity is not None]
+        files = self._env.files
+        if afresh:
+            looks = on_each(
+                self._env, self.known, lambda volume: volumes.look(files, volume.path, volume.volume_id, self.store_id)
+            )
+            self.known = tuple(unless_raised(looks))
+        known = [volume for volume in self.known if volume.identity is not None]
         if not known:
             raise self._nothing_left(self.known)
         self.known = tuple(volumes.complete(self._env.files, known, voters, self._paths))

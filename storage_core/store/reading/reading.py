@@ -331,7 +331,7 @@ class _Readable:
     """A file in which a frame that the disk does not give back counts as cut off: those around it may be whole."""
 
     def __init__(self, file: File) -> None:
-        self._file, self.path, self.opened_size = file, file.path, file.opened_size
+        self._file, self.path, self.opened_size, self.tag = file, file.path, file.opened_size, file.tag
         self.error: OSError | None = None  # of the last read that failed
         self.read_at, self.size, self.close = file.read_at, file.size, file.close
         self.write_at, self.truncate, self.sync = file.write_at, file.truncate, file.sync

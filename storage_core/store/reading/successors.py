@@ -68,7 +68,7 @@ class Successors:
         """Look at the store as it is now; return why that is not possible, or nothing. Any live volume can tell."""
         try:
             paths = [place(uri) for uri in dict.fromkeys(copy.uri for copy in one.copies)]
-            metadata = Metadata.at(self._env, paths, read_only=True)
+            metadata = Metadata.at(self._env, paths, read_only=True, for_view=True)
             self._known, self.was_asked = (metadata.view(lock_timeout_s=0.0).state, metadata.volumes()), True
         except (StorageError, OSError, ValueError) as error:
             raise_if_of_process(error, one.stream)

@@ -9,7 +9,7 @@ is decided in ensemble/decision.py and session.py.
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ class VolumeLog:
         """
         return together(self._files, self.directory, self._read_commit_record)
 
-    def read_mark(self, before: Mark | None = None) -> Mark:
+    def read_mark(self, before: Mark | None = None, position: Position | None = None) -> Mark:
         """Return the same, as what a log says of what is committed, read anew whatever it said before."""
         return Mark(*self.read_commit_record())
 
@@ -129,7 +129,7 @@ class VolumeLog:
                 return best, clean
         return None, clean
 
-    def read(self, for_state: bool = False) -> LogContents:
+    def read(self, for_state: bool = False, listing: Mapping[str, str] | None = None) -> LogContents:
         """Return everything that the files say. Nothing is written, cut or removed.
 
         `for_state`: segments whose entries the snapshot has all taken in are left out; for a reader, who wants the

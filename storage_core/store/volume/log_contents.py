@@ -11,6 +11,7 @@ from storage_core.errors import (
 from storage_core.raft import log_format
 from storage_core.raft.entry import START, CommitRecord, Entry, EntryId, Vote
 from storage_core.raft.log_format import PAGE_SIZE, Record
+from storage_core.raft.object_log_format import LogRecord
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 
 
@@ -64,6 +65,16 @@ class Mark(NamedTuple):
     is_whole: bool  # every place was readable where that may stand
     end: End | None = None  # None: what is visible may not be durable, and counts for nothing
     path: Path | None = None  # in an object store: of the record that says so, which never changes
+    behind: "Behind | None" = None  # in an object store: what came along
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What stands in a log behind a position that was known."""
+
+    start: Position
+    tail: Tail
+    newest: LogRecord | None  # None: nothing does
 
 
 @dataclass(slots=True)
@@ -83,6 +94,7 @@ class LogContents:
     everything: dict[int, Entry] = field(default_factory=dict)  # all whole entries, on a chain or not
     damage: list[str] = field(default_factory=list)  # for people: files that are not whole
     end: End | None = None  # in an object store: where it ends, and in which term
+    newest: Path | None = None  # in an object store: the record that it ends with
 
     @property
     def tip(self) -> EntryId:

@@ -11,17 +11,22 @@ answers in one step, whoever else writes at the same time: no locks. What it say
 again that was removed, and believe it. So what was created, or not found, counts only if the snapshot that the writer
 goes by, its witness, is there *afterwards*: the names of snapshots are never used again, and they are removed before
 the records that they make superfluous (`compact`).
+
+**Tags.** Records that were listed are those of the log if the witness is read after the listing; and what is read of
+them is what was listed if it bears the same tag. So a log is read in two rounds: the listing, then snapshot and records
+at once. Where a store's tags differ, or are not there, the witness is looked at once more after the records.
 """
 
 import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from storage_core.deadlines import at_once
 from storage_core.errors import (
@@ -41,13 +46,14 @@ from storage_core.raft.log_format import PAGE_SIZE, Record
 from storage_core.raft.object_log_format import NO_ID, LogRecord
 from storage_core.raft.snapshot_format import SnapshotBody, SnapshotHeader
 from storage_core.store.volume.identity import VolumeIdentity
-from storage_core.store.volume.log_contents import Bad, End, LogContents, Look, Mark, Position, Tail
+from storage_core.store.volume.log_contents import Bad, Behind, End, LogContents, Look, Mark, Position, Tail
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "meta"
 READ_ATTEMPTS = 8  # of who meets records being removed
 NOTHING = b"JSTRMNIL"  # content of the first witness: the log begins with record 1
-Fetched = Mapping[Path, bytes | BaseException]  # what objects hold, or why that cannot be read
+Listing = Mapping[str, str]  # names in the directory of a log, and their tags
+Fetched = Mapping[Path, tuple[bytes, str] | BaseException]  # what objects hold with its tag, or why it cannot be read
 NONE_FETCHED: Fetched = MappingProxyType({})
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})(?:-([0-9a-f]{32}))?\.(rec|snap|base)")
 
@@ -70,7 +76,7 @@ class ObjectLog:
     def _names(self) -> "_Names":
         if self._identity.instance_id == NO_ID:
             raise VolumeAwayError(f"{self.directory}: the identity of the volume, which names its log, cannot be read")
-        return _Names(self._files.list_directory(self.directory), self._identity.instance_id.hex())
+        return _Names(self._files.list_tags(self.directory), self._identity.instance_id.hex())
 
     def _snapshot_name(self, number: int, snapshot_id: bytes, kind: str) -> str:
         return f"{self._identity.instance_id.hex()}-{number:016x}-{snapshot_id.hex()}.{kind}"
@@ -80,20 +86,24 @@ class ObjectLog:
 
     # --- reading
 
-    def read(self, for_state: bool = False) -> LogContents:
+    def read(self, for_state: bool = False, listing: Listing | None = None) -> LogContents:
         """Return everything that counts: the newest whole snapshot, and the records after it.
 
-        Raises CorruptionError if there is no log, UnsupportedVersionError, UnreachableError (an OSError).
+        `listing`: what lay here a moment ago (`listing_of`): the log is read as it was then. Raises CorruptionError if
+        there is no log, UnsupportedVersionError, UnreachableError (an OSError).
         """
+        names = _Names(listing, self._identity.instance_id.hex()) if listing is not None else None
+        if names is not None and not names.snapshots:
+            names = None  # it may have been made anew meanwhile
         for attempt in range(READ_ATTEMPTS):
-            contents = self._read(is_last=attempt == READ_ATTEMPTS - 1)
+            contents = self._read(names or self._names(), is_last=attempt == READ_ATTEMPTS - 1)
+            names = None
             if contents is not None:
                 return contents
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
-    def _read(self, is_last: bool) -> LogContents | None:
+    def _read(self, names: "_Names", is_last: bool) -> LogContents | None:
         """Return the same, None if what is being read was removed meanwhile."""
-        names = self._names()
         if not names.snapshots:
             hint = ", and there is that of a volume on disks: copying its files does not move a store"
             why = f"{self.directory} holds no snapshot: the metadata log is missing"
@@ -101,7 +111,9 @@ class ObjectLog:
         contents = LogContents()
         witness = None
         newest = names.snapshots[0]
-        fetched = self._fetch((number for number in names.records if number > _number(newest)), newest)
+        kinds = {self.directory / newest: SNAPSHOT}
+        kinds |= {self._record_path(number): LOG_SEGMENT for number in names.records if number > _number(newest)}
+        fetched, _ = self._fetch(kinds)
         try:
             for name in names.snapshots:
                 if self._begin(name, contents, fetched):
@@ -122,25 +134,30 @@ class ObjectLog:
                     fold.hurt(f"{self._record_path(number)} is missing")
         except FileNotFoundError:
             return None
-        fold.end(Position(numbers[-1] if numbers else first - 1, fold.size, witness))
-        return contents if self._is_there(witness) else None
+        position = Position(numbers[-1] if numbers else first - 1, fold.size, witness)
+        contents.newest = self._record_path(position.segment)
+        fold.end(position)
+        return contents if names.agree_with(fetched) or self._is_there(witness) else None
 
-    def _fetch(self, numbers: Iterable[int], snapshot: str = "") -> Fetched:
-        """Return what these records hold, and the snapshot of that name, all read at once."""
-        kinds = {self.directory / snapshot: SNAPSHOT} if snapshot else {}
-        kinds |= {self._record_path(number): LOG_SEGMENT for number in numbers}
-        calls = [partial(self._content, path, kind) for path, kind in kinds.items()]
-        return dict(zip(kinds, at_once(self._files, self.directory, calls), strict=True))
+    def _fetch(
+        self, kinds: Mapping[Path, FileKind], looks: Sequence[Callable[[], bool]] = ()
+    ) -> tuple[Fetched, list[bool | BaseException]]:
+        """Return what these objects hold, and what the looks come to, all at once."""
+        reads = [partial(self._content, path, kind) for path, kind in kinds.items()]
+        outcomes: list[Any] = at_once(self._files, self.directory, [*looks, *reads])
+        return dict(zip(kinds, outcomes[len(looks) :], strict=True)), outcomes[: len(looks)]
 
-    def _content(self, path: Path, kind: FileKind, fetched: Fetched = NONE_FETCHED) -> bytes:
-        """Return what an object holds, as it was fetched, or else is now."""
-        data = fetched.get(path)
-        if isinstance(data, BaseException):
-            raise data
-        if data is not None:
-            return data
+    def _content(self, path: Path, kind: FileKind) -> tuple[bytes, str]:
+        """Return what an object holds, and its tag."""
         with closing(self._files.open(path)) as file:
-            return kind.read(file)
+            return kind.read(file), file.tag
+
+    def _fetched(self, path: Path, kind: FileKind, fetched: Fetched) -> bytes:
+        """Return what an object holds, as it was fetched, or else is now."""
+        there = fetched.get(path)
+        if isinstance(there, BaseException):
+            raise there
+        return (there if there is not None else self._content(path, kind))[0]
 
     def _take(self, number: int, fold: "_Fold", fetched: Fetched) -> None:
         """Add a record to what was read; one that is damaged or missing breaks the chain."""
@@ -156,7 +173,7 @@ class ObjectLog:
 
     def _record(self, number: int, fetched: Fetched = NONE_FETCHED) -> tuple[LogRecord, int]:
         path = self._record_path(number)
-        data = self._content(path, LOG_SEGMENT, fetched)
+        data = self._fetched(path, LOG_SEGMENT, fetched)
         record = object_log_format.decode(data, path)
         ours = (record.store_id, record.volume_id, record.number)
         if ours != (self._identity.store_id, self._identity.volume_id, number):
@@ -190,7 +207,7 @@ class ObjectLog:
 
     def _snapshot(self, path: Path, fetched: Fetched = NONE_FETCHED) -> tuple[SnapshotHeader, SnapshotBody] | None:
         """Return a snapshot; None for the one that says that there was nothing before record 1."""
-        data = self._content(path, SNAPSHOT, fetched)
+        data = self._fetched(path, SNAPSHOT, fetched)
         if data == NOTHING:
             return None
         header = snapshot_format.decode(data[:PAGE_SIZE])
@@ -217,10 +234,11 @@ class ObjectLog:
         """Return what the newest record knows to be committed, and whether it can be read."""
         return self.read_mark()[:2]
 
-    def read_mark(self, before: Mark | None = None) -> Mark:
+    def read_mark(self, before: Mark | None = None, position: Position | None = None) -> Mark:
         """Return what the newest record says: what was committed before it, and where the log ends.
 
         `before`: what was said the last time. A record never changes, so one that is still the newest is not read.
+        `position`: up to where the log is known; what stands behind it comes along, if it can be told so easily.
         """
         for _ in range(READ_ATTEMPTS):
             names = self._names()
@@ -230,21 +248,24 @@ class ObjectLog:
             if before is not None and before.path == path:
                 return before
             try:
-                record, _ = self._record(names.records[-1])
+                behind = self._behind(names, position) if position is not None else None
+                record = behind.newest if behind is not None else None
+                if record is None:
+                    record, _ = self._record(names.records[-1])
             except FileNotFoundError:
                 continue
             except TruncatedRecordError as error:
                 raise CorruptionError(str(error)) from error
-            return Mark(record.commit, True, End(record.tip, record.vote.term), path)
+            return Mark(record.commit, True, End(record.tip, record.vote.term), path, behind)
         raise UnreachableError(errno.EHOSTUNREACH, "records were removed while they were read", str(self.directory))
 
     def read_tail(self, position: Position) -> Tail | None:
         """Return the records after `position`; None if a full reading is called for."""
         try:
-            behind = self._behind(position)
+            behind = self._behind(self._names(), position)
         except FileNotFoundError:
             return None
-        return Tail(*behind[:2], True) if behind is not None else None
+        return behind.tail if behind is not None else None
 
     def look(self, position: Position, commit: CommitRecord | None = None) -> Look | None:
         """Return what has changed since the log ended at `position`; None if a full reading is called for.
@@ -256,8 +277,7 @@ class ObjectLog:
             return None
         return Look(commit, tail.records, tail.position)
 
-    def _behind(self, position: Position) -> tuple[list[Record], Position] | None:
-        names = self._names()
+    def _behind(self, names: "_Names", position: Position) -> Behind | None:
         if position.witness not in names.snapshots or position.segment not in names.records:
             return None  # it was cut, or is as it was before
         numbers = [number for number in names.records if number > position.segment]
@@ -266,7 +286,12 @@ class ObjectLog:
         entries: list[Entry] = []
         votes: list[Vote] = []
         size = position.offset_bytes
-        fetched = self._fetch(numbers)
+        # Before the records, where calls are made one after another: their tags say that this is enough.
+        looks = [partial(self._is_there, position.witness)]
+        fetched, (is_there,) = self._fetch({self._record_path(number): LOG_SEGMENT for number in numbers}, looks)
+        if isinstance(is_there, BaseException):
+            raise is_there
+        record = None
         try:
             for number in numbers:
                 record, record_size = self._record(number, fetched)
@@ -277,9 +302,10 @@ class ObjectLog:
                 size += record_size
         except (CorruptionError, TruncatedRecordError):
             return None
-        if not self._is_there(position.witness):
+        if not is_there or not (names.agree_with(fetched) or self._is_there(position.witness)):
             return None
-        return [*votes, *entries], Position(numbers[-1] if numbers else position.segment, size, position.witness)
+        end = Position(numbers[-1] if numbers else position.segment, size, position.witness)
+        return Behind(position, Tail([*votes, *entries], end, True), record)
 
     def _is_there(self, witness: str) -> bool:
         try:
@@ -453,6 +479,11 @@ class ObjectLog:
         return snapshot_format.encode(header) + payload
 
 
+def listing_of(files: Files, volume: Path) -> Listing:
+    """Return what lies in the directory of a volume's log. Raises OSError."""
+    return files.list_tags(volume / DIRECTORY)
+
+
 class _Fold:
     """Puts records, one after another, together to what the log says."""
 
@@ -512,12 +543,13 @@ class _Fold:
 class _Names:
     """What lies in the directory of a log of this instance of the volume: others began their own."""
 
-    def __init__(self, names: Sequence[str], instance: str) -> None:
+    def __init__(self, listing: Listing, instance: str) -> None:
+        self._listing = listing
         self.records: list[int] = []  # ascending
         self.snapshots: list[str] = []  # the newest first
         self.bases: list[str] = []
-        self.has_segments = any(name.endswith(".log") for name in names)  # of a log on disks (log.py)
-        for name in names:
+        self.has_segments = any(name.endswith(".log") for name in listing)  # of a log on disks (log.py)
+        for name in listing:
             parsed = _NAME.fullmatch(name)
             if parsed is None or parsed[1] != instance:
                 continue
@@ -527,6 +559,13 @@ class _Names:
                 (self.snapshots if parsed[4] == "snap" else self.bases).append(name)
         self.records.sort()
         self.snapshots.sort(reverse=True)
+
+    def agree_with(self, fetched: Fetched) -> bool:
+        """Return whether all that was fetched is what was listed, as its tags tell."""
+        return all(
+            not isinstance(there, BaseException) and there[1] != "" and there[1] == self._listing.get(path.name)
+            for path, there in fetched.items()
+        )
 
 
 def new_id() -> bytes:

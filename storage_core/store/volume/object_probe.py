@@ -2,7 +2,7 @@
 
 One thing is asked of it beyond reading what was written: of several that create an object at once, one succeeds, and
 its content stays. Some servers accept the condition and ignore it, or let several win. So many are let race for one
-name, and the object is looked at by every kind of call.
+name, and the object is looked at by every kind of call. And where objects have tags, another content has another one.
 """
 
 import errno
@@ -23,8 +23,12 @@ CONTENT_SIZE = 4096  # bytes of each racer's object
 
 def check(path: Path, env: Environment) -> None:
     """Raise UnsuitableFileSystemError naming what a store below this prefix could not rely on. Leaves nothing there."""
-    for _ in range(ROUND_COUNT):
-        _try_race(path, env.files, path / f"probe-{env.new_id().hex()}", env)
+    probe = path / f"probe-{env.new_id().hex()}"
+    tags = [_try_race(path, env.files, probe, number) for number in range(ROUND_COUNT)]
+    if len(set(tags)) < ROUND_COUNT and any(tags):
+        raise _refusal(
+            path, f"two contents of one object had the same tag, {tags[0]}", "telling contents apart by ETags"
+        )
 
 
 def check_distinct(paths: Sequence[Path], env: Environment) -> None:
@@ -47,15 +51,19 @@ def check_distinct(paths: Sequence[Path], env: Environment) -> None:
             env.files.unlink(mark)
 
 
-def _try_race(prefix: Path, files: Files, path: Path, env: Environment) -> None:
+def _try_race(prefix: Path, files: Files, path: Path, round_number: int) -> str:
+    """Let many create one object, with the bytes of their numbers and of the round's; return its tag."""
     barrier = threading.Barrier(RACER_COUNT)
     won: list[int] = []
     errors: list[OSError] = []
 
+    def content(number: int) -> bytes:
+        return bytes([number, round_number]) * (CONTENT_SIZE // 2)
+
     def race(number: int) -> None:
         try:
             with closing(files.create(path)) as file:
-                file.write_at(0, bytes([number]) * CONTENT_SIZE)
+                file.write_at(0, content(number))
                 barrier.wait(30.0)
                 file.sync()
             won.append(number)
@@ -78,9 +86,10 @@ def _try_race(prefix: Path, files: Files, path: Path, env: Environment) -> None:
                 raise errors[0]
             raise _refusal(prefix, f"of {RACER_COUNT} that created one object at once {len(won)} succeeded")
         with closing(files.open(path)) as file:
-            if file.read_at(0, CONTENT_SIZE) != bytes([won[0]]) * CONTENT_SIZE:
+            tag = file.tag
+            if file.read_at(0, CONTENT_SIZE) != content(won[0]):
                 raise _refusal(prefix, "an object that was created is another one's")
-            if file.read_at(10, 20) != bytes([won[0]]) * 20:
+            if file.read_at(10, 20) != content(won[0])[10:30]:
                 raise _refusal(prefix, "a range of an object is another one")
         if path.name not in files.list_directory(prefix) or files.file_size(path) != CONTENT_SIZE:
             raise _refusal(prefix, "an object that was created is not listed")
@@ -91,12 +100,14 @@ def _try_race(prefix: Path, files: Files, path: Path, env: Environment) -> None:
     try:
         files.file_size(path)
     except FileNotFoundError:
-        return
+        return tag
     except OSError as error:
         if error.errno != errno.ENOENT:
             raise
     raise _refusal(prefix, "an object that was deleted is there")
 
 
-def _refusal(prefix: Path, outcome: str) -> UnsuitableFileSystemError:
-    return UnsuitableFileSystemError(str(prefix), "object store", "creating an object that is not there", outcome)
+def _refusal(
+    prefix: Path, outcome: str, tried: str = "creating an object that is not there"
+) -> UnsuitableFileSystemError:
+    return UnsuitableFileSystemError(str(prefix), "object store", tried, outcome)

@@ -133,26 +133,28 @@ def look(files: Files, path: Path, volume_id: bytes, store_id: bytes) -> Volume:
     return Volume(volume_id, path, identity, store_id=store_id, files=files)
 
 
-def given(files: Files, paths: Sequence[Path]) -> list[Volume]:
+def given(files: Files, paths: Sequence[Path], looks: Sequence[VolumeIdentity | BaseException] = ()) -> list[Volume]:
     """Return the volumes at the paths that a user named; those that cannot be told are left out.
 
-    Of volumes of several stores those count to whose store most of the paths belong: another one is a wrong disk. One
-    that is at two paths is left out with both: where the others expect it tells which is the copy (`complete`).
-    Raises ValueError (only one volume, at two paths), NotAStoreError (most belong to no one store; or none of the paths
-    is a volume), or what is wrong with the only one.
+    `looks`: what was found at each of them just now, if somebody looked. Of volumes of several stores those count to
+    whose store most of the paths belong: another one is a wrong disk. One that is at two paths is left out with both:
+    where the others expect it tells which is the copy (`complete`). Raises ValueError (only one volume, at two paths),
+    NotAStoreError (most belong to no one store; or none of the paths is a volume), or what is wrong with the only one.
     """
     found: list[Volume] = []
     first_error: StorageError | None = None
-    for path in paths:
+    for number, path in enumerate(paths):
         try:
-            identity = read_identity(files, path)
+            look = looks[number] if looks else read_identity(files, path)
+            if isinstance(look, BaseException):
+                raise look
         except UnsupportedVersionError:
             raise
         except StorageError as error:
             raise_if_limit(error, path)
             first_error = first_error or error
             continue
-        found.append(Volume(identity.volume_id, path, identity, files=files))
+        found.append(Volume(look.volume_id, path, look, files=files))
     if not found:
         assert first_error is not None
         raise first_error

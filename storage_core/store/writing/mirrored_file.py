@@ -33,7 +33,7 @@ class MirroredFile:
     Raises OSError when too few volumes are left.
     """
 
-    opened_size = 0
+    opened_size, tag = 0, ""
 
     def __init__(
         self,

@@ -13,12 +13,18 @@ What was answered is durable, and seen by whoever asks afterwards.
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import md5
 from random import Random
 from typing import Any, NoReturn
 
 from harness.objects.scheduler import Scheduler
 
 from storage_core.os_errors import UnreachableError
+
+
+def tag(data: bytes) -> str:
+    """Return what tells the content of an object from others."""
+    return md5(data).hexdigest()
 
 
 @dataclass
@@ -101,10 +107,10 @@ class Client:
     def delete(self, name: str) -> None:
         self._call("delete", name, lambda: self._bucket.objects.pop(name, None))
 
-    def get(self, name: str, size: int) -> tuple[bytes, int]:
-        def act() -> tuple[bytes, int]:
+    def get(self, name: str, size: int) -> tuple[bytes, int, str]:
+        def act() -> tuple[bytes, int, str]:
             data = self._there(name)
-            return data[:size], len(data)
+            return data[:size], len(data), tag(data)
 
         return self._call("get", name, act)  # type: ignore[no-any-return]
 
@@ -116,12 +122,25 @@ class Client:
     def size(self, name: str) -> int:
         return self._call("head", name, lambda: len(self._there(name)))  # type: ignore[no-any-return]
 
-    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int]]:
-        def act() -> list[tuple[str, int]]:
-            there = sorted(
-                (name, len(data)) for name, data in list(self._bucket.objects.items()) if name.startswith(prefix)
-            )
-            return there[:count_max]
+    def names(self, prefix: str, count_max: int | None = None) -> Iterator[tuple[str, int, str]]:
+        def act() -> list[tuple[str, int, str]]:
+            listed: list[tuple[str, int, str]] = []
+            for half, is_last in zip(halves, (False, True), strict=True):  # a listing is not of one moment
+                objects = list(self._bucket.objects.items())
+                below = sorted((name, data) for name, data in objects if name.startswith(prefix))
+                listed += [(name, len(data), tag(data)) for name, data in below if (name >= middle) == half]
+                if not is_last:
+                    self._pause()
+                    if service.scheduler.current is None and service.judge is not None:
+                        service.judge("listing", self._bucket, prefix)
+            return sorted(listed)[:count_max]
+
+        service = self._service
+        below = sorted(name for name in list(self._bucket.objects) if name.startswith(prefix)) or [""]
+        if service.scheduler.current is None:  # a directed test
+            middle, halves = below[-1], [False, True]
+        else:
+            middle, halves = service.random.choice(below), service.random.sample((False, True), 2)
 
         yield from self._call("list", prefix, act)
 

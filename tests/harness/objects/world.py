@@ -212,11 +212,11 @@ class World:
             if metadata is None or self.random.random() < 0.1:
                 metadata = None
             try:
-                metadata = metadata or Metadata.at(self.environment(), self.paths)
-                if self.random.random() < 0.65:
+                writes, known = self.random.random() < 0.65, len(self.shown)
+                metadata = metadata or Metadata.at(self.environment(), self.paths, for_view=not writes)
+                if writes:
                     self._write(metadata, f"{task.name}.{number}")
                 else:
-                    known = len(self.shown)
                     view = metadata.view(60.0)
                     # Too few volumes answered, and it says so: then it shows what it can. And what only a volume had
                     # that is older now is hidden from readers until the next session, which finds it on the others.

@@ -43,6 +43,24 @@ def looks_at_the_witness_before_it_creates() -> list[Replacement]:
     return [(ObjectLog, "_put", mutant)]
 
 
+def believes_in_records_whatever_their_tags() -> list[Replacement]:
+    """What is read is taken for what was listed, without a look at the witness afterwards."""
+    return [(object_log._Names, "agree_with", lambda self, fetched: True)]
+
+
+def looks_at_the_witness_before_it_lists() -> list[Replacement]:
+    behind = ObjectLog._behind
+
+    def mutant(self: ObjectLog, names: Any, position: Position) -> Any:
+        self._is_there = lambda witness: True  # type: ignore[method-assign]
+        try:
+            return behind(self, names, position)
+        finally:
+            del self._is_there
+
+    return [(ObjectLog, "_behind", mutant)]
+
+
 def adopts_a_snapshot_that_came_late() -> list[Replacement]:
     """The new witness is believed without a look at the one before."""
     take = ObjectLog.take_snapshot
@@ -233,6 +251,8 @@ MUTANTS = {
     for mutant in (
         believes_in_records_without_their_witness,
         looks_at_the_witness_before_it_creates,
+        believes_in_records_whatever_their_tags,
+        looks_at_the_witness_before_it_lists,
         adopts_a_snapshot_that_came_late,
         removes_records_before_snapshots,
         removes_records_that_the_newest_snapshot_covers,

@@ -1,21 +1,26 @@
 """How many requests things cost, counted where the store asks its client: objects in memory."""
 
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from harness.objects import store as memory
 from harness.objects.scheduler import Scheduler
 from harness.objects.store import Odds, Service
 
 from storage_core.deadlines import DeadlineFiles
+from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import OS_FILES
-from storage_core.objects.files import ObjectFiles
+from storage_core.metadata.commands import Append, AppendedBlocks
+from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
+from storage_core.objects.files import FIRST_READ_SIZE, ObjectFiles
 from storage_core.objects.reached import AnyFiles
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
@@ -35,6 +40,7 @@ class Counting:
         self._service = Service(Scheduler(random, 1), random, Odds())
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self._wait: Callable[[], None] = lambda: None
 
     def connect(self, uri: str) -> Any:
         client = self._service.connect(uri)
@@ -46,6 +52,7 @@ class Counting:
         def counted(*arguments: Any) -> Any:
             with self._lock:
                 self.counts[verb] += 1
+            self._wait()
             return call(*arguments)
 
         return counted
@@ -53,8 +60,30 @@ class Counting:
     def process(self) -> Environment:
         return replace(REAL, files=DeadlineFiles(AnyFiles(OS_FILES, ObjectFiles(self.connect))))
 
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        return self._service.buckets[bucket].objects
+
     def record_count(self, bucket: str) -> int:
         return sum(name.endswith(".rec") for name in self._service.buckets[bucket].objects)
+
+    @contextmanager
+    def rounds(self, *sizes: int) -> Iterator[None]:
+        """Answer none of a round's requests before so many were made, and allow no more than these rounds."""
+        barriers = [threading.Barrier(size) for size in sizes]
+        order = deque(barrier for barrier, size in zip(barriers, sizes, strict=True) for _ in range(size))
+
+        def wait() -> None:
+            with self._lock:
+                assert order, f"more than {sizes} requests"
+                barrier = order.popleft()
+            barrier.wait(10.0)
+
+        self._wait = wait
+        try:
+            yield
+        finally:
+            self._wait = lambda: None
+        assert not order, f"fewer than {sizes} requests"
 
     @contextmanager
     def asking(self) -> Iterator[Counter[str]]:
@@ -90,20 +119,64 @@ def test_requests_of_what_is_done_often(counting: Counting, volume_count: int) -
     assert record_count > 40
     with counting.asking() as counts:
         store = Store.open(volumes, env=counting.process())
-    assert set(counts) == {"get", "list", "head"}, "it writes nothing"
-    # Each record once, and little else; of several volumes also how the last blocks are.
-    assert counts["get"] <= volume_count * (record_count + 5)
-    assert counts["list"] <= (1 if volume_count == 1 else 2 * volume_count)
-    store.state()
+    # Identity, snapshot, and each record once.
+    assert counts == {"list": volume_count, "get": volume_count * (record_count + 2)}
     with counting.asking() as counts:
         store.plan(ReadRequest(("ORDERS",)))
-    assert counts == {"list": volume_count}, "with 40 blocks or with 10,000"
-    with counting.asking() as counts:
-        store.state()
     assert counts == {"list": volume_count}
     with counting.asking() as counts:
         store.state_in_turn()
     assert counts == {"list": 1}
+
+
+@pytest.mark.parametrize("volume_count", [1, 3])
+def test_open_and_plan_take_two_rounds_with_ten_thousand_blocks(counting: Counting, volume_count: int) -> None:
+    volumes = [f"s3://bucket{number}/shop" for number in range(volume_count)]
+    writer = Store.create(volumes, env=counting.process())
+    incarnation = writer.add_stream({"name": "ORDERS", "subjects": ["orders.>"]}).incarnation
+    for number in range(2):
+        add_blocks(writer, incarnation, number, 5_000)
+    add_blocks(writer, incarnation, 2, 1)
+    snapshot_size = max(len(data) for name, data in counting.objects("s3://bucket0").items() if name.endswith(".snap"))
+    assert snapshot_size > FIRST_READ_SIZE, "it does not come with a first read of other objects"
+    # One volume: identity and listing; the snapshot, and the record behind it.
+    with counting.rounds(2 * volume_count, 2 * volume_count):
+        store = Store.open(volumes, env=counting.process())
+    with counting.rounds(volume_count):
+        assert len(store.plan(ReadRequest(("ORDERS",))).slices) == 10_001
+    add_blocks(writer, incarnation, 3, 1)
+    # What others wrote meanwhile: the listing; the new record, and the look at what it goes on from.
+    with counting.rounds(volume_count, 2 * volume_count):
+        assert len(store.plan(ReadRequest(("ORDERS",))).slices) == 10_002
+
+
+def test_without_tags_the_witness_is_looked_at_once_more(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "tag", lambda data: "")
+    volumes = made(counting, 1)
+    with counting.asking() as counts:
+        Store.open(volumes, env=counting.process())
+    assert counts["head"] == 1
+
+
+def test_store_whose_tags_tell_nothing_is_refused(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "tag", lambda data: "the same")
+    with pytest.raises(UnsuitableFileSystemError, match="ETags"):
+        Store.create("s3://bucket0/shop", env=counting.process())
+
+
+def add_blocks(store: Store, incarnation: bytes, commit: int, count: int) -> None:
+    """Name blocks of one message each that nobody wrote: a plan looks at none."""
+    rows = np.zeros(count, BLOCK_DTYPE)
+    rows["block_id"] = np.frombuffer(np.random.default_rng(commit).bytes(16 * count), "V16")
+    rows["first"] = np.arange(count)
+    rows["span"] = rows["row_count"] = 1
+    rows["file_size"], rows["data_size"], rows["holders"] = 8192, 100, 1
+    sets_of = np.ones(count, "<i4").tobytes()
+    part = AppendedBlocks(incarnation, encode_blocks(rows), (("orders.new",),), sets_of)
+    with store.metadata.session(60.0) as session:
+        session.propose(Append((2**62 + commit).to_bytes(8, "big") + bytes(8), (part,)))
+        if count > 1:
+            session.snapshot()
 
 
 @pytest.mark.parametrize("volume_count", [1, 3])

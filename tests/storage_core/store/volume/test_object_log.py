@@ -95,7 +95,7 @@ class Waiting:
         client = self._service.connect(uri)
         get = client.get
 
-        def wait(name: str, size: int) -> tuple[bytes, int]:
+        def wait(name: str, size: int) -> tuple[bytes, int, str]:
             self._asked.wait(10.0)
             return get(name, size)
 
@@ -299,6 +299,48 @@ def is_believed_after_a_killed_compaction(service: Service, log: ObjectLog) -> b
     return is_stored(process(service), slept)
 
 
+def is_read_as_another(service: Service, log: ObjectLog) -> bool:
+    """Return whether a reader takes a sleeper's record for the one that it listed, which is removed before it reads it.
+
+    Its witness is read between the two.
+    """
+    slept = log.read().position
+    log.append(slept, [SECOND], FIRST.id)
+
+    def judge(verb: str, bucket: Bucket, name: str) -> None:
+        if verb == "get" and name.endswith("2.rec"):
+            service.judge = None
+            cut_behind(log, slept)
+
+    service.judge = judge
+    return THIRD.id != process(service).read().tip
+
+
+def is_listed_as_another(service: Service, log: ObjectLog) -> bool:
+    """Return whether a reader goes on with a sleeper's record, listed after the witness was, which is gone by then."""
+    slept = log.read().position
+    log.append(slept, [SECOND], FIRST.id)
+
+    def judge(verb: str, bucket: Bucket, name: str) -> None:
+        if verb == "listing":
+            service.judge = None
+            cut_behind(log, slept)
+
+    service.judge = judge
+    return process(service).read_tail(slept) is not None
+
+
+def cut_behind(log: ObjectLog, slept: Position) -> None:
+    """Go on behind record 2, remove what was before record 3, and let a sleeper create record 2 once more."""
+    position = Position(2, 0, slept.witness)
+    position = log.take_snapshot(position, SECOND.id, b"HISTORY1", body(), None)
+    position = log.append(position, [THIRD], SECOND.id)
+    log.take_snapshot(position, THIRD.id, b"HISTORY1", body(), None)
+    log.compact()
+    with suppress(UnreachableError):
+        log.append(slept, [Vote(2, b"D" * 16)], FIRST.id)
+
+
 def is_adopted_late(service: Service, log: ObjectLog) -> bool:
     """Return whether a sleeping writer goes by its own snapshot although the log was cut behind it."""
     slept = log.read().position
@@ -331,6 +373,8 @@ def is_stored(log: ObjectLog, position: Position) -> bool:
         (is_believed_when_its_number_goes_meanwhile, "looks_at_the_witness_before_it_creates"),
         (is_believed_after_a_killed_compaction, "removes_records_before_snapshots"),
         (is_adopted_late, "adopts_a_snapshot_that_came_late"),
+        (is_read_as_another, "believes_in_records_whatever_their_tags"),
+        (is_listed_as_another, "looks_at_the_witness_before_it_lists"),
     ],
 )
 def test_rule_that_seeds_seldom_need(
