@@ -1,62 +1,129 @@
-"""Messages as a file: Parquet or JSON lines, of a range of sequences, with bounds. The rest is `jstream export`."""
+"""Messages as a file: Parquet or JSON lines, by the filters of the page of messages, with bounds; `jstream export` has
+none.
 
-import io
+The file is made before it is sent: its name says which sequences it answers for, and a browser that got only a part
+of it knows, since it was told the size.
+"""
+
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
 
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 from starlette.responses import Response, StreamingResponse
 
 from spark_stream.look.messages import PRINTED_COLUMNS, json_lines
+from spark_stream.ui.model.messages import SEARCH_ROW_COUNT, Wanted, first_at
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.schema import READ_SCHEMA
 from storage_core.store.contents import slices
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import SKIP, ReadOptions, read_slices
-from storage_core.store.stream import check_filters
 
 FORMATS = ("jsonl", "parquet")
+MEDIA_TYPES = {"jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
 MESSAGE_COUNT_MAX = 100_000
 SIZE_MAX = 64 << 20  # bytes of messages
+MAKING_S = 30.0  # for one file
+AT_ONCE_MAX = 4  # files that are being made
+LINE_COUNT = 1000  # JSON lines that are made together
+CHUNK_SIZE = 1 << 20
+_making = threading.BoundedSemaphore(AT_ONCE_MAX)
+
+
+class TooManyDownloads(ValueError):
+    """As many files are being made as may be."""
 
 
 def download(site: Site, query: Query, name: str) -> Response:
-    """Return messages [first, end), by default the newest, up to the bounds; what is lost is left out.
+    """Return the wanted messages of [first, end) as a file; without `first` the newest ones, or those from `time` on.
 
-    Raises NotFoundError, ValueError.
+    A file whose name ends in `-cut` has reached a bound: it has nothing behind the sequence in its name. What is lost
+    is left out. Raises NotFoundError, ValueError, TooManyDownloads, and what reading raises.
     """
-    store, kind = site.store(), query.choice("format", FORMATS)
+    store, kind, wanted = site.store(), query.choice("format", FORMATS), Wanted.of(query)
     stream = store.stream_state(name)
-    end = min(query.number("end", stream.next_sequence) or stream.next_sequence, stream.next_sequence)
-    first = max(query.number("first", stream.first_sequence) or 1, end - MESSAGE_COUNT_MAX)
-    filters = check_filters(query.text("subject") or None)
+    end = min(query.number("end") or stream.next_sequence, stream.next_sequence)
+    first, time_ns = query.number("first"), query.time_ns("time", store.environment.now_ns())
+    if first is None and time_ns is not None:
+        first = first_at(store, stream, time_ns) or end
+    if first is None:
+        first = max(stream.first_sequence, end - (MESSAGE_COUNT_MAX if wanted.is_all else SEARCH_ROW_COUNT))
     columns = PRINTED_COLUMNS if kind == "jsonl" else tuple(READ_SCHEMA.names)
-    request = ReadRequest((name,), {name: (first, max(first, end))}, subject_filters=filters)
-    options = ReadOptions(columns, subject_filters=filters, on_loss=SKIP)
+    request = ReadRequest((name,), {name: (first, max(first, end))}, subject_filters=wanted.subjects)
+    options = ReadOptions(columns, subject_filters=wanted.subjects, on_loss=SKIP)
     found = read_slices(slices(store, stream, request), options, env=store.environment)
-    batches = _bounded(found)
-    file_name = f"{first}-{max(first, end) - 1}.{kind}"
-    headers = {"Content-Disposition": f'attachment; filename="messages-{file_name}"'}
-    if kind == "jsonl":
-        lines = (json_lines(part).encode() for batch in batches for part in _parts(batch))
-        return StreamingResponse(lines, headers=headers, media_type="application/x-ndjson")
-    file = io.BytesIO()
+    if not _making.acquire(blocking=False):
+        raise TooManyDownloads(f"{AT_ONCE_MAX} files are being made already: try again soon")
+    bounded = _Bounded(wanted, max(first, end))
+    file = tempfile.TemporaryFile(prefix="jstream-download-")
+    try:
+        (_write_lines if kind == "jsonl" else _write_parquet)(file, bounded.batches(found))
+        size = file.tell()
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    finally:
+        _making.release()
+    file_name = f"messages-{first}-{bounded.end - 1}{'-cut' if bounded.is_cut else ''}.{kind}"
+    headers = {"Content-Disposition": f'attachment; filename="{file_name}"', "Content-Length": str(size)}
+    return StreamingResponse(_chunks(file), headers=headers, media_type=MEDIA_TYPES[kind])
+
+
+@dataclass
+class _Bounded:
+    """What of a read goes into a file."""
+
+    wanted: Wanted
+    end: int  # of the sequences that the file answers for
+    is_cut: bool = False
+
+    def batches(self, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the wanted rows up to the bounds."""
+        until = time.monotonic() + MAKING_S
+        count = size = looked_at = 0
+        for batch in found:
+            if not batch.num_rows:
+                continue
+            if (
+                count >= MESSAGE_COUNT_MAX
+                or size >= SIZE_MAX
+                or looked_at >= SEARCH_ROW_COUNT
+                or time.monotonic() > until
+            ):
+                self.end, self.is_cut = int(batch.column("sequence")[0].as_py()), True
+                return
+            looked_at += batch.num_rows
+            chosen = self.wanted.chosen(batch)
+            if count + chosen.num_rows > MESSAGE_COUNT_MAX:
+                room = MESSAGE_COUNT_MAX - count
+                self.end, self.is_cut = int(chosen.column("sequence")[room].as_py()), True
+                yield chosen.slice(0, room)
+                return
+            count += chosen.num_rows
+            size += chosen.nbytes
+            yield chosen
+
+
+def _write_lines(file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
+    for batch in batches:
+        for at in range(0, batch.num_rows, LINE_COUNT):
+            file.write(json_lines(batch.slice(at, LINE_COUNT)).encode())
+
+
+def _write_parquet(file: IO[bytes], batches: Iterator[pa.RecordBatch]) -> None:
     with ParquetWriter(file, READ_SCHEMA, compression="zstd") as writer:
         for batch in batches:
             writer.write_table(pa.Table.from_batches([batch], READ_SCHEMA))
-    return Response(file.getvalue(), headers=headers, media_type="application/vnd.apache.parquet")
 
 
-def _bounded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    size = 0
-    for batch in batches:
-        yield batch
-        size += batch.nbytes
-        if size > SIZE_MAX:
-            return
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for at in range(0, batch.num_rows, 1000):
-        yield batch.slice(at, 1000)
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(CHUNK_SIZE):
+            yield chunk

@@ -342,6 +342,8 @@ def _status(error: Exception) -> int:
         return 410
     if isinstance(error, changes.Busy):
         return 409
+    if isinstance(error, downloads.TooManyDownloads):
+        return 429
     return UNAVAILABLE if isinstance(error, (StorageError, OSError)) else 400
 
 

@@ -46,7 +46,7 @@ class Site:
         pipelines: Sequence[Path] = (),
         rescues: Sequence[Path] = (),
     ) -> None:
-        """Open the store. Raises what `Store.open` does."""
+        """Open the store; with 0 for `fresh_s` each page looks anew. Raises what `Store.open` does."""
         self.allows_changes, self.pipelines, self.rescues = allows_changes, tuple(pipelines), tuple(rescues)
         self.paths, self._fresh_s, self._storage_options = tuple(paths), fresh_s, storage_options
         self.command_store = quote(",".join(self.paths))  # as command lines have it
@@ -101,19 +101,20 @@ class Site:
         self._asked_at = time.monotonic()
         scan = self._scan
         age_s = self._asked_at - self._scanned_at
-        if scan is not None and age_s < STALE_S:
-            if self._scan_s > CHEAP_S:
+        if scan is not None and self._fresh_s and age_s < STALE_S:
+            index = self._index()
+            if index is not None and self._scan_s > CHEAP_S:
                 return scan  # the thread makes the next one
-            if age_s < self._fresh_s and self._is_still(scan):
+            if index == scan.survey.view.index and age_s < self._fresh_s:
                 return scan
         return self.look()
 
-    def _is_still(self, scan: Scan) -> bool:
-        """Return whether the metadata is where it was."""
+    def _index(self) -> int | None:
+        """Return where the metadata is; None if it cannot be read, or another store lies there now."""
         try:
-            return self.store().index() == scan.survey.view.index
+            return self.store().index()
         except READ_ERRORS:
-            return False
+            return None
 
     def look(self) -> Scan:
         """Look at the store now. Raises what reading raises."""

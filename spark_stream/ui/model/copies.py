@@ -49,7 +49,8 @@ def copies_page(site: Site, query: Query, name: str) -> dict[str, Any]:
         copies = scan.survey.block_copies(stream, position)
         own = _states(copies, replica["state"])
         states.append(own[lo:hi])
-        letter = digests.setdefault(replica["digest"], chr(ord("A") + len(digests)))
+        is_there = replica["state"] != "missing"
+        letter = digests.setdefault(replica["digest"], chr(ord("A") + len(digests))) if is_there else None
         volumes.append(
             {
                 **replica,

@@ -63,7 +63,7 @@ def _health(site: Site, scan: Scan) -> dict[str, Any]:
     lag = max((consumer["lag"]["messages"] for consumer in scan.consumers), default=0)
     scrubbed = [volume["last_scrub"] for volume in volumes if volume["state"] != "missing"]  # of those, nobody knows
     is_whole = bool(scrubbed) and all(scrubbed)
-    scrub = f"last scrub {age_text(min(scrubbed), scan.time_ns)}" if is_whole else "never scrubbed as a whole"
+    scrub = f"last scrub {age_text(min(scrubbed), scan.time_ns)}" if is_whole else "not scrubbed yet"
     sentence = f"{_WORDS[level]}: {current} of {len(volumes)} volumes current, worst lag {lag:,}, {scrub}"
     return {
         "state": level.name.lower(),

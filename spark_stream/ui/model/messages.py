@@ -6,8 +6,9 @@ looked, and the next page goes on there.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 from shlex import quote
 from typing import Any
 
@@ -58,20 +59,32 @@ class Wanted:
         subject = query.text("subject")
         return cls(check_filters(subject or None), _pair(query.text("header"), ":"), _pair(query.text("field"), "="))
 
-    def takes(self, row: dict[str, Any]) -> bool:
-        if self.header is not None:
-            name, value = self.header
-            pairs = [(one["key"], one["value"]) for one in row["headers"] or ()]
-            if not any(
-                key.casefold() == name.casefold() and (value is None or (held or b"") == value.encode())
-                for key, held in pairs
-            ):
-                return False
-        if self.field is not None:
-            path, wanted = self.field
-            held = payload.field_of(payload.parsed(row["data"]), path)
-            return held is not None and (wanted is None or str(held) == wanted or _word(held) == wanted)
-        return True
+    def chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that have the header and the field; subjects are chosen where blocks are read."""
+        if self.header is None and self.field is None:
+            return batch
+        headers = batch.column("headers").to_pylist() if self.header is not None else repeat(None)
+        data = batch.column("data").to_pylist() if self.field is not None else repeat(None)
+        rows = islice(zip(headers, data, strict=False), batch.num_rows)
+        return batch.filter(
+            pa.array([self._has_header(row[0]) and self._has_field(row[1]) for row in rows], pa.bool_())
+        )
+
+    def _has_header(self, headers: Sequence[Mapping[str, Any]] | None) -> bool:
+        if self.header is None:
+            return True
+        name, value = self.header
+        return any(
+            pair["key"].casefold() == name.casefold() and (value is None or (pair["value"] or b"") == value.encode())
+            for pair in headers or ()
+        )
+
+    def _has_field(self, data: bytes | None) -> bool:
+        if self.field is None:
+            return True
+        path, wanted = self.field
+        held = payload.field_of(payload.parsed(data), path)
+        return held is not None and (wanted is None or str(held) == wanted or _word(held) == wanted)
 
 
 def _pair(text: str, separator: str) -> tuple[str, str | None] | None:
@@ -93,7 +106,7 @@ def messages_page(site: Site, query: Query, name: str) -> dict[str, Any]:
     time_ns = query.time_ns("time", store.environment.now_ns())
     note = ""
     if at is None and time_ns is not None:
-        at = _first_at(store, stream, time_ns)
+        at = first_at(store, stream, time_ns)
         if at is None:
             note = "no message is as new as that"
     if at is not None and not first <= at < end and stream.message_count:
@@ -129,7 +142,7 @@ def _command(site: Site, name: str, first: int, count: int, subject: str) -> str
     return f"jstream stream view {quote(name)} {count} --id {first}{more} --store {site.command_store}"
 
 
-def _first_at(store: OpenStore, stream: StreamState, time_ns: int) -> int | None:
+def first_at(store: OpenStore, stream: StreamState, time_ns: int) -> int | None:
     """Return the first sequence that is not older, reading one column of one block; past what cannot be read."""
     request, options = (
         ReadRequest((stream.name,), time_first_ns=time_ns),
@@ -206,18 +219,11 @@ class _Reading:
         filters = self._wanted.subjects
         request = ReadRequest((self._stream.name,), {self._stream.name: (first, end)}, subject_filters=filters)
         options = ReadOptions(_CUT, subject_filters=filters, on_loss=REPORT)
-        needs_all = self._wanted.header is not None or self._wanted.field is not None
         rows: list[dict[str, Any]] = []
         self._looked_at += end - first
         found = slices(self._store, self._stream, request)
         for batch in read_slices(found, options, self._tell, self._store.environment):
-            if needs_all:
-                for at in range(batch.num_rows):
-                    (row,) = batch.slice(at, 1).to_pylist()
-                    if self._wanted.takes(row):
-                        rows += _cut(batch.slice(at, 1))
-            else:
-                rows += _cut(batch)
+            rows += _cut(self._wanted.chosen(batch))
             if len(rows) > count_max:
                 break
         return rows

@@ -6,6 +6,7 @@ from typing import Any
 from spark_stream.store_scan import Scan
 from spark_stream.ui.model.health import health, worst_lag
 from spark_stream.ui.model.rates import SPANS, arrivals, positions_over_time, rate
+from spark_stream.ui.model.settings import settings_of
 from spark_stream.ui.query import Query
 from spark_stream.ui.site import Site
 from storage_core.errors import ConsumerNotFoundError
@@ -111,6 +112,7 @@ def configuration(site: Site, query: Query, name: str) -> dict[str, Any]:
     return {
         "stream": stream_head(site.scan(), stream),
         "config": stream.config.to_json(),
+        "settings": settings_of(stream.config.to_json()),
         "command": f"jstream stream info {name} --store {site.command_store}",
     }
 
@@ -174,6 +176,7 @@ def consumer_page(site: Site, query: Query, name: str, consumer: str) -> dict[st
         "stream": stream_head(scan, stream),
         "consumer": row,
         "config": info["config"],
+        "settings": settings_of(info["config"]),
         "query": owner_of(site.store(), stream, stream.consumers[consumer.casefold()]) or None,
         "unreadable_ranges": info["unreadable_ranges"],
         "events": [{**one, "page": None} for one in reversed(info["events"][-50:])],

@@ -39,9 +39,7 @@ class Drift:
     def event(self) -> Event:
         first, last = self.blocks[0], self.blocks[-1]
         absent = sum(size < 0 for size in self.sizes)
-        what = (
-            f"{absent} of {self.compared} blocks compared are not there, {len(self.blocks) - absent} have another size"
-        )
+        what = f"of {self.compared} blocks compared {absent} missing, {len(self.blocks) - absent} of another size"
         reason = f"{what}; between sequences {first.first} and {last.end - 1}"
         after = "missing" if absent == self.compared else "damaged"
         return Event("drift", self.stream, "", self.volume.name, "current", after, reason)

@@ -144,7 +144,7 @@ class Scrub:
                 leave_reports(bad, session.writable)
                 events = [*self._findings.events(state), *_events(bad)]
                 if is_whole_pass:
-                    events.append(Event("scrub", reason=f"all copies were read; {len(self._damage)} are damaged"))
+                    events.append(Event("scrub", reason=f"all copies were read; damaged: {len(self._damage)}"))
                 if events:
                     session.propose(RecordEvents(tuple(events)))
                 save_indexes(session, indexes.by_volume)
@@ -160,7 +160,15 @@ def _events(bad: Sequence[Checked]) -> list[Event]:
             block = checked.block
             damaged.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {wrong.reason}")
     return [
-        Event("damaged", stream, "", volume_id.hex(), "current", "damaged", f"{len(blocks)} blocks; {blocks[0]}")
+        Event(
+            "damaged",
+            stream,
+            "",
+            volume_id.hex(),
+            "current",
+            "damaged",
+            f"{len(blocks)} block{'s' if len(blocks) > 1 else ''}; {blocks[0]}",
+        )
         for (stream, volume_id), blocks in damaged.items()
     ]
 

@@ -1,6 +1,5 @@
 """What pages say of stores that are whole, damaged, half gone, gone, and written meanwhile."""
 
-import io
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import shutil
 import time
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from harness.served_ui import PAGES, TIMEOUT_S, Browser, blocks_of
 from typer.testing import CliRunner
@@ -257,16 +255,6 @@ def test_pages_need_no_lock(store: Store, volumes: list[Path], serve) -> None:
     with store.session():
         for path in PAGES:
             browser.page(path)
-
-
-def test_messages_are_downloaded_as_lines_and_as_parquet(store: Store, volumes: list[Path], serve) -> None:
-    browser = serve(volumes)
-    lines = browser("/streams/ORDERS/download?first=19&end=28")
-    assert [json.loads(line)["seq"] for line in lines.text.splitlines()] == [19, 20, 26, 27]
-    assert lines.headers["content-disposition"] == 'attachment; filename="messages-19-27.jsonl"'
-    table = pyarrow.parquet.read_table(io.BytesIO(browser("/streams/ORDERS/download?format=parquet").body))
-    assert table.num_rows == 56
-    assert browser("/streams/ORDERS/download?format=csv").code == 400
 
 
 def test_viewers_are_told_when_something_changed(store: Store, volumes: list[Path], serve) -> None:

@@ -180,7 +180,7 @@ def test_older_messages_that_a_replica_lost_are_noticed_at_open_and_mended_by_ma
     with Store.open(paths) as store:
         [event] = [one for one in store.events() if one["kind"] == "drift"]
         assert (event["stream"], event["volume"]) == ("S", store.volumes()[1].name)
-        assert "6 of 12 blocks compared are not there" in event["reason"] and event["after"] == "damaged"
+        assert "of 12 blocks compared 6 missing" in event["reason"] and event["after"] == "damaged"
         assert store.stream("S").read().read_all().num_rows == MESSAGES
     with Store.open(paths) as store:
         assert [one["kind"] for one in store.events()].count("drift") == 1, "told once"
