@@ -84,6 +84,9 @@ def resolve_paths(paths: Paths) -> list[Path]:
     if not given or not all(one.strip() for one in given):
         raise ValueError(f"path: {paths!r} names no volume")
     resolved = [place(volume_path(one, "path")) for one in given]
+    for position, path in enumerate(resolved):
+        if isinstance(path, ObjectPath) and not path.bucket.partition("://")[2]:
+            raise ValueError(f"path: {given[position]!r} names no bucket; volumes are like s3://bucket/prefix")
     if len({is_in_object_store(path) for path in resolved}) > 1:
         raise ValueError(f"path: {', '.join(map(str, resolved))}: all volumes of a store are of one kind")
     for position, path in enumerate(resolved):

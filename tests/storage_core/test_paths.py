@@ -43,6 +43,12 @@ def test_what_lies_elsewhere_is_refused(given: str) -> None:
         local_path(given, "path")
 
 
+@pytest.mark.parametrize("given", ["s3://", "az:///"])
+def test_an_address_names_a_bucket(given: str) -> None:
+    with pytest.raises(ValueError, match=f"path: '{given}' names no bucket"):
+        resolve_paths([given])
+
+
 def test_a_nul_character_is_refused() -> None:
     with pytest.raises(ValueError, match=r"path: '/a\\x00b' holds a NUL character"):
         local_path("/a\0b", "path")
