@@ -86,7 +86,7 @@ def _volume(survey: Survey, volume: Volume, copies: Sequence[tuple[str, Replica]
         "name": volume.name,
         "instance": volume.identity.instance_id.hex() if volume.identity is not None else None,
         "path": str(volume.path),
-        "state": state,
+        "state": str(state),
         "reason": reason or None,
         "current": state == "current",
         "lag": survey.lag(volume.volume_id),
@@ -218,7 +218,7 @@ def stream_cluster(survey: Survey, stream: StreamState) -> dict[str, Any]:
                 "name": replica.name,
                 "current": replica.current,
                 "lag": replica.lag,
-                "state": replica.state,
+                "state": str(replica.state),
                 "reason": replica.reason or None,
                 "damaged_blocks": replica.damaged_blocks,
                 "missing_blocks": replica.missing_blocks,
@@ -259,4 +259,4 @@ def events(
 def event_json(event: Event) -> dict[str, Any]:
     """Return the shape of one element of `events --json`."""
     names = ("kind", "stream", "consumer", "volume", "before", "after", "reason")
-    return {"time": rfc3339(event.time_ns), **{name: getattr(event, name) or None for name in names}}
+    return {"time": rfc3339(event.time_ns), **{name: str(getattr(event, name)) or None for name in names}}

@@ -126,6 +126,8 @@ def test_a_volume_that_has_lost_all_its_blocks_is_missing(
         directory.mkdir()
     found = check_alone(store, 0, "missing")
     assert found.missing_blocks == BLOCK_COUNT
+    states = [store.cluster_info()["volumes"][0]["state"], store.report()[0]["cluster"]["replicas"][0]["state"]]
+    assert [(type(state), state) for state in states] == [(str, "missing")] * 2  # as JSON has them
 
 
 def test_what_is_no_block_in_a_directory_of_blocks_is_no_block(store: Store, paths: list[Path]) -> None:
