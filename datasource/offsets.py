@@ -235,6 +235,8 @@ def _inside(stream: str, extent: Extent, side: _Side, fail_on_data_loss: bool) -
         f"gets {extent.end}: the stream was made again or has lost messages, or the number is wrong"
     )
     if fail_on_data_loss:
-        raise DataLossError(f"{message}. Correct it, or set failOnDataLoss=false to read up to the end")
+        raise DataLossError(
+            f"{message}. Correct it, or set failOnDataLoss=false to read up to the end", stream=stream, end=extent.end
+        )
     log.warning("%s; read up to the end", message)
     return extent.end

@@ -304,7 +304,9 @@ def _places_of_consumer(store: Store, extents: Mapping[str, Extent], settings: R
         if made.action is Action.FAIL:
             raise DataLossError(
                 f"consumer {settings.consumer!r}: {made.reason}. To read what is there, set failOnDataLoss=false; "
-                f"`jstream consumer reset {name} {settings.consumer} --execute` moves the consumer on"
+                f"`jstream consumer reset {name} {settings.consumer} --execute` moves the consumer on",
+                stream=name,
+                consumer=settings.consumer,
             )
         if made.is_news:
             log.warning("consumer %s: %s: %s", settings.consumer, made.action.value, made.reason)

@@ -235,7 +235,7 @@ class StreamSource:
             self._unreadable.pop(name, None)
             return end
         if until <= first and (self._policy == FAIL or self._targets is not None):
-            raise UnavailableError(reason)
+            raise UnavailableError(reason, stream=name, first=first, end=end)
         if self._unreadable.get(name) != until:
             self._unreadable[name] = until
             log.warning("stream %s: the query waits before sequence %d: %s", name, until, reason)

@@ -252,6 +252,7 @@ class UnavailableError(StorageError):
     end: int | None = None
     file: str | None = None
     offset_bytes: int | None = None
+    consumer: str | None = None
 
 
 class StalePlanError(StorageError):

@@ -188,8 +188,8 @@ class Stream:
     ) -> pa.RecordBatchReader:
         """Return a reader over sequences [first, end), in order, as batches of `read_schema(columns)`.
 
-        `on_loss`: "raise" stops with DataLossError at messages that are lost; "skip" goes on without them. `report`
-        hears of each loss.
+        `on_loss`: "raise" stops with DataLossError at messages that are damaged or gone; "skip" goes on without them.
+        `report` hears of each loss. What `repair` has declared lost stops nobody: `lost_ranges` of `info` has it.
         """
         _check_read(first, end, columns, on_loss)
         schema = read_schema(tuple(columns) if columns is not None else None)

@@ -319,7 +319,8 @@ class Consumer:
             return reason
 
         error = UnavailableError if damage[0].is_away else DataLossError
-        raise error(f"consumer {self.name!r}: {self._store.together(job)} ({damage[0]})")
+        reason = self._store.together(job)
+        raise error(f"consumer {self.name!r}: {reason} ({damage[0]})", **damage[0].fields(), consumer=self.name)
 
     def _hand_out(self, session: Session, look: _Look) -> _Handed:
         nothing = SequenceSet.empty()

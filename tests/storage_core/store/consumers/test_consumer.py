@@ -447,8 +447,9 @@ def test_with_policy_fail_a_consumer_stops_right_before_what_no_copy_has(
         for count in (100, 1, 3):
             with pytest.raises(
                 DataLossError, match=r"consumer 'reader': .*sequence 6, which .*repair.*the file is miss"
-            ):
+            ) as raised:
                 consumer.fetch(count, 0)
+            assert (raised.value.stream, raised.value.consumer, raised.value.first) == ("orders", "reader", 6)
         info = consumer.info()
         assert (info["delivered"]["stream_seq"], info["num_ack_pending"]) == (5, 0)
         assert [one["kind"] for one in info["events"][-2:]].count("consumer_failed") == 1

@@ -131,8 +131,9 @@ def test_a_consumer_that_fails_on_loss_says_that_the_volume_is_away(stream: Stre
     consumer = stream.add_consumer({"name": "reader", "on_data_loss": "fail"})
     disk.unmount()
     for _ in range(2):
-        with pytest.raises(UnavailableError, match=str(disk.path)):
+        with pytest.raises(UnavailableError, match=str(disk.path)) as raised:
             consumer.fetch(5, 0)
+        assert (raised.value.stream, raised.value.consumer, raised.value.first) == ("orders", "reader", 1)
     assert [one["kind"] for one in consumer.info()["events"]] == ["consumer_failed"]
     disk.mount()
     assert fetched(consumer) == list(range(1, 21))
