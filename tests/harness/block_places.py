@@ -1,4 +1,4 @@
-"""Where the file of a block lies on a volume of local disks, for tests that look at files or damage them."""
+"""Where the files of blocks lie on a volume of local disks, for tests that look at files or damage them."""
 
 from pathlib import Path
 
@@ -12,3 +12,15 @@ def block_directory(volume: Path, incarnation: bytes) -> Path:
 
 def block_path(directory: str, block_id: bytes) -> Path:
     return Path(directory) / (block_id.hex() + BLOCK_SUFFIX)
+
+
+def block_files(volume: Path) -> list[Path]:
+    """Return the block files of all streams on a volume, in the order of their paths."""
+    return sorted((volume / "streams").glob(f"*/*{BLOCK_SUFFIX}"))
+
+
+def flip(path: Path, offset_bytes: int = 300) -> None:
+    """Turn over one bit of a file. Byte 300 of a block file is in its first frame."""
+    content = bytearray(path.read_bytes())
+    content[offset_bytes] ^= 1
+    path.write_bytes(content)

@@ -1,13 +1,14 @@
 """Environments for stores on a simulated disk: files, a clock that only tests move, randomness from a seed."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from harness.faults import FaultyFiles, Judge, let_everything_happen
-from harness.simulated_disk import SimulatedDisk
+from harness.faults import FaultyFiles, Judge, end_at, let_everything_happen
+from harness.simulated_disk import ProcessEnded, SimulatedDisk
 
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
@@ -89,6 +90,20 @@ class Machine:
         """Open the store, by all its volumes or those that are named, in a new process or in that of `files`."""
         named = list(self.paths if paths is None else paths)
         return Store.open(named, read_only=read_only, lock_timeout_s=0.0, env=self.environment(files))
+
+    def ended_at_each_call(self, act: Callable[[Store], object]) -> Iterator["Machine"]:
+        """Yield copies of this machine on which `act` was ended at its first call that changes something, its second,
+        and so on; on the last of them it was not ended.
+        """
+        for number in count():
+            trial = self.copy()
+            try:
+                act(trial.open(trial.files(end_at(number))))
+            except ProcessEnded:
+                yield trial
+            else:
+                yield trial
+                return
 
     def create(self, **settings: Any) -> Store:
         """Make a store on all volumes."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.block_places import flip
 
 from spark_stream.block_survey import survey
 from spark_stream.cli.publish import message_batch
@@ -33,12 +34,6 @@ def dumped(jstream, block: Path, code: int) -> dict[str, object]:
     outcome = jstream("block", "dump", block, "--json", with_store=False)
     assert outcome.code == code, outcome
     return json.loads(outcome.out)
-
-
-def flip(path: Path, offset_bytes: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset_bytes] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_whole_block_says_whose_it_is_and_what_it_holds(jstream, store, block: Path) -> None:

@@ -6,15 +6,11 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
+from harness.block_places import flip
+
 DATA = Path(__file__).resolve().parents[2] / "data"
 LAGGING = DATA / "nats" / "r3-lagging-follower" / "store"
 GONE = DATA / "nats" / "r3-drift-old-messages-gone" / "store"
-
-
-def flip(path: Path, offset_bytes: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset_bytes] ^= 1
-    path.write_bytes(data)
 
 
 def nodes(store: Path) -> list[Path]:

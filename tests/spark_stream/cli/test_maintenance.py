@@ -3,18 +3,12 @@
 import json
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
+from harness.block_places import flip
 
 from storage_core import Store
 from storage_core.errors import StoreBusyError
-
-
-def flip(path: Path, offset_bytes: int = 300) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset_bytes] ^= 1
-    path.write_bytes(data)
 
 
 def states_of(trio) -> list[str]:

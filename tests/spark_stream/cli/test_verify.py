@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from harness.block_places import flip
 
 from storage_core import Store
 from storage_core.store.reading.plan import ReadRequest
@@ -13,12 +14,6 @@ def block_of(store: Store, sequence: int) -> Path:
     """Return the file that holds a message of ORDERS."""
     (found,) = store.plan(ReadRequest(("ORDERS",), {"ORDERS": (sequence, sequence + 1)})).slices
     return Path(found.paths[0])
-
-
-def flip(path: Path, offset_bytes: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset_bytes] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_whole_store_is_said_to_be_whole(jstream, orders) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from harness.block_places import block_files
 from harness.faults import FaultyFiles, end_at
 from harness.forged_blocks import Forger
 from harness.replicas import replica_states
@@ -41,10 +42,6 @@ def make(root: Path, count: int = 3) -> list[Path]:
             stream.publish("s.a", message)
         store.add_stream({"name": "T"}).publish("T", b"of another stream")
     return paths
-
-
-def blocks(volume: Path) -> list[Path]:
-    return sorted((volume / "streams").glob("*/*.blk"))
 
 
 def lose_metadata(volume: Path) -> None:
@@ -259,7 +256,7 @@ def test_blocks_that_no_journal_speaks_of_are_told_and_left_alone(tmp_path: Path
     paths = make(tmp_path)
     strange = paths[0] / "streams" / os.urandom(16).hex()
     strange.mkdir()
-    for path in blocks(paths[0])[:2]:
+    for path in block_files(paths[0])[:2]:
         shutil.copy(path, strange / f"{os.urandom(16).hex()}.blk")
     for path in paths:
         lose_metadata(path)
@@ -373,7 +370,7 @@ def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[li
         stream.publish("s.a", b"later")
         store.maintain()
         expected = contents(store)
-    assert [len(blocks(path)) for path in paths] == [2 if unlinked else MESSAGES + 2] * 3
+    assert [len(block_files(path)) for path in paths] == [2 if unlinked else MESSAGES + 2] * 3
     for path in paths:
         lose_metadata(path)
     if keep_old_metadata:
@@ -384,7 +381,7 @@ def make_merged(root: Path, unlinked: bool, keep_old_metadata: bool) -> tuple[li
 def unlink_merged(paths: list[Path]) -> None:
     """Lose the one block that is larger than the others."""
     for path in paths:
-        max(blocks(path), key=lambda one: one.stat().st_size).unlink()
+        max(block_files(path), key=lambda one: one.stat().st_size).unlink()
 
 
 @pytest.mark.parametrize("keep_old_metadata", [False, True])

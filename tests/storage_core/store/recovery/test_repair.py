@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.block_places import block_directory
+from harness.block_places import block_directory, block_files, flip
 from harness.replicas import replica_states
 
 from storage_core.errors import DataLossError, NoQuorumError
@@ -28,16 +28,6 @@ def paths(tmp_path: Path) -> list[Path]:
     for number in range(MESSAGES):
         stream.publish("s.a", b"message %d " % number * 40)
     return paths
-
-
-def blocks(volume: Path) -> list[Path]:
-    return sorted((volume / "streams").glob("*/*.blk"))
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
 
 
 def states(paths: list[Path]) -> list[str]:
@@ -85,8 +75,8 @@ def check_current(paths: list[Path]) -> None:
         replicas = replica_states(store, store.stream_state("S"))
         assert [one.state for one in replicas] == ["current"] * len(paths), [one.reason for one in replicas]
         assert len({one.digest for one in replicas}) == 1
-        assert store.verify() == {"ok": True, "checked_blocks": len(blocks(paths[0])) * len(paths), "damage": []}
-        named = [[(path.name, path.read_bytes()) for path in blocks(volume)] for volume in paths]
+        assert store.verify() == {"ok": True, "checked_blocks": len(block_files(paths[0])) * len(paths), "damage": []}
+        named = [[(path.name, path.read_bytes()) for path in block_files(volume)] for volume in paths]
         assert all(one == named[0] for one in named)
 
 
@@ -129,12 +119,12 @@ def lose_first_half(volume: Path) -> None:
 
 
 def flip_blocks(volume: Path) -> None:
-    for number, path in enumerate(blocks(volume)):
+    for number, path in enumerate(block_files(volume)):
         flip(path, number * 37 % path.stat().st_size)
 
 
 def cut_blocks(volume: Path) -> None:
-    for number, path in enumerate(blocks(volume)):
+    for number, path in enumerate(block_files(volume)):
         path.write_bytes(path.read_bytes()[: number * 41 % path.stat().st_size])
 
 
@@ -187,7 +177,7 @@ def test_each_volume_in_turn_may_be_lost(paths: list[Path]) -> None:
 
 def test_different_blocks_damaged_on_each_volume_are_repaired_from_each_other(paths: list[Path]) -> None:
     for number, volume in enumerate(paths):
-        for path in blocks(volume)[number::3]:
+        for path in block_files(volume)[number::3]:
             flip(path, path.stat().st_size // 2)
     with Store.open(paths) as store:
         assert store.repair()["ok"]
@@ -252,15 +242,15 @@ def test_frames_that_are_whole_in_different_copies_make_a_whole_block(tmp_path: 
     paths = [tmp_path / f"volume-{number}" for number in range(3)]
     with Store.create(paths) as store:
         store.add_stream({"name": "S", "subjects": ["s.>"]}).append(_table(20_000))
-    before = blocks(paths[0])[0].read_bytes()
+    before = block_files(paths[0])[0].read_bytes()
     places = [(20, len(before) // 2), (len(before) // 4, len(before) - 10), (len(before) - 200, len(before) // 3)]
     for volume, hurt in zip(paths, places, strict=True):
         for at in hurt:
-            flip(blocks(volume)[0], at)
+            flip(block_files(volume)[0], at)
     with Store.open(paths) as store:
         report = store.repair()
         assert report["ok"] and report["lost"] == [], report
-    assert [blocks(volume)[0].read_bytes() == before for volume in paths] == [True] * 3
+    assert [block_files(volume)[0].read_bytes() == before for volume in paths] == [True] * 3
 
 
 def _table(count: int) -> Any:
@@ -276,9 +266,9 @@ def test_a_frame_that_is_damaged_everywhere_is_lost_and_no_more(tmp_path: Path, 
     with Store.create(paths) as store:
         store.add_stream({"name": "S", "subjects": ["s.>"]}).append(_table(9_000))
         before = contents(store)
-    size = blocks(paths[0])[0].stat().st_size
+    size = block_files(paths[0])[0].stat().st_size
     for volume in paths:
-        flip(blocks(volume)[0], size // 2)
+        flip(block_files(volume)[0], size // 2)
     with Store.open(paths) as store:
         with pytest.raises(DataLossError):
             contents(store)
@@ -296,7 +286,7 @@ def test_a_frame_that_is_damaged_everywhere_is_lost_and_no_more(tmp_path: Path, 
 
 
 def test_a_block_that_is_gone_everywhere_is_lost(paths: list[Path]) -> None:
-    gone = blocks(paths[0])[3].relative_to(paths[0])
+    gone = block_files(paths[0])[3].relative_to(paths[0])
     for volume in paths:
         (volume / gone).unlink()
     with Store.open(paths) as store:
@@ -311,7 +301,7 @@ def test_a_block_that_is_gone_everywhere_is_lost(paths: list[Path]) -> None:
 
 
 def test_nothing_is_declared_lost_while_a_volume_that_may_have_it_is_away(paths: list[Path], tmp_path: Path) -> None:
-    gone = blocks(paths[0])[3].relative_to(paths[0])
+    gone = block_files(paths[0])[3].relative_to(paths[0])
     for volume in paths[:2]:
         (volume / gone).unlink()
     # Its parent is gone with it, as when a disk is not mounted.
@@ -335,7 +325,7 @@ def test_the_only_copy_mends_what_follows_from_the_rest_of_it(tmp_path: Path, at
     """A flipped bit beside the messages costs none of them, also without another copy."""
     with Store.create(tmp_path / "volume") as store:
         store.add_stream({"name": "S", "subjects": ["s.>"]}).append(_table(10))
-        [path] = blocks(tmp_path / "volume")
+        [path] = block_files(tmp_path / "volume")
         before, whole = path.read_bytes(), contents(store)
         flip(path, {"header": 40, "trailer": len(before) - 15, "padding": 100}[at])
         report = store.repair()
@@ -347,7 +337,7 @@ def test_streams_are_repaired_one_by_one_if_named(paths: list[Path]) -> None:
     with Store.open(paths) as store:
         store.add_stream({"name": "T", "subjects": ["t.>"]}).publish("t.a", b"x")
         for volume in paths[:1]:
-            for path in blocks(volume):
+            for path in block_files(volume):
                 flip(path, 200)
         report = store.repair(streams=["T"])
         assert report["ok"] and report["checked_blocks"] == 3
@@ -364,7 +354,7 @@ def test_progress_is_told(paths: list[Path]) -> None:
 
 
 def test_leftovers_of_a_killed_repair_and_settled_reports_are_swept(paths: list[Path]) -> None:
-    one = blocks(paths[0])[2]
+    one = block_files(paths[0])[2]
     flip(one, one.stat().st_size // 2)
     (one.with_suffix(".repair")).write_bytes(b"half")
     with Store.open(paths) as store:
@@ -386,4 +376,4 @@ def test_a_stream_whose_blocks_are_lost_everywhere_with_their_directories_takes_
         assert store.stream("S").info()["state"]["lost_ranges"] == [[1, MESSAGES + 1]]
         assert store.stream("S").publish("s.a", b"new").sequence == MESSAGES + 1
         assert contents(store) == [b"new"]
-    assert [len(blocks(volume)) for volume in paths] == [1, 1, 1]
+    assert [len(block_files(volume)) for volume in paths] == [1, 1, 1]

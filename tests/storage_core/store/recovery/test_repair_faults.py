@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.block_places import block_files
 from harness.cases import Cases
 from harness.faults import Call, FaultyFiles, end_at
 from harness.replicas import replica_states
@@ -36,17 +37,13 @@ def make(root: Path, count: int = 3) -> list[Path]:
     return paths
 
 
-def blocks(volume: Path) -> list[Path]:
-    return sorted((volume / "streams").glob("*/*.blk"))
-
-
 def go_blank(volume: Path) -> None:
     shutil.rmtree(volume)
     volume.mkdir()
 
 
 def hurt_blocks(volume: Path) -> None:
-    for number, path in enumerate(blocks(volume)):
+    for number, path in enumerate(block_files(volume)):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content if number % 2 else content[: len(content) // 3])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.block_places import block_files, flip
 from harness.replicas import replica_states
 
 from storage_core.errors import UnavailableError
@@ -52,16 +53,6 @@ def paths(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def blocks(volume: Path) -> list[Path]:
-    return sorted((volume / "streams").glob("*/*.blk"))
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def states(paths: list[Path]) -> list[str]:
     with Store.open(paths, read_only=True) as store:
         return [one.state for one in replica_states(store, store.stream_state("S"))]
@@ -92,7 +83,7 @@ def test_damage_that_a_read_met_is_repaired_by_the_next_commit(paths: list[Path]
 
 def test_damage_that_a_scrub_found_is_not_shown_any_more_once_a_commit_has_mended_it(paths: list[Path]) -> None:
     clock = Clock()
-    for path in blocks(paths[0])[:2]:
+    for path in block_files(paths[0])[:2]:
         flip(path, path.stat().st_size // 2)
     with Store.open(paths, env=replace(REAL, now_ns=clock.now_ns)) as store:
         assert len(store.scrub()["damage"]) == 2
@@ -201,7 +192,7 @@ def test_a_commit_without_anything_to_mend_lists_no_directories_of_blocks_or_rep
 def test_a_copy_that_cannot_be_mended_rests_before_it_is_tried_again(paths: list[Path]) -> None:
     """The same block is bad everywhere, and one volume that may have it is away."""
     shutil.rmtree(paths[2])
-    target = blocks(paths[0])[3]
+    target = block_files(paths[0])[3]
     for volume in paths[:2]:
         flip(volume / target.relative_to(paths[0]), target.stat().st_size // 2)
     clock = Clock()

@@ -5,18 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.block_places import flip
 
 from storage_core.files import OS_FILES
 from storage_core.store.environment import REAL
 from storage_core.store.store import Store
 
 MESSAGES = 6
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.fixture

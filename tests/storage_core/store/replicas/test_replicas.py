@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from harness.block_places import flip
 from harness.faults import READING, Call, FaultyFiles
 from harness.replicas import replica_states
 
@@ -54,12 +55,6 @@ def states(store: Store, name: str = "ORDERS") -> list[str]:
 
 def blocks(store: Store, volume: Path, name: str = "ORDERS") -> list[Path]:
     return sorted((volume / "streams" / store.stream(name).incarnation.hex()).iterdir())
-
-
-def flip(path: Path, offset_bytes: int = 300) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset_bytes] ^= 1
-    path.write_bytes(data)
 
 
 def check_alone(store: Store, number: int, state: str) -> Replica:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.block_places import block_files, flip
 
 from storage_core.metadata.commands import NoOp
 from storage_core.store.environment import REAL
@@ -23,16 +24,6 @@ def paths(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def blocks(volume: Path) -> list[Path]:
-    return sorted((volume / "streams").glob("*/*.blk"))
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
 def portions(paths: list[Path], limit_bytes: int) -> list[int]:
     """Return how many copies each portion checked until the end was reached, each by a process of its own."""
     checked = []
@@ -45,7 +36,7 @@ def portions(paths: list[Path], limit_bytes: int) -> list[int]:
 
 
 def test_portions_of_several_processes_make_up_the_whole(paths: list[Path]) -> None:
-    size = blocks(paths[0])[0].stat().st_size
+    size = block_files(paths[0])[0].stat().st_size
     checked = portions(paths, 3 * 4 * size)
     assert sum(checked) == 2 * MESSAGES * 3 and len(checked) >= 4
     with Store.open(paths) as store:
@@ -56,7 +47,7 @@ def test_portions_of_several_processes_make_up_the_whole(paths: list[Path]) -> N
 
 
 def test_a_scrub_that_forgot_how_far_it_was_begins_anew(paths: list[Path]) -> None:
-    size = blocks(paths[0])[0].stat().st_size
+    size = block_files(paths[0])[0].stat().st_size
     with Store.open(paths) as store:
         assert not store.scrub(limit_bytes=3 * 4 * size)["done"]
     (paths[1] / "index.db").unlink()
@@ -64,7 +55,7 @@ def test_a_scrub_that_forgot_how_far_it_was_begins_anew(paths: list[Path]) -> No
 
 
 def test_damage_is_told_and_reported_but_not_mended(paths: list[Path]) -> None:
-    hurt = blocks(paths[0])[1]
+    hurt = block_files(paths[0])[1]
     before = hurt.read_bytes()
     flip(hurt, len(before) // 2)
     with Store.open(paths) as store:
@@ -115,7 +106,7 @@ def test_the_rate_is_kept(paths: list[Path]) -> None:
         slept.append(seconds)
         now[0] += int(seconds * 1e9)
 
-    size = sum(path.stat().st_size for volume in paths for path in blocks(volume))
+    size = sum(path.stat().st_size for volume in paths for path in block_files(volume))
     env = replace(REAL, now_ns=lambda: now[0] + 1_700_000_000_000_000_000, sleep=sleep)
     with Store.open(paths, env=env) as store:
         store.scrub(rate_bytes_per_s=size // 10)

@@ -3,9 +3,7 @@
 from typing import Any
 
 import pytest
-from harness.faults import end_at
 from harness.processes import SECOND_NS, Machine
-from harness.simulated_disk import ProcessEnded
 
 from storage_core.errors import LimitExceededError
 from storage_core.metadata.config import StreamConfig
@@ -65,18 +63,11 @@ def test_a_crash_at_each_call_leaves_every_marker_once() -> None:
     stream = made(machine, max_age="1m")
     stream.append([row("a"), row("b", ("Nats-TTL", b"30s")), row("b"), row("a")])
     machine.clock.now += 61 * SECOND_NS
-    outcomes, ended = set(), True
-    step = -1
-    while ended:
-        trial = machine.copy()
-        step, ended = step + 1, False
-        try:
-            trial.open(trial.files(end_at(step))).maintain()
-        except ProcessEnded:
-            ended = True
+    outcomes = set()
+    for trial in machine.ended_at_each_call(Store.maintain):
         outcomes.add(tuple(left(trial.open().stream("S"))))
         trial.open().maintain()
-        assert left(trial.open().stream("S")) == [(5, "b!"), (6, "a!")], step
+        assert left(trial.open().stream("S")) == [(5, "b!"), (6, "a!")]
     before, between = ((1, "a"), (2, "b"), (3, "b"), (4, "a")), ((1, "a"), (2, "b"), (5, "b!"), (6, "a!"))
     assert outcomes == {before, between, ((5, "b!"), (6, "a!"))}
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.faults import end_at
 from harness.life import commit, stage
 from harness.model import Row
 from harness.processes import Machine
-from harness.simulated_disk import ProcessEnded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,15 +125,8 @@ def test_where_a_block_is_lost_subjects_keep_more_or_the_append_is_refused(
 def test_a_crash_in_an_append_leaves_all_of_it_or_nothing() -> None:
     machine = Machine(8)
     made(machine).append(rows("abc"))
-    outcomes, ended = set(), True
-    step = -1
-    while ended:
-        trial = machine.copy()
-        step, ended = step + 1, False
-        try:
-            trial.open(trial.files(end_at(step))).stream("S").append(rows("aab"))
-        except ProcessEnded:
-            ended = True
+    outcomes = set()
+    for trial in machine.ended_at_each_call(lambda store: store.stream("S").append(rows("aab"))):
         outcomes.add(tuple(left(trial.open().stream("S"))))
     assert outcomes == {(1, 2, 3), (3, 5, 6)}
 
