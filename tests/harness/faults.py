@@ -11,7 +11,7 @@ The wrapper stands over any `Files`: a simulated disk, or the real one.
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,14 @@ def fail_at(number: int, error: int, forever: bool = False) -> Judge:
 def end_at(number: int, halfway: bool = False) -> Judge:
     """End the process at the counted call of this number."""
     return lambda call: (END_HALFWAY if halfway else END) if call.number == number else 0
+
+
+def share_of(calls: Sequence[Call], what: object, of: Sequence[object]) -> Sequence[Call]:
+    """Return the share of the calls that falls to `what`: tests of all of them, side by side, take each call once.
+
+    For lives on several volumes, which make the same calls on each: those on one volume take every call every time.
+    """
+    return calls[of.index(what) :: len(of)]
 
 
 @dataclass

@@ -105,9 +105,9 @@ def calls_of(start: int, volume_count: int = 1) -> list[Call]:
     return play(start, volume_count=volume_count).files.calls
 
 
-def moments(offset: int = 0, volume_count: int = 1, stride: int = 1) -> Iterator[tuple[int, Call]]:
-    """Yield (start of the scene, call) for every changing call of the life, or every `stride`-th of them."""
-    number = 0
+def moments(offset: int = 0, volume_count: int = 1, stride: int = 1, first: int = 0) -> Iterator[tuple[int, Call]]:
+    """Yield (start of the scene, call) for every changing call of the life, or from `first` every `stride`-th."""
+    number = -first
     for start in scene_starts(offset):
         for call in calls_of(start, volume_count):
             if number % stride == 0:

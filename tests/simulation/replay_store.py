@@ -10,10 +10,13 @@ from random import Random
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
+from harness.mutants import maker_of  # noqa: E402
 from harness.whole.kept import KEPT, Kept, save  # noqa: E402
 from harness.whole.plan import Plan  # noqa: E402
 from harness.whole.world import World  # noqa: E402
-from mutants.store.store_mutants import made  # noqa: E402
+from mutants.store import retention_mutants, store_mutants  # noqa: E402
+
+made = maker_of({**store_mutants.MUTANTS, **retention_mutants.MUTANTS})
 
 
 def main() -> None:
@@ -33,7 +36,7 @@ def main() -> None:
         run(world, arguments.mutant)
     except Exception as error:
         if arguments.keep:
-            found = f"{type(error).__name__}: {error}".splitlines()[0]
+            found = f"{type(error).__name__}: {error}".splitlines()[0][:160]
             one = replace(kept, name=arguments.keep, found=found, mutant=arguments.mutant or "")
             save([*(other for other in KEPT if other.name != one.name), one])
         raise

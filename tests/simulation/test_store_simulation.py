@@ -23,12 +23,12 @@ from mutants.store import retention_mutants, store_mutants
 
 from storage_core.errors import StorageError
 
-SEED_COUNT = 200
-PARTS = 8
-MERGING_SEED_COUNT = 24  # on top of those, with processes that merge blocks
-LIMITS_SEED_COUNT = 24  # with streams that keep few messages
-RETENTION_SEED_COUNT = 24  # with limits of subjects, interest, work queues and messages that expire
-COPIES_SEED_COUNT = 30  # and with volumes that are exchanged for those of a copy of the store
+SEED_COUNT = 120  # `make soak` goes on with others
+PARTS = 6
+MERGING_SEED_COUNT = 16  # on top of those, with processes that merge blocks
+LIMITS_SEED_COUNT = 16  # with streams that keep few messages
+RETENTION_SEED_COUNT = 16  # with limits of subjects, interest, work queues and messages that expire
+COPIES_SEED_COUNT = 20  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
 MUTANT_SEEDS = range(200)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.backups import BACKUP, NEW, files_below, is_backup, reopened, restored, small
 from harness.cases import Cases
-from harness.faults import end_at, fail_at
+from harness.faults import end_at, fail_at, share_of
 from harness.model import Content, seen_in_store
 from harness.processes import Machine
 from harness.simulated_disk import NOTHING_KEPT, ProcessEnded
@@ -21,12 +21,15 @@ from storage_core.store.backups.backup import backup
 from storage_core.store.store import Store
 from storage_core.store.volume import identity
 
+ENDS = ("killed", "killed halfway", "power lost", "nothing kept")
+ERRORS = (errno.ENOSPC, errno.EIO)
+
 
 def seen_in(machine: Machine) -> dict[str, Content]:
     return seen_in_store(machine.open(), with_times=True)
 
 
-@pytest.mark.parametrize("what", ["killed", "killed halfway", "power lost", "nothing kept"])
+@pytest.mark.parametrize("what", ENDS)
 def test_a_backup_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str) -> None:
     machine = small()
     seen = seen_in(machine)
@@ -60,7 +63,7 @@ def test_a_backup_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str) 
     cases.finish()
 
 
-@pytest.mark.parametrize("what", ["killed", "killed halfway", "power lost", "nothing kept"])
+@pytest.mark.parametrize("what", ENDS)
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_restore_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str, count: int) -> None:
     machine = small(count)
@@ -71,7 +74,7 @@ def test_a_restore_that_ends_at_any_call_is_none_or_whole_and_goes_on(what: str,
     restored(probe, count, files)
     cases = Cases(f"restore onto {count} volumes: {what} at each call")
     finished = 0
-    for call in files.calls:
+    for call in files.calls if count == 1 else share_of(files.calls, what, ENDS):
         if what == "killed halfway" and call.operation != "write":
             continue  # is the same as killed
         with cases.case(str(call), call.operation):
@@ -110,7 +113,7 @@ def test_a_volume_of_an_unfinished_restore_is_no_place_for_another_store() -> No
         Store.open(NEW[0], env=one.environment())
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
+@pytest.mark.parametrize("error", ERRORS, ids=["full", "broken"])
 def test_a_restore_that_fails_at_any_call_leaves_the_volumes_empty(error: int) -> None:
     machine = small(3)
     seen = seen_in(machine)
@@ -119,7 +122,7 @@ def test_a_restore_that_fails_at_any_call_leaves_the_volumes_empty(error: int) -
     files = probe.files()
     restored(probe, 3, files)
     cases = Cases(f"restore: {errno.errorcode[error]} at each call")
-    for call in files.calls:
+    for call in share_of(files.calls, error, ERRORS):
         with cases.case(str(call), call.operation):
             one = machine.copy()
             failing = one.files()
@@ -142,7 +145,7 @@ def files_below_or_none(machine: Machine, root: Path) -> list[Path]:
     return list(files_below(machine, root)) if machine.files().is_directory(root) else []
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
+@pytest.mark.parametrize("error", ERRORS, ids=["full", "broken"])
 def test_a_backup_that_fails_at_any_call_is_unfinished_and_goes_on(error: int) -> None:
     machine = small()
     seen = seen_in(machine)

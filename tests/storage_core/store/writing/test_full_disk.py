@@ -370,11 +370,18 @@ def test_read_only_stores_write_nothing(tmp_path: Path) -> None:
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in tmp_path.rglob("*")} == before
 
 
+MORE_ROOM = 8_000  # bytes
+
+
 def test_a_life_on_a_disk_of_every_size_loses_nothing() -> None:
-    """The disk is full at some point of the scripted life; with more room the life goes on where it stopped."""
+    """The disk is full at some point of the scripted life; with more room the life goes on where it stopped.
+
+    A small disk is full again each time that it has grown by MORE_ROOM, up to the end of the life; so eight of them, a
+    kilobyte apart by that measure, are full everywhere. The larger ones are full for the first time in mid-life.
+    """
     shown = contents()
     cases = Cases("a life on a full disk")
-    for capacity in range(8_000, 160_000, 3_000):
+    for capacity in (*range(8_000, 32_000, 3_000), *range(32_000, 160_000, 16_000)):
         with cases.case(f"{capacity} bytes"):
             check_full(capacity, shown)
     cases.finish()
@@ -396,7 +403,7 @@ def check_full(capacity: int, shown: list[dict[str, object]]) -> None:
             except DiskFullError:
                 assert seen_in_store(store) == shown[number], f"{step.name}: something was stored"
                 assert seen_in_store(machine.open()) == shown[number]
-                machine.disk.capacity_bytes = (machine.disk.capacity_bytes or 0) + 8_000
+                machine.disk.capacity_bytes = (machine.disk.capacity_bytes or 0) + MORE_ROOM
         assert seen_in_store(store) == shown[number + 1], step.name
     machine.disk.lose_power()
     machine.disk.capacity_bytes = None  # what was in doubt is settled when it can be written anew

@@ -129,7 +129,7 @@ def kill_again_and_again(place: Path, volume_count: int, seed: int, kills: int) 
 
 @pytest.mark.parametrize(("volume_count", "seed"), [(1, 10), (3, 11)])
 def test_10_a_writing_process_is_killed_in_a_loop(tmp_path: Path, volume_count: int, seed: int) -> None:
-    kill_again_and_again(tmp_path, volume_count, seed, kills=20)
+    kill_again_and_again(tmp_path, volume_count, seed, kills=12)
 
 
 @pytest.mark.soak
