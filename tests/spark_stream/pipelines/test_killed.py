@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(1800)]
 
 ROOT = Path(spark_stream.etl.__file__).resolve().parent.parent
 PATIENCE_S = 400.0
+WHOM = ("python", "all of it")
 SETTINGS = '[spark]\n"spark.master" = "local[2]"\n"spark.sql.shuffle.partitions" = 1\n'
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -63,13 +64,12 @@ def planned(etl: Any) -> int:
     return max((int(one.name) for one in folder.iterdir() if one.name.isdigit()), default=-1) if folder.exists() else -1
 
 
-def kill_at_random(etl: Any, dice: random.Random, **how: Any) -> str:
+def kill_at_random(etl: Any, dice: random.Random, whom: str, **how: Any) -> str:
     """Run the pipeline until some moment after it has begun a batch, and kill it: Python alone, or its JVM as well."""
     process = start(etl, **how)
     try:
         wait_for_batch(etl, process, planned(etl) + 1)
         time.sleep(dice.uniform(0, 2.0))
-        whom = dice.choice(["python", "all of it"])
         if process.poll() is not None:
             return f"ended with {process.returncode} before it was killed"
         os.kill(process.pid, signal.SIGKILL) if whom == "python" else os.killpg(process.pid, signal.SIGKILL)
@@ -95,8 +95,8 @@ def run_through_kills(etl: Any, spark: SparkSession, count: int, kills: int, see
     etl.file.write_text(etl.file.read_text() + SETTINGS)
     fill(etl, count)
     dice = random.Random(seed)
-    told = [kill_at_random(etl, dice, by_spark_submit=number == 0) for number in range(kills)]
-    print(f"seed {seed}: {'; '.join(told)}")
+    kills_made = [kill_at_random(etl, dice, WHOM[number % 2], by_spark_submit=number == 0) for number in range(kills)]
+    print(f"seed {seed}: {'; '.join(kills_made)}")
     summary = etl.run()
     assert summary["to"] == {"ORDERS": count + 1} or not summary["batches"]
     check(etl, spark, count)
@@ -104,9 +104,7 @@ def run_through_kills(etl: Any, spark: SparkSession, count: int, kills: int, see
     assert (info["num_pending"], info["ack_floor"]["stream_seq"]) == (0, count)
 
 
-def test_the_table_equals_the_stream_though_the_pipeline_was_killed_twice(
-    delta_etl, delta_spark: SparkSession
-) -> None:
+def test_the_table_equals_the_stream_though_the_pipeline_was_killed_twice(delta_etl, delta_spark: SparkSession) -> None:
     run_through_kills(delta_etl, delta_spark, 400, 2, 20261121)
 
 
