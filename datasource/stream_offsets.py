@@ -15,6 +15,8 @@
                  offsets alone, acknowledges for the right one
     filters      subject filters of that consumer, by which the batch that ends here was read; only if it had some. A
                  replay reads by them, though the consumer was changed, or removed and made again, in the meantime
+    count        messages of the batch that ends here, whatever their subjects; only if it has read something. By it a
+                 replay knows how many were removed in the meantime
     store        id of the store
     version      of this layout
 
@@ -37,7 +39,7 @@ from storage_core.subjects import is_filter
 
 VERSION = 1
 KEYS = ("history", "incarnation", "lost", "sequence", "store", "version")
-OPTIONAL_KEYS = ("begin", "consumer", "filters")
+OPTIONAL_KEYS = ("begin", "consumer", "count", "filters")
 Json = dict[str, dict[str, Any]]
 
 
@@ -50,6 +52,7 @@ class StreamOffset:
     begin: int | None = None  # of the batch that ends here, where that is not the end of the one before
     consumer: str | None = None  # that the query reads as
     filters: tuple[str, ...] = ()  # of the consumer, when the batch that ends here was planned
+    count: int | None = None  # messages of that batch, then
 
     @property
     def sequence(self) -> int:
@@ -77,6 +80,7 @@ def _encoded(offset: StreamOffset) -> dict[str, Any]:
     made = {
         "begin": offset.begin,
         "consumer": offset.consumer,
+        "count": offset.count,
         "filters": list(offset.filters) or None,
         "history": [[history.hex(), first] for history, first in position.history],
         "incarnation": position.incarnation.hex(),
@@ -126,6 +130,9 @@ def _decoded(name: str, entry: object) -> StreamOffset:
     filters = entry.get("filters", [])
     if "filters" in entry and not _are_filters(filters):
         _refuse(f"'filters' of {whose}", filters, "a list of subject filters", entry)
+    count = entry.get("count")
+    if "count" in entry and not (type(count) is int and 0 <= count <= sequence):
+        _refuse(f"'count' of {whose}", count, f"a whole number from 0 to 'sequence', {sequence}", entry)
     position = Position(
         _hex(f"'incarnation' of {whose}", entry["incarnation"], 16, entry),
         sequence,
@@ -133,7 +140,7 @@ def _decoded(name: str, entry: object) -> StreamOffset:
     )
     told = _lost(f"'lost' of {whose}", entry["lost"], entry)
     store_id = _hex(f"'store' of {whose}", entry["store"], 16, entry)
-    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer, tuple(filters))
+    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer, tuple(filters), count)
 
 
 def _are_filters(value: object) -> bool:

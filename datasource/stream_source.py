@@ -251,8 +251,10 @@ class StreamSource:
         """Return the offset of a batch from `begin` to before `end`."""
         if end == begin.sequence:
             return begin
-        at = onward(self._store.stream_state(name, state), begin.at, end)
-        return replace(self._offset(at, begin.begin), filters=self._reader.filters(name))
+        stream = self._store.stream_state(name, state)
+        count = Pending(stream, begin.sequence, end).message_count
+        offset = self._offset(onward(stream, begin.at, end), begin.begin)
+        return replace(offset, filters=self._reader.filters(name), count=count)
 
     # --- reconciliation
 
@@ -341,8 +343,22 @@ class StreamSource:
             filters = {name: until[name].filters for name in ranges}
             planned, made = plan_partitions(self._store, ranges, self._settings, filters)
             if all(incarnations[name] == one for name, one in made.items()):
+                for name in ranges:
+                    self._tell_what_is_gone(state, name, begin[name].sequence, until[name])
                 return planned
         raise StaleIncarnationError(f"streams {', '.join(sorted(until))} of {self._store.label} do not stand still")
+
+    def _tell_what_is_gone(self, state: StoreState, name: str, first: int, until: StreamOffset) -> None:
+        """Write down how many messages of a batch were removed since it was planned: a replay goes without them.
+
+        Those that were lost are told as a loss.
+        """
+        if until.count is None:
+            return
+        stream = self._store.stream_state(name, state)
+        left = Pending(stream, first, until.sequence).message_count + stream.lost.count_in(first, until.sequence)
+        if left < until.count:
+            self._reader.batch_shortened(name, (first, until.sequence), until.count - left, until.count)
 
     # --- what is known of the end
 
@@ -380,7 +396,7 @@ def _carried(offset: StreamOffset) -> StreamOffset:
 
     Where nothing was read the two are the same place, and it is kept: a replay asks where a query begins anew.
     """
-    return offset if offset.begin in (None, offset.sequence) else replace(offset, begin=None)
+    return replace(offset, begin=offset.begin if offset.begin == offset.sequence else None, count=None)
 
 
 def _has_consumer(state: StoreState, name: str, consumer: str) -> bool:

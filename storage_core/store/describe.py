@@ -22,7 +22,8 @@ EVENT_KINDS = (
     "import_begun", "imported",
     "took_over", "consumer_reconciled", "consumer_failed", "consumer_reset", "consumer_unreadable",
     "batch_again", "consumer_exhausted", "consumer_moved", "consumer_taken_over", "query_reconciled", "query_failed",
-    "query_unreadable", "consumer_skipped", "archived", "archive_failed", "markers_left_out", "asked",
+    "query_unreadable", "consumer_skipped", "batch_shortened", "archived", "archive_failed", "markers_left_out",
+    "asked",
 )  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def stream_offsets(draw: st.DrawFn) -> StreamOffset:
     consumer = draw(st.none() | st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True))
     filters = tuple(draw(st.lists(st.sampled_from([">", "orders.*", "orders.eu.>", "\u00e9.a"]), max_size=3)))
     store_id = draw(st.binary(min_size=16, max_size=16))
-    return StreamOffset(store_id, QueryPosition(position, lost), begin, consumer, filters)
+    count = draw(st.none() | st.integers(0, sequence))
+    return StreamOffset(store_id, QueryPosition(position, lost), begin, consumer, filters, count)
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True), stream_offsets(), max_size=3))
@@ -93,6 +94,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"filters": ["a..b"]}, "'filters'"),
     ({"filters": "orders.>"}, "'filters'"),
     ({"filters": [7]}, "'filters'"),
+    ({"count": 1946}, "'count' of stream 'ORDERS' is 1946, expected a whole number from 0 to 'sequence', 1945"),
+    ({"count": -1}, "'count'"),
+    ({"count": None}, "'count' .* is null"),
     ({"index": 3}, r"stream 'ORDERS' is \[\"index\"\], expected no other fields"),
 ]
 

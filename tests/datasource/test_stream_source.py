@@ -746,6 +746,24 @@ def test_what_a_limit_took_before_a_batch_was_repeated_is_told(query: Any, put: 
     assert sequences(made.run(failOnDataLoss="false")) == [9, 10]
 
 
+def test_a_batch_that_is_repeated_says_how_much_was_removed_in_the_middle(query: Any, put: Any, store: Store) -> None:
+    put(10)
+    made = query()
+    with pytest.raises(Killed):
+        made.run(kill_in=0)
+    left = list(range(1, 11))
+    for gone in ([4, 5], [6], []):
+        store.stream("ORDERS").remove(gone)
+        left = [sequence for sequence in left if sequence not in gone]
+        made.commits = 0  # killed once more
+        assert sequences(made.run(batch_count_max=1)) == left
+    events = [(event["before"], event["reason"].split(" were")[0]) for event in store.events(kind="batch_shortened")]
+    assert events == [("1 to 10", "2 of 10 messages"), ("1 to 10", "3 of 10 messages")]
+    put(2)
+    assert sequences(made.run()) == [11, 12]
+    assert len(store.events(kind="batch_shortened")) == 2
+
+
 def test_stream_put_back_to_an_older_copy_and_grown_past_is_recognised(
     query: Any, put: Any, store: Store, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ one expects, and that its words reach the user.
 import functools
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,6 +265,51 @@ def test_rows_repeat_within_a_batch_while_the_stream_is_purged(query: Any, store
     made.each = count_twice
     assert made.run() == list(range(1, 11))
     assert counts == [10, 10]
+
+
+def test_queries_and_frames_beside_expiry_repeat_exactly_or_say_what_is_gone(
+    spark: Any, query: Any, store: Store
+) -> None:
+    """1 to 6 go by max_age, 10 to 12 by their TTL; both while a batch is at work, and before it is repeated."""
+    hour_ns = 3_600 * 10**9
+    store.edit_stream({"name": "ORDERS", "allow_msg_ttl": True})
+    stream = store.stream("ORDERS")
+    for count, given in (
+        (6, {"timestamp_ns": time.time_ns() - 2 * hour_ns}), (3, {}), (3, {"headers": [("Nats-TTL", b"1")]}), (3, {}),
+    ):  # fmt: skip
+        stream.append([{"subject": "orders.new", "data": b"x", **given}] * count)
+    frame = spark.read.format("jstream").option("stream", "ORDERS").load(store.paths[0])
+    assert frame.count() == 15
+    counts = []
+
+    def expire(frame_of_batch: "DataFrame", number: int) -> None:
+        counts.append(frame_of_batch.count())
+        until_s = time.monotonic() + 60
+        while stream.state().message_count == 15 and time.monotonic() < until_s:  # for a second, by the messages' TTL
+            store.maintain()
+        counts.append(frame_of_batch.count())
+
+    made = query()
+    made.each = expire
+    assert (made.run(), counts) == (list(range(1, 16)), [15, 15])
+    made.each, left = lambda frame, number: None, [*range(1, 10), 13, 14, 15]
+    made.forget_commit()
+    assert (made.run(), frame.count()) == (left, 15)
+    store.edit_stream({"name": "ORDERS", "max_age": hour_ns})
+    assert [message["sequence"] for message in stream.read(columns=["sequence"]).read_all().to_pylist()] == left[6:]
+    assert frame.count() == 15
+    made.forget_commit()
+    refused(made, "sequences 1 to 6 were removed or lost before they were read")
+    assert made.run(failOnDataLoss="false") == left[6:]
+    shorter = [event["reason"].split(" messages")[0] for event in store.events(kind="batch_shortened")]
+    assert shorter == ["3 of 15", "9 of 15"]
+
+    # Nothing is kept any more: what was planned fails, and what is planned now shows what is there.
+    store.edit(deleted_block_retention="0s")
+    store.maintain()
+    with pytest.raises(Exception, match="this read was planned before sequences .* were removed.*read again"):
+        frame.count()
+    assert query().run() == left[6:]
 
 
 # --- bad input reaches the user with its words

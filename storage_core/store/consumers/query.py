@@ -319,12 +319,26 @@ class QueryReader:
         sequence, reason = found
         kind = "query_unreadable" if self._ownership is None else "consumer_unreadable"
         event = Event(kind, name, self._consumer or "", before=f"from {sequence} on", reason=f"it waits: {reason}")
-        if not _is_told(state, event) and not store.read_only:
-            try:
-                store.together(lambda session: self._write_once(session, stream, event))
-            except StorageError as error:
-                logger.info("stream %s: what is waited for cannot be written down: %s", name, error)
+        self._tell_once(stream, event)
         return sequence, reason
+
+    def batch_shortened(self, name: str, bounds: tuple[int, int], gone_count: int, count: int) -> None:
+        """Write down that a batch of `count` messages is read without those that were removed since it was planned."""
+        stream = self._store.stream_state(name, self._store.state())
+        reason = f"{gone_count} of {count} messages were removed after the batch was planned; it is read without them"
+        logger.warning("stream %s, sequences %d to %d: %s", name, bounds[0], bounds[1] - 1, reason)
+        place = f"{bounds[0]} to {bounds[1] - 1}"
+        self._tell_once(stream, Event("batch_shortened", name, self._consumer or "", before=place, reason=reason))
+
+    def _tell_once(self, stream: StreamState, event: Event) -> None:
+        """Write an event down, unless the store has it; where it cannot be written now the query goes on."""
+        store = self._store
+        if _is_told(store.state(), event) or store.read_only:
+            return
+        try:
+            store.together(lambda session: self._write_once(session, stream, event))
+        except StorageError as error:
+            logger.info("stream %s: an event cannot be written down: %s: %s", stream.name, event.reason, error)
 
     def _write_once(self, session: Session, stream: StreamState, event: Event) -> None:
         if _is_told(session.state, event):
