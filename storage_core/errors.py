@@ -338,6 +338,9 @@ class VolumeAwayError(VolumeFailedError):
     code = "JSTREAM_VOLUME_AWAY"
 
 
+OBJECT_STORE = "object store"  # in place of a file system
+
+
 class UnsuitableFileSystemError(StorageError):
     """A file system that does not do what a store builds on: the store is made, or used, elsewhere."""
 
@@ -352,9 +355,15 @@ class UnsuitableFileSystemError(StorageError):
         self.path, self.file_system, self.what, self.outcome = path, file_system, what, outcome
 
     def sentence(self) -> str:
+        tried = f"Tried: {self.what}. Outcome: {self.outcome}."
+        if self.file_system == OBJECT_STORE:
+            return (
+                f"{self.path}: no store can be in this object store. {tried} Take one in which of many conditional "
+                "puts (If-None-Match) one succeeds"
+            )
         return (
-            f"{self.path}: no store can be on this file system ({self.file_system or 'of unknown kind'}). "
-            f"Tried: {self.what}. Outcome: {self.outcome}. Take a local disk, or a mount that has file locks and fsync"
+            f"{self.path}: no store can be on this file system ({self.file_system or 'of unknown kind'}). {tried} "
+            "Take a local disk, or a mount that has file locks and fsync"
         )
 
 

@@ -195,10 +195,13 @@ def s3_options(s3_root: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def buckets(s3_root: Path) -> list[str]:
-    """Addresses of volumes in three buckets of this test's own."""
+def buckets(s3_root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Addresses of volumes in three buckets of this test's own, which are probed for a moment only."""
     from harness.objects.server import make_buckets
 
+    from storage_core.store.volume import object_probe
+
+    monkeypatch.setattr(object_probe, "PATIENCE_S", 0.0)
     return make_buckets(s3_root)
 
 

@@ -32,7 +32,7 @@ _CLIENT_OPTIONS = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
     "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent",
 )  # fmt: skip
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _user_process: int | None = None  # the process that has used a client; its children may not
 
 
@@ -204,11 +204,18 @@ class RemoteObjectStore:
         where, text = self._where(name), _plain(error)
         if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
             return FileExistsError(errno.EEXIST, "there may be such an object", where)
-        if "NoSuchBucket" in str(error):
+        if _code(error) in _CODES_OF_MISSING_BUCKETS:
             return FileNotFoundError(errno.ENOENT, "there is no such bucket", self.uri)
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, "no such object", where)
         is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        is_refused = is_refused or _REFUSED.search(text) is not None
+        if _METADATA_SERVICE.search(text):
+            is_final = is_refused or _NOT_FOUND.search(text) is not None
+            text = f"no credentials: neither settings nor environment nor a role of this machine give any: {text}"
+            if is_final:
+                return PermissionError(errno.EACCES, text, where)
+            return UnreachableError(errno.EHOSTUNREACH, text, where)
         if is_refused or _code(error) in _CODES_OF_SETTINGS or "configured region" in text:
             return _refusal(verb, text, where)
         if isinstance(error, exceptions.NotSupportedError):
@@ -219,6 +226,11 @@ class RemoteObjectStore:
 
 
 _FINAL = (errno.EEXIST, errno.ENOENT, errno.EACCES, errno.ENOTSUP)
+# Of the machine, that is asked for the credentials of its role where no others are given.
+_METADATA_SERVICE = re.compile(r"/latest/api/token|computeMetadata|169\.254\.169\.254")
+_NOT_FOUND = re.compile(r"status code: 404\b")
+_REFUSED = re.compile(r"status code: 40[13]\b")  # of calls whose errors the client does not tell apart
+_CODES_OF_MISSING_BUCKETS = ("ContainerNotFound", "NoSuchBucket")
 # What S3 answers, also with codes of HTTP that mean other things elsewhere: nothing becomes of it by trying again.
 _CODES_OF_SETTINGS = (
     "AccessDenied", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken",
@@ -269,8 +281,7 @@ def _connect(uri: str, options: Mapping[str, str]) -> Any:
     client = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
     client |= {key: value for key, value in options.items() if key in _CLIENT_OPTIONS}
     config = {key: value for key, value in options.items() if key not in _CLIENT_OPTIONS}
-    endpoints = [config.get("aws_endpoint_url"), config.get("endpoint_url"), *map(os.environ.get, _ENDPOINTS)]
-    if next((str(text) for text in endpoints if text), "").startswith("http://"):
+    if any(str(text).startswith("http://") for text in [*config.values(), *map(os.environ.get, _ENDPOINTS)]):
         client.setdefault("allow_http", "true")
     no_retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     try:

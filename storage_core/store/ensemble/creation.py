@@ -88,7 +88,7 @@ def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environm
                 raise AlreadyExistsError(f"{path} holds a jstream store already")
             if there:
                 raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
-            object_probe.check(path, env)
+        object_probe.check_each(paths, env)
         object_probe.check_distinct(paths, env)
         begun: list[Volume] = []
         try:

@@ -38,6 +38,8 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
     disable_nagle_algorithm = True  # else an answer of two writes waits 40 ms for the acknowledgement of the first
 
     def _dispatch(self, action: Any) -> None:
+        if self.headers.get("x-goog-if-generation-match") == "0":  # as GCS says it
+            self.headers["If-None-Match"] = "*"
         fate = self.faults.judge(self.command, self.path)
         status, _, code = fate.partition(" ")
         if status.isdecimal():

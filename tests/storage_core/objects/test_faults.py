@@ -1,8 +1,12 @@
 """Stores on object stores whose server fails, refuses, cuts connections and loses answers."""
 
+import itertools
+import json
+import logging
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,13 +16,16 @@ from harness.objects.server import KEY_ID, SECRET, Faults, serving
 from storage_core.errors import (
     AlreadyExistsError,
     CorruptionError,
+    NoQuorumError,
     NotAStoreError,
     ProcessError,
     ReadOnlyError,
     StorageError,
     UnsuitableFileSystemError,
 )
+from storage_core.objects.client import CALL_TIMEOUT_S
 from storage_core.store.store import Store
+from storage_core.store.volume import object_probe
 from storage_core.store.writing.appends import WriterBatch
 
 READS = ("GET", "HEAD")
@@ -110,27 +117,88 @@ def test_what_is_sent_until_it_is_known_to_be_there_is_there_once(
     assert data(Store.open(buckets, storage_options=options)) == [b"%d" % number for number in range(5) for _ in "123"]
 
 
-def test_credentials_that_are_refused_are_named_and_not_shown(
+Requests = Callable[[str, str], bool]  # by verb and address
+
+
+def every(verb: str, address: str) -> bool:
+    return True
+
+
+def lists(verb: str, address: str) -> bool:
+    return "list-type" in address
+
+
+def gets(verb: str, address: str) -> bool:
+    return verb in READS and not lists(verb, address)
+
+
+def puts(verb: str, address: str) -> bool:
+    return verb == "PUT"
+
+
+def deletes(verb: str, address: str) -> bool:
+    return verb in ("DELETE", "POST")
+
+
+# What the server answers to which requests while what is done, and what is raised and said.
+REFUSALS: list[tuple[str, Requests, str, type[StorageError], str]] = [
+    ("403 InvalidAccessKeyId", every, "open", ProcessError, "refuses to get.*InvalidAccessKeyId"),
+    ("403 SignatureDoesNotMatch", every, "open", ProcessError, "credentials.*SignatureDoesNotMatch"),
+    ("400 ExpiredToken", every, "open", ProcessError, "credentials.*ExpiredToken"),
+    ("400 ExpiredToken", every, "append", NoQuorumError, "credentials.*ExpiredToken"),
+    ("403 RequestTimeTooSkewed", every, "open", ProcessError, "clock.*RequestTimeTooSkewed"),
+    ("400 AuthorizationHeaderMalformed", every, "open", ProcessError, "region.*AuthorizationHeaderMalformed"),
+    ("301 PermanentRedirect", every, "open", ProcessError, "region.*redirect"),
+    ("403 AccessDenied", gets, "open", ProcessError, "refuses to get"),
+    ("403 AccessDenied", lists, "open", ProcessError, "refuses to list"),
+    ("403 AccessDenied", puts, "append", ReadOnlyError, "refuses to put"),
+    ("403 AccessDenied", gets, "create", ReadOnlyError, "refuses to get"),
+    ("403 AccessDenied", lists, "create", ReadOnlyError, "refuses to list"),
+    ("403 AccessDenied", puts, "create", ReadOnlyError, "refuses to put"),
+    ("403 AccessDenied", deletes, "create", ReadOnlyError, "refuses to delete"),
+]
+
+
+@pytest.mark.parametrize(("fate", "is_refused", "what", "error", "says"), REFUSALS)
+def test_what_is_refused_is_named_and_secrets_are_not_shown(
+    buckets: list[str],
+    options: dict[str, str],
+    faults: Faults,
+    caplog: pytest.LogCaptureFixture,
+    fate: str,
+    is_refused: Requests,
+    what: str,
+    error: type[StorageError],
+    says: str,
+) -> None:
+    store = made(buckets[:1], options)
+    store.stream("ORDERS").append(rows(1))
+    calls = {
+        "open": lambda: Store.open(buckets[0], storage_options=options),
+        "append": lambda: store.stream("ORDERS").append(rows(2)),
+        "create": lambda: Store.create(buckets[1], storage_options=options),
+    }
+    begun_s = time.monotonic()
+    faults.judge = lambda verb, address: fate if is_refused(verb, address) else ""
+    with caplog.at_level(logging.DEBUG), pytest.raises(error, match=says) as caught:
+        calls[what]()
+    assert time.monotonic() - begun_s < CALL_TIMEOUT_S, "nothing is tried again for long that stays refused"
+    said = "".join((str(caught.value), repr(caught.value), repr(store), *caplog.messages))
+    assert SECRET not in said and KEY_ID not in said
+    faults.judge = lambda verb, address: ""
+    assert data(store) == [b"1"] * 3, "what was refused is nowhere"
+
+
+def test_store_that_may_not_be_written_is_read_and_without_deletions_it_is_written(
     buckets: list[str], options: dict[str, str], faults: Faults
 ) -> None:
-    made(buckets[:1], options)
-    for code in ("403 AccessDenied", "403 SignatureDoesNotMatch", "400 ExpiredToken", "301 PermanentRedirect"):
-        faults.judge = lambda verb, address, fate=code: fate  # type: ignore[misc]
-        with pytest.raises(ProcessError, match="check the credentials") as caught:
-            Store.open(buckets[0], storage_options=options)
-        assert code.split()[1] in str(caught.value) or "redirect" in str(caught.value)
-        assert SECRET not in str(caught.value) and KEY_ID not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("verbs", "right"), [(("GET",), "list"), (("PUT",), "put"), (("DELETE", "POST"), "delete"), (("HEAD",), "get")]
-)
-def test_right_that_is_missing_is_named(
-    buckets: list[str], options: dict[str, str], faults: Faults, verbs: tuple[str, ...], right: str
-) -> None:
-    faults.judge = lambda verb, address: "403 AccessDenied" if verb in verbs else ""
-    with pytest.raises((ReadOnlyError, ProcessError), match=f"refuses to {right}"):
-        Store.create(buckets[0], storage_options=options)
+    store = made(buckets[:1], options)
+    faults.judge = lambda verb, address: "403 AccessDenied" if verb in ("DELETE", "POST") else ""
+    for number in range(3):
+        store.stream("ORDERS").append(rows(number))
+    faults.judge = lambda verb, address: "403 AccessDenied" if verb not in READS else ""
+    expected = [b"%d" % number for number in range(3) for _ in range(3)]
+    assert data(Store.open(buckets[0], storage_options=options)) == expected
 
 
 def test_bucket_that_is_not_there_is_no_store(s3_options: dict[str, str]) -> None:
@@ -138,6 +206,30 @@ def test_bucket_that_is_not_there_is_no_store(s3_options: dict[str, str]) -> Non
         Store.open("s3://no-such-bucket/shop", storage_options=s3_options)
     with pytest.raises(NotAStoreError, match="there is no bucket s3://no-such-bucket"):
         Store.create("s3://no-such-bucket/shop", storage_options=s3_options)
+
+
+@pytest.mark.parametrize("fate", ["404 NoRole", "403 Forbidden"])
+def test_credentials_that_nothing_gives_are_missed_by_name(
+    buckets: list[str], options: dict[str, str], faults: Faults, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    for key in options:
+        monkeypatch.delenv(key.upper(), raising=False)
+    given = {key: value for key, value in options.items() if "key" not in key}
+    given["aws_metadata_endpoint"] = options["aws_endpoint_url"]  # which would give those of the machine's role
+    faults.judge = lambda verb, address: fate
+    with pytest.raises(ProcessError, match="no credentials: neither settings nor environment nor a role"):
+        Store.open(buckets[0], storage_options=given)
+
+
+def test_store_in_buckets_of_google(buckets: list[str], options: dict[str, str]) -> None:
+    account = {"gcs_base_url": options["aws_endpoint_url"], "disable_oauth": True}
+    account |= {"client_email": "", "private_key": "", "private_key_id": ""}
+    given = {"google_service_account_key": json.dumps(account), "allow_http": "true"}
+    volumes = [bucket.replace("s3://", "gs://") for bucket in buckets]
+    store = made(volumes, given)
+    store.stream("ORDERS").append(rows(1))
+    assert data(Store.open(volumes[1], storage_options=given)) == [b"1"] * 3
+    assert store.repair()["ok"]
 
 
 def test_places_that_cannot_be_volumes_are_refused_and_left_alone(
@@ -162,12 +254,25 @@ def test_places_that_cannot_be_volumes_are_refused_and_left_alone(
     assert left == [f"{roots[2].name}/shop/report.csv"]
 
 
-def test_server_that_ignores_conditions_is_refused_and_nothing_is_left_there(
-    buckets: list[str], options: dict[str, str], faults: Faults, s3_root: Path
+@pytest.mark.parametrize("lets_win", [lambda number: True, lambda number: number == 9], ids=["always", "once"])
+def test_server_that_lets_several_win_is_refused_and_nothing_is_left_there(
+    buckets: list[str],
+    options: dict[str, str],
+    faults: Faults,
+    s3_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lets_win: Callable[[int], bool],
 ) -> None:
-    faults.judge = lambda verb, address: "always"
-    with pytest.raises(UnsuitableFileSystemError, match="creating an object that is not there"):
+    monkeypatch.setattr(object_probe, "PATIENCE_S", 60.0)  # however busy this machine is
+    numbers = itertools.count()
+
+    def judge(verb: str, address: str) -> str:
+        return "always" if verb == "PUT" and lets_win(next(numbers) // object_probe.RACER_COUNT) else ""
+
+    faults.judge = judge
+    with pytest.raises(UnsuitableFileSystemError, match="in this object store") as caught:
         Store.create(buckets[0], storage_options=options)
+    assert caught.value.what == "creating an object that is not there"
     assert not [path for path in (s3_root / buckets[0].split("/")[2]).rglob("*") if path.is_file()]
 
 
