@@ -123,7 +123,7 @@ class OpenStore:
     def enforce_limits(self) -> int:
         """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
         writes; return how many messages that were."""
-        from storage_core.store.writing import appends
+        from storage_core.store.writing import enforcement
         from storage_core.store.writing.limits import may_go
 
         count = 0
@@ -132,7 +132,7 @@ class OpenStore:
                 count += self._release_all(stream.incarnation)
             if may_go(stream) or len(stream.expiries):
                 with self.session(frees=True) as session:
-                    count += appends.enforce(session, stream.incarnation, self._limits, self._subjects)
+                    count += enforcement.enforce(session, stream.incarnation, self._limits, self._subjects)
         return count
 
     def _release_all(self, incarnation: bytes) -> int:
@@ -187,9 +187,9 @@ class OpenStore:
         names = [stream.name for stream in state.streams.values()] if streams is None else names_of(streams) or []
         for name in names:
             self.stream_state(name, state)
-        from storage_core.store.writing import appends
+        from storage_core.store.writing import transactions
 
-        transaction = appends.begin(state, self.volumes(), names, self._env)
+        transaction = transactions.begin(state, self.volumes(), names, self._env)
         return replace(transaction, is_routed=streams is None)
 
     def begin_locally(self, name: str, incarnation: bytes) -> "Transaction | None":
@@ -204,10 +204,10 @@ class OpenStore:
         stream = view.state.by_incarnation(incarnation)
         if stream is None or stream.name != name:
             return None
-        from storage_core.store.writing import appends
+        from storage_core.store.writing import transactions
 
         try:
-            return replace(appends.begin(view.state, volumes, [name], self._env), is_local=True)
+            return replace(transactions.begin(view.state, volumes, [name], self._env), is_local=True)
         except NoQuorumError:
             return None
 
@@ -235,10 +235,10 @@ class OpenStore:
 
     def abort(self, transaction: "Transaction") -> bool:
         """Give the transaction up and sweep its blocks; False, and nothing is touched, if it was committed."""
-        from storage_core.store.writing import appends
+        from storage_core.store.writing import transactions
 
         with self.session() as session:
-            return appends.abort(session, transaction, self._env)
+            return transactions.abort(session, transaction, self._env)
 
     @cached_property
     def _window(self) -> "MsgIdWindow":

@@ -190,7 +190,7 @@ class Store(OpenStore):
         over a limit that is lower now is removed in the same step; `excess` says before what that is.
         """
         from storage_core.store.stream import Stream
-        from storage_core.store.writing import appends
+        from storage_core.store.writing import enforcement
 
         if not isinstance(config, (StreamConfig, Mapping)):
             raise ValueError(f"a stream's configuration is a dict or StreamConfig, not {type(config).__name__}")
@@ -210,7 +210,7 @@ class Store(OpenStore):
             with session.group():
                 session.propose(EditStream(stream.incarnation, merged))
                 self.release(session, stream.incarnation)
-                appends.enforce(
+                enforcement.enforce(
                     session, stream.incarnation, self._limits, self._subjects, "max_msgs_per_subject" in given
                 )
         return Stream(self, stream.incarnation, name)

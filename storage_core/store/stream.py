@@ -32,9 +32,10 @@ from storage_core.store.reading.latest import latest_only
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.reading.reading import ReadDamage, ReadOptions, read_slices
 from storage_core.store.writing import incoming, removal
-from storage_core.store.writing.appends import Appended, OutdatedTransaction, WriterBatch
+from storage_core.store.writing.appends import Appended, WriterBatch
 from storage_core.store.writing.removal import Removal, RemovalPlan
 from storage_core.store.writing.staging import Stager, Transaction
+from storage_core.store.writing.transactions import OutdatedTransaction
 
 Headers = Sequence[tuple[str, bytes | None]]
 

@@ -50,10 +50,10 @@ from storage_core.store.reading.slices import BlockSlice, BlockSlices
 from storage_core.store.volume import placement
 from storage_core.store.volume.block_store import VolumeHandle
 from storage_core.store.volume.volumes import Volume
-from storage_core.store.writing.appends import good_copies, retire
 from storage_core.store.writing.duplicates import msg_ids
 from storage_core.store.writing.orphans import MERGE_MARK
 from storage_core.store.writing.sink import one_block
+from storage_core.store.writing.staged_blocks import good_copies, retire
 from storage_core.store.writing.staging import StagedBlock, WriteFailure
 
 logger = logging.getLogger(__name__)

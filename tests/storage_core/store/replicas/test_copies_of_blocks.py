@@ -32,7 +32,7 @@ from storage_core.files import OS_FILES
 from storage_core.store.environment import REAL, Environment, in_threads
 from storage_core.store.reading.reading import ReadDamage
 from storage_core.store.store import Store
-from storage_core.store.writing import appends
+from storage_core.store.writing import appends, transactions
 from storage_core.store.writing.duplicates import MsgIdWindow
 from storage_core.store.writing.limits import Limits
 from storage_core.store.writing.mirrored_file import decisive
@@ -45,7 +45,7 @@ ROWS = 25  # three blocks
 
 def stage(scattered: Scattered, env: Environment, keep_on_error: bool = False) -> list[StagedBlock]:
     """Write three blocks as a task would."""
-    transaction = appends.begin(scattered.state, scattered.volumes, ["S"], env)
+    transaction = transactions.begin(scattered.state, scattered.volumes, ["S"], env)
     target = replace(transaction.targets["S"], block_max_msgs=ROWS_PER_BLOCK)
     stager = Stager(transaction, target, 0, env=env)
     try:
@@ -187,7 +187,7 @@ def test_a_frame_costs_one_round_on_all_volumes_together(tmp_path: Path) -> None
         return ONE_BY_ONE.parallel(calls)
 
     scattered = Scattered.make(tmp_path, 3)
-    transaction = appends.begin(scattered.state, scattered.volumes, ["S"], REAL)
+    transaction = transactions.begin(scattered.state, scattered.volumes, ["S"], REAL)
     stager = Stager(transaction, transaction.targets["S"], 0, env=replace(REAL, parallel=counting))
     for first in range(0, 24_000, 6_000):
         stager.write(write_columns(first, 6_000, data_size=700))  # some 4 MiB: one frame
@@ -206,7 +206,7 @@ def test_writing_to_three_volumes_needs_no_more_memory_than_to_one(tmp_path: Pat
     def peak(count: int) -> int:
         """Return the most that a task had allocated at a write, over what there was before."""
         scattered = Scattered.make(tmp_path / str(count), count)
-        transaction = appends.begin(scattered.state, scattered.volumes, ["S"], REAL)
+        transaction = transactions.begin(scattered.state, scattered.volumes, ["S"], REAL)
         before, most = pool.bytes_allocated(), 0
 
         def watching(calls: Any) -> Any:
