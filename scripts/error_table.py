@@ -38,6 +38,8 @@ code, text and fields together. Wrong arguments, options and configurations are 
 `DefinitionError`. The errors of pipelines are in `spark_stream.pipelines.errors`.
 What to do about a message: [troubleshooting](troubleshooting.md).
 
+<div class="stacks" markdown>
+
 | code | class | meaning | fields |
 |---|---|---|---|
 """
@@ -45,7 +47,7 @@ What to do about a message: [troubleshooting](troubleshooting.md).
 
 def page() -> str:
     """Return the page: a row for each class."""
-    return HEAD + "".join(_row(kind) for kind in classes())
+    return HEAD + "".join(_row(kind) for kind in classes()) + "\n</div>\n"
 
 
 def classes() -> Iterator[type[StorageError]]:

@@ -30,7 +30,7 @@ PLACES = {
 def page() -> str:
     """Return the page: each option once, with the uses that it is for."""
     lines = ["| option | for | takes | default | meaning |", "|---|---|---|---|---|"]
-    return "\n".join([HEAD, *lines, *map(_row, OPTIONS), ""])
+    return "\n".join([HEAD, '<div class="stacks" markdown>', "", *lines, *map(_row, OPTIONS), "", "</div>", ""])
 
 
 def _row(option: Option) -> str:

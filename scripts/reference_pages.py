@@ -5,7 +5,7 @@ A hook of mkdocs (mkdocs.yml). What is made here is never out of date, and lies 
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import typer.main
@@ -19,6 +19,7 @@ from storage_core.notebook import stylesheet
 from storage_core.store.consumers.consumer import Consumer
 from storage_core.store.stream import Stream
 
+SIGNATURE_WIDTH = 72  # what a page shows in one line
 PLAIN_TEXT = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "*": r"\*", "_": r"\_"})
 
 
@@ -93,7 +94,20 @@ def _signature(function: Callable[..., Any]) -> str:
     """Return the signature as a caller sees it, without modules, and without what tests alone hand in."""
     whole = inspect.signature(function)
     kept = [parameter for name, parameter in whole.parameters.items() if name not in ("self", "cls", "env")]
-    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(whole.replace(parameters=kept))).replace("'", "")
+    shown = str(whole.replace(parameters=kept))
+    if len(shown) > SIGNATURE_WIDTH:  # one parameter a line
+        _, arrow, returned = shown.rpartition(" -> ")
+        shown = "\n".join(["(", *(f"    {parameter}," for parameter in _parameters(kept)), f"){arrow}{returned}"])
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", shown).replace("'", "")
+
+
+def _parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
+    is_starred = False
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_starred:
+            yield "*"
+        is_starred |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        yield str(parameter)
 
 
 def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:

@@ -175,6 +175,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         print_json(info)
         return
 
+    from storage_core.comparison import labels_of
     from storage_core.quantities import format_duration
 
     facts = [
@@ -189,8 +190,8 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         *_limit_facts(info["settings"]),
     ]
     print_facts(f"Store {info['store_id']}", facts)
-    columns = ("name", "instance", "path")
-    print_table(columns, [[volume[column] for column in columns] for volume in info["volumes"]], "Volumes")
+    paths = [volume["path"] for volume in info["volumes"]]
+    print_table(("volume", "path"), list(zip(labels_of(paths), paths, strict=True)), "Volumes")
 
 
 def _limit_facts(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
