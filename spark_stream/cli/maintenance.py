@@ -21,7 +21,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.quantities import parse_duration_option, parse_size
 from spark_stream.cli.termination import Termination
-from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, volume_rows
+from spark_stream.cli.verify import StreamsArgument, print_verdict, progress_bar, runs_of, volume_rows
 from spark_stream.look.terminal import counted, print_json, print_lines, print_table, say
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _print_repair(found: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print what was damaged and what became of it; the verdict itself is talk."""
     damage = found["damage"]
     if damage:
-        print_table(_DAMAGE_COLUMNS, volume_rows(damage, _DAMAGE_COLUMNS, labels), "Damage")
+        print_table(_DAMAGE_COLUMNS, volume_rows(runs_of(damage), _DAMAGE_COLUMNS, labels), "Damage")
     left = sum(not entry["repaired"] for entry in damage)
     if not damage:
         verdict = "all is well" if found["ok"] else "not all could be repaired"

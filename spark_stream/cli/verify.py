@@ -1,5 +1,6 @@
 """`jstream verify`: read every byte of the store and say what is damaged."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,9 +40,26 @@ def print_verdict(found: dict[str, Any], labels: Mapping[str, str]) -> None:
     """Print the damage that was found as a table; the verdict itself is talk."""
     damage = found["damage"]
     if damage:
-        print_table(_COLUMNS, volume_rows(damage, _COLUMNS, labels), "Damage")
+        print_table(_COLUMNS, volume_rows(runs_of(damage), _COLUMNS, labels), "Damage")
     verdict = "all is well" if found["ok"] else f"{counted(len(damage), 'damaged place')}; {REMEDY}"
     say(f"{counted(found['checked_blocks'], 'block')} checked: {verdict}")
+
+
+def runs_of(damage: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return damage with files of one copy that follow one another and are wrong alike as one; --json has each."""
+    runs: list[dict[str, Any]] = []
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for place in damage:
+        kind = tuple(place.get(key) for key in ("stream", "volume", "reason", "repaired", "offset_bytes"))
+        run = newest.get(kind)
+        if run is not None and run["end"] == place["first"] < place["end"]:
+            count = run.get("count", 1) + 1
+            folder = os.path.dirname(place["file"])
+            run.update(end=place["end"], count=count, file=f"{folder}: {count:,} files")
+        else:
+            newest[kind] = dict(place)
+            runs.append(newest[kind])
+    return list(runs)
 
 
 def volume_rows(

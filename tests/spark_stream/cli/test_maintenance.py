@@ -143,6 +143,20 @@ def test_scrub_finds_damage_and_mends_nothing(trio, replicated, volumes, blocks_
     assert "damaged" in {event["kind"] for event in replicated.events()}
 
 
+def test_files_of_a_lost_volume_are_one_row_and_each_is_in_the_json(trio, replicated, volumes) -> None:
+    for number in range(3):
+        trio.done("pub", "orders.new", f"number {number}")
+    shutil.rmtree(volumes[1])
+    found = trio.done("repair")
+    (row,) = [line for line in found.splitlines() if line.startswith("ORDERS")]
+    info = json.loads(trio.done("stream", "info", "ORDERS", "--json"))
+    assert f" {info['state']['last_seq'] + 1} " in row and "files" in row and row.endswith("yes")
+    shutil.rmtree(volumes[1])
+    damage = json.loads(trio.done("repair", "--json"))["damage"]
+    files = [place["file"] for place in damage if place["stream"] == "ORDERS"]
+    assert len(files) == len(set(files)) == int(row.partition(" files")[0].split()[-1]) > 3
+
+
 def test_maintain_fetches_what_is_missing(trio, replicated, volumes, blocks_on) -> None:
     blocks_on(volumes[1])[0].unlink()
     outcome = trio("maintain")
