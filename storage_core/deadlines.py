@@ -28,7 +28,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from storage_core.files import File, Files, Lock, OsFile
+from storage_core.files import File, Files, Lock, OsFile, ReadingAhead
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import is_in_object_store
 
@@ -390,6 +390,10 @@ class DeadlineFile:
             return cached
         rest = partial(inner.read_into, offset_bytes + cached, buffer[cached:])
         return cached + self._volume.run(rest, self._timeout_s)
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if isinstance(self._inner, ReadingAhead):
+            self._inner.expect(ranges)
 
     def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
         self._volume.run(partial(self._inner.write_at, offset_bytes, data), self._timeout_s)

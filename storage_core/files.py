@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
@@ -76,6 +76,15 @@ class Lock(Protocol):
 
     def close(self) -> None:
         """Let go of the lock, if it was acquired, and of the file."""
+        ...
+
+
+@runtime_checkable
+class ReadingAhead(Protocol):
+    """An open file that takes long to answer, and fetches what it knows will be read."""
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Say which ranges [start, end) will be read into buffers, in order; others may be read all the same."""
         ...
 
 

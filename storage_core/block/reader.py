@@ -33,7 +33,7 @@ from storage_core.block.request import FrameRequest, FrameSelection, select_fram
 from storage_core.block.runs import SequenceRuns
 from storage_core.deadlines import on_file
 from storage_core.errors import CorruptFrameError
-from storage_core.files import File
+from storage_core.files import File, ReadingAhead
 
 _EVERY_FIELD = [0, 1, 2, 3]
 
@@ -165,6 +165,8 @@ class BlockReader:
 
     def _read(self, request: FrameRequest, selection: FrameSelection) -> Iterator[pa.RecordBatch]:
         projection = Projection(self.footer, request, selection)
+        if isinstance(self._file, ReadingAhead):
+            self._file.expect([self._extent(at) for at in selection.positions if not projection.is_removed(at)])
         for position, whole in zip(selection.positions, selection.whole_subjects, strict=True):
             if projection.is_removed(position):
                 continue
@@ -211,6 +213,11 @@ class BlockReader:
             raise self._corrupt(position, "rows of message ids", f"ascending, below {limit}", str(rows[-1]))
         first_row = int(frames.first_rows[position])
         return MessageIds(self.footer.runs.sequences(first_row, first_row + limit)[rows], hashes)
+
+    def _extent(self, position: int) -> tuple[int, int]:
+        """Return where a frame begins and where its payload ends."""
+        start = int(self.footer.frames.offsets[position])
+        return start, start + FRAME_HEADER_SIZE + int(self.footer.frames.payload_sizes[position])
 
     def _load(self, position: int, verify: bool) -> pa.Buffer:
         """Return the payload of a frame behind LEAD_SIZE bytes of room. Raises CorruptFrameError."""

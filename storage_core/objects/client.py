@@ -1,7 +1,8 @@
-"""What volumes ask of an object store: eight calls, each with a deadline, that fail as calls on files do.
+"""What volumes ask of an object store: nine calls, each with a deadline, that fail as calls on files do.
 
     create       store under a name that nothing has; FileExistsError: something may be there, the caller reads it
-    put          store under a name, whatever is there; what is large goes in parts
+    put          store under a name, whatever is there
+    begin_put    the same of what is large, in parts while it is being made; it is there when it is finished
     get          the beginning of an object, how large it is, and its tag
     get_ranges   some ranges of it
     size         how large it is
@@ -22,7 +23,20 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 CALL_TIMEOUT_S = 10.0  # seconds for one call, its repetitions included: less than a volume has (deadlines.py)
-PART_SIZE = 16 << 20  # bytes of one part of a large object
+PART_SIZE = 8 << 20  # bytes of one part of a large object: of 10,000 at most
+PARTS_AT_ONCE = 2  # of one object
+
+
+class Upload(Protocol):
+    """An object that is put in parts. Nobody sees it before it is finished; one that never is does not count."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add bytes, which may be on their way when it returns."""
+        ...
+
+    def finish(self) -> None:
+        """Make the object, durable on return."""
+        ...
 
 
 class ObjectStore(Protocol):
@@ -39,6 +53,10 @@ class ObjectStore(Protocol):
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Store an object whatever is there; it is durable on return."""
+        ...
+
+    def begin_put(self, name: str) -> Upload:
+        """Begin to store an object in parts, whatever is there."""
         ...
 
     def get(self, name: str, size: int) -> tuple[bytes, int, str]:

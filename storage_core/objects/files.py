@@ -8,15 +8,18 @@ lies in them. Locks there are none, since nothing here needs one.
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
 from storage_core.files import Lock
-from storage_core.objects.client import ObjectStore
+from storage_core.objects.client import PART_SIZE, ObjectStore, Upload
+from storage_core.objects.reading_ahead import ReadAhead
 from storage_core.paths import ObjectPath, place
 
 FIRST_READ_SIZE = 256 << 10  # bytes that come with opening an object: small ones are there at once
+SMALL_SIZE = 4 << 20  # bytes of an object whose rest comes with the first look behind that: frames are as large
 WHOLE_READ_SIZE = 64 << 20  # the same of metadata, of which everything is read
 
 
@@ -35,10 +38,13 @@ class NewObject:
     def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
         self._store, self.path, self._name = store, path, name
         self._put = store.put if path.suffix in UNIQUE_SUFFIXES else store.create
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = []  # that are not on their way
+        self._upload: Upload | None = None  # of what is large, and used once
         self._size, self._is_stored = 0, False
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
+        if self._upload is not None:
+            _refuse("an object that is put in parts is read when it is there", self.path)
         return b"".join(self._parts)[offset_bytes : offset_bytes + size]
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
@@ -49,24 +55,35 @@ class NewObject:
     def write_at(self, offset_bytes: int, data: bytes | memoryview) -> None:
         if offset_bytes != self._size or self._is_stored:
             _refuse("an object is written from front to back, once", self.path)
-        self._parts.append(bytes(data))
         self._size += len(data)
+        if self._upload is None and self._size > PART_SIZE and self.path.suffix in UNIQUE_SUFFIXES:
+            self._upload = self._store.begin_put(self._name)
+            for part in self._parts:
+                self._upload.write(part)
+            self._parts = []
+        if self._upload is not None:
+            self._upload.write(memoryview(data).cast("B"))
+        else:
+            self._parts.append(bytes(data))
 
     def truncate(self, size: int) -> None:
         if size != self._size:
             _refuse("an object is not cut", self.path)
 
     def sync(self) -> None:
-        if not self._is_stored:
+        if self._upload is not None and not self._is_stored:
+            self._upload.finish()
+        elif not self._is_stored:
             self._parts = [b"".join(self._parts)]
             self._put(self._name, self._parts[0])
-            self._is_stored = True
+        self._is_stored = True
 
     def size(self) -> int:
         return self._size
 
     def close(self) -> None:
-        self._parts = []
+        """One that was not synced comes to nothing: of its parts none is seen."""
+        self._parts, self._upload = [], None
 
 
 class OpenObject:
@@ -77,17 +94,32 @@ class OpenObject:
         first_size = WHOLE_READ_SIZE if path.suffix in WHOLE_SUFFIXES else FIRST_READ_SIZE
         self._head, self.opened_size, self.tag = store.get(name, first_size)
         self._is_changed = False
+        self._ahead: ReadAhead | None = None
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        wanted = [found for found in ranges if found[1] > len(self._head)]
+        self._ahead = ReadAhead(wanted, self._fetch) if wanted and self.opened_size > SMALL_SIZE else None
+
+    def _fetch(self, start: int, end: int) -> memoryview:
+        return self._store.get_ranges(self._name, [(start, end)])[0]
 
     def read_at(self, offset_bytes: int, size: int) -> bytes:
         end = min(offset_bytes + size, self.opened_size)
         if offset_bytes >= end:
             return b""
+        if end > len(self._head) and self.opened_size <= SMALL_SIZE:
+            self._head += bytes(self._fetch(len(self._head), self.opened_size))
         if end <= len(self._head):
             return self._head[offset_bytes:end]
-        return bytes(self._store.get_ranges(self._name, [(offset_bytes, end)])[0])
+        return bytes(self._fetch(offset_bytes, end))
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
-        data = self.read_at(offset_bytes, len(buffer))
+        end = min(offset_bytes + len(buffer), self.opened_size)
+        data: bytes | memoryview | None = None
+        if self._ahead is not None and offset_bytes < end and end > len(self._head):
+            data = self._ahead.read(offset_bytes, end)
+        if data is None:
+            data = self.read_at(offset_bytes, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -110,6 +142,8 @@ class OpenObject:
 
     def close(self) -> None:
         self._head = b""
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 class ObjectFiles:
@@ -143,10 +177,10 @@ class ObjectFiles:
     def replace(self, old: Path, new: Path) -> None:
         """A repaired copy takes the name of a bad one: the same content, put once more."""
         store, name = self._at(old)
-        data, size, _ = store.get(name, FIRST_READ_SIZE)
-        if size > len(data):
-            data += bytes(store.get_ranges(name, [(len(data), size)])[0])
-        store.put(self._at(new)[1], data)
+        with closing(self.open(old)) as source, closing(self.create(new)) as copy:
+            for start in range(0, source.opened_size, PART_SIZE):
+                copy.write_at(start, source.read_at(start, PART_SIZE))
+            copy.sync()
         store.delete(name)
 
     def make_directory(self, path: Path) -> None:

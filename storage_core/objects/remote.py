@@ -13,13 +13,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from storage_core.errors import RequirementError, StorageError
-from storage_core.objects.client import CALL_TIMEOUT_S, PART_SIZE
+from storage_core.objects.client import CALL_TIMEOUT_S, PART_SIZE, PARTS_AT_ONCE
 from storage_core.os_errors import UnreachableError
 from storage_core.paths import OBJECT_SCHEMES
 from storage_core.suggestions import did_you_mean
@@ -27,6 +28,7 @@ from storage_core.suggestions import did_you_mean
 T = TypeVar("T")
 REQUEST_TIMEOUT_S = 8.0  # of one request
 CONNECT_TIMEOUT_S = 5.0
+RETRY_COUNT = 8  # of one part of a large object
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 _CLIENT_OPTIONS = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
@@ -36,13 +38,33 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT
 _user_process: int | None = None  # the process that has used a client; its children may not
 
 
+class _Upload:
+    """An object that is put in parts, by a client that repeats what fails. Of one that is dropped nothing is seen."""
+
+    def __init__(self, run: Callable[[Callable[[], Any]], Any], store: Any, name: str) -> None:
+        import obstore
+
+        self._run = run
+        self._writer = run(
+            lambda: obstore.open_writer(store, name, buffer_size=PART_SIZE, max_concurrency=PARTS_AT_ONCE)
+        )
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._run(lambda: self._writer.write(data))
+
+    def finish(self) -> None:
+        self._run(self._writer.close)
+
+
 class RemoteObjectStore:
     """A bucket of an object store. Made where it is used, never pickled: it holds the credentials."""
 
     def __init__(self, uri: str, options: Mapping[str, str], timeout_s: float = CALL_TIMEOUT_S) -> None:
         """`options`: as the `storage_options` of delta-rs and polars. Raises ValueError naming a bad one."""
         self.uri, self._timeout_s = uri.rstrip("/"), timeout_s
+        self._options = dict(options)
         self._store = _connect(self.uri, options)
+        self._retrying: Any = None  # of uploads in parts: what of them is repeated is the same
         self._deletes_singly = False  # the server does not know how to delete many at once
 
     def __reduce__(self) -> Any:
@@ -59,12 +81,12 @@ class RemoteObjectStore:
     def put(self, name: str, data: bytes | memoryview) -> None:
         import obstore
 
-        in_parts = len(data) > PART_SIZE
+        self._call("put", name, lambda: obstore.put(self._store, name, data, use_multipart=False))
 
-        def put() -> None:
-            obstore.put(self._store, name, data, use_multipart=in_parts, chunk_size=PART_SIZE)
-
-        self._call("put", name, put)
+    def begin_put(self, name: str) -> "_Upload":
+        if self._retrying is None:
+            self._retrying = _connect(self.uri, self._options, RETRY_COUNT)
+        return _Upload(partial(self._call, "put", name, repeat=False), self._retrying, name)
 
     def get(self, name: str, size: int) -> tuple[bytes, int, str]:
         import obstore
@@ -208,7 +230,9 @@ class RemoteObjectStore:
             return FileNotFoundError(errno.ENOENT, "there is no such bucket", self.uri)
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, "no such object", where)
-        is_refused = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        is_refused = isinstance(
+            error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError | PermissionError
+        )
         is_refused = is_refused or _REFUSED.search(text) is not None
         if _METADATA_SERVICE.search(text):
             is_final = is_refused or _NOT_FOUND.search(text) is not None
@@ -267,7 +291,7 @@ def _plain(error: Exception) -> str:
     return f"{text}{_code(error) if document else ''}"[:300]
 
 
-def _connect(uri: str, options: Mapping[str, str]) -> Any:
+def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
     try:
         from obstore.exceptions import UnknownConfigurationKeyError
         from obstore.store import from_url
@@ -283,9 +307,9 @@ def _connect(uri: str, options: Mapping[str, str]) -> Any:
     config = {key: value for key, value in options.items() if key not in _CLIENT_OPTIONS}
     if any(str(text).startswith("http://") for text in [*config.values(), *map(os.environ.get, _ENDPOINTS)]):
         client.setdefault("allow_http", "true")
-    no_retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
+    retries = {"max_retries": retry_count, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     try:
-        return from_url(uri, config=config, client_options=client, retry_config=no_retries)  # type: ignore[call-overload]
+        return from_url(uri, config=config, client_options=client, retry_config=retries)  # type: ignore[call-overload]
     except UnknownConfigurationKeyError:
         unknown = next((key for key in config if _is_unknown(uri, key)), "")
         raise ValueError(f"{uri}: unknown storage option {unknown!r}{did_you_mean(unknown, _KNOWN)}") from None

@@ -13,6 +13,7 @@ read fails, also one that goes on past losses: it would pass over messages that 
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,9 +30,9 @@ from storage_core.block.reader import BlockReader
 from storage_core.block.request import FrameRequest
 from storage_core.block.sizing import message_sizes
 from storage_core.errors import DataLossError, StorageError, UnavailableError, UnsupportedVersionError
-from storage_core.files import File
+from storage_core.files import File, ReadingAhead
 from storage_core.os_errors import is_away, is_of_process, of_process
-from storage_core.paths import place
+from storage_core.paths import is_in_object_store, place
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import BlockSlice, CopyPlace
@@ -51,6 +52,7 @@ COME_BACK = (
     "that is no loss yet: mount what is away and read again; `jstream repair` looks on every volume, and declares lost "
     "what none has"
 )
+OPENED_AHEAD_REMOTE = 4  # blocks; the small ones of them are whole in memory, of at most 4 MiB each
 RAISE, SKIP, REPORT = "raise", "skip", "report"  # what a read does about rows that no copy has
 
 
@@ -109,19 +111,27 @@ def read_slices(
     """
     successors = Successors(env)
     reading: _Reading | None = None
-    upcoming: _Reading | None = None
+    upcoming: deque[_Reading] = deque()
     try:
         for number, slice_ in enumerate(slices):
-            reading, upcoming = upcoming or _Reading(slice_, options, report, env, successors), None
-            if 0 < number < len(slices) - 1:  # who came to the second will want the others; the first may be enough
-                upcoming = _Reading(slices[number + 1], options, report, env, successors)
-                upcoming.begin()
+            reading = upcoming.popleft() if upcoming else _Reading(slice_, options, report, env, successors)
+            # Who came to the second will want the others; the first may be enough.
+            last = min(number + _ahead_count(slice_), len(slices) - 1) if number else 0
+            for at in range(number + len(upcoming) + 1, last + 1):
+                upcoming.append(_Reading(slices[at], options, report, env, successors))
+                upcoming[-1].begin()
             yield from reading.rows(slice_.first, slice_.end, 0, ())
             reading.close()
     finally:
-        for opened in (reading, upcoming):
+        for opened in (reading, *upcoming):
             if opened is not None:
                 opened.close()
+
+
+def _ahead_count(slice_: BlockSlice) -> int:
+    """Return how many blocks are opened ahead: more where each takes round trips."""
+    is_remote = bool(slice_.copies) and is_in_object_store(place(slice_.copies[0].uri))
+    return OPENED_AHEAD_REMOTE if is_remote else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +345,10 @@ class _Readable:
         self.error: OSError | None = None  # of the last read that failed
         self.read_at, self.size, self.close = file.read_at, file.size, file.close
         self.write_at, self.truncate, self.sync = file.write_at, file.truncate, file.sync
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if isinstance(self._file, ReadingAhead):
+            self._file.expect(ranges)
 
     def read_into(self, offset_bytes: int, buffer: memoryview) -> int:
         try:

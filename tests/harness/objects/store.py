@@ -81,6 +81,19 @@ class Service:
             self.trace(f"{self.scheduler.step:5d} {task.name if task else '-'}: {text}")
 
 
+class Parts:
+    """An object that is put in parts: it is there when it is finished."""
+
+    def __init__(self, client: "Client", name: str) -> None:
+        self._client, self._name, self._data = client, name, bytearray()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._data += data
+
+    def finish(self) -> None:
+        self._client.put(self._name, bytes(self._data))
+
+
 class Client:
     """One bucket, as one process sees it."""
 
@@ -103,6 +116,9 @@ class Client:
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         self._call("put", name, lambda: self._bucket.objects.__setitem__(name, bytes(data)))
+
+    def begin_put(self, name: str) -> "Parts":
+        return Parts(self, name)
 
     def delete(self, name: str) -> None:
         self._call("delete", name, lambda: self._bucket.objects.pop(name, None))

@@ -93,6 +93,30 @@ def test_volume_that_takes_nothing_is_left_out_and_catches_up(
     assert data(Store.open(buckets[1], storage_options=options)) == expected
 
 
+def test_part_that_fails_for_a_moment_is_put_again_and_a_volume_that_refuses_it_is_left_out(
+    buckets: list[str], options: dict[str, str], faults: Faults, s3_root: Path
+) -> None:
+    store = made(buckets, options)
+    refusing, failed, lock = buckets[2].split("/")[2], [], threading.Lock()
+
+    def judge(verb: str, address: str) -> str:
+        with lock:
+            if verb != "PUT" or "partNumber" not in address:
+                return ""
+            if refusing in address:
+                return "403 AccessDenied"
+            failed.append(address)
+            return TRANSIENT[len(failed) - 1] if len(failed) <= 4 else ""
+
+    faults.judge = judge
+    random = Random(1)
+    messages = [{"subject": "orders.new", "data": random.randbytes(64 << 10)} for _ in range(300)]
+    store.stream("ORDERS").append(messages)
+    assert len(failed) > 6
+    assert data(Store.open(buckets[0], storage_options=options)) == [message["data"] for message in messages]
+    assert [len(list((s3_root / bucket.split("/")[2]).rglob("*.blk"))) for bucket in buckets] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_sent_until_it_is_known_to_be_there_is_there_once(
     buckets: list[str], options: dict[str, str], faults: Faults, seed: int

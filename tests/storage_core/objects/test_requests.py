@@ -15,6 +15,7 @@ from harness.objects import store as memory
 from harness.objects.scheduler import Scheduler
 from harness.objects.store import Odds, Service
 
+from storage_core.block.format import FRAME_SIZE_TARGET
 from storage_core.deadlines import DeadlineFiles
 from storage_core.errors import UnsuitableFileSystemError
 from storage_core.files import OS_FILES
@@ -22,6 +23,7 @@ from storage_core.metadata.commands import Append, AppendedBlocks
 from storage_core.metadata.manifest import BLOCK_DTYPE, encode_blocks
 from storage_core.objects.files import FIRST_READ_SIZE, ObjectFiles
 from storage_core.objects.reached import AnyFiles
+from storage_core.objects.reading_ahead import AHEAD_COUNT, PIECE_SIZE
 from storage_core.store.environment import REAL, Environment
 from storage_core.store.reading.plan import ReadRequest
 from storage_core.store.store import Store
@@ -40,25 +42,58 @@ class Counting:
         self._service = Service(Scheduler(random, 1), random, Odds())
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.sizes: list[int] = []  # of what was asked for, in bytes
+        self._asked = threading.Condition(self._lock)
         self._wait: Callable[[], None] = lambda: None
 
     def connect(self, uri: str) -> Any:
         client = self._service.connect(uri)
         for method, verb in VERBS.items():
             setattr(client, method, self._counted(getattr(client, method), verb))
+        begin_put = client.begin_put
+
+        def begin(name: str) -> Any:
+            upload = begin_put(name)
+            upload.write = self._counted(upload.write, "part")
+            return upload
+
+        client.begin_put = begin
         return client
 
     def _counted(self, call: Any, verb: str) -> Any:
         def counted(*arguments: Any) -> Any:
-            with self._lock:
+            with self._asked:
                 self.counts[verb] += 1
+                if isinstance(arguments[-1], list):
+                    self.sizes += [end - start for start, end in arguments[-1]]
+                self._asked.notify_all()
             self._wait()
-            return call(*arguments)
+            result = call(*arguments)
+            if isinstance(result, tuple):
+                self.sizes.append(len(result[0]))
+            return result
 
         return counted
 
     def process(self) -> Environment:
         return replace(REAL, files=DeadlineFiles(AnyFiles(OS_FILES, ObjectFiles(self.connect))))
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], bool]]:
+        """Answer nothing meanwhile; yield what waits until so many ranges were asked for."""
+        released = threading.Event()
+        self._wait = lambda: released.wait(10.0) and None
+        self.sizes.clear()
+
+        def asked(count: int) -> bool:
+            with self._asked:
+                return self._asked.wait_for(lambda: len(self.sizes) >= count, 10.0)
+
+        try:
+            yield asked
+        finally:
+            self._wait = lambda: None
+            released.set()
 
     def objects(self, bucket: str) -> dict[str, bytes]:
         return self._service.buckets[bucket].objects
@@ -89,6 +124,7 @@ class Counting:
     def asking(self) -> Iterator[Counter[str]]:
         with self._lock:
             self.counts.clear()
+            self.sizes.clear()
         counted: Counter[str] = Counter()
         yield counted
         with self._lock:
@@ -205,3 +241,72 @@ def test_query_that_waits_sees_what_others_append(counting: Counting) -> None:
         seen = waiting.state_in_turn()
         assert waiting.stream_state("ORDERS", seen).next_sequence == sequences.stop
         assert waiting.state_in_turn() is seen
+
+
+def incompressible(frame_count: int) -> pa.Table:
+    """Return messages of random bytes that fill so many frames."""
+    random, row_count = np.random.default_rng(1), frame_count * FRAME_SIZE_TARGET // 4096
+    data = [random.bytes(4096) for _ in range(row_count)]
+    return pa.table({"subject": pa.array(["orders.new"] * row_count), "data": pa.array(data)})
+
+
+def with_large_block(counting: Counting, volume_count: int = 1) -> Store:
+    """Return a store with a block of ten frames, and of another subject a small one."""
+    volumes = [f"s3://bucket{number}/shop" for number in range(volume_count)]
+    store = Store.create(volumes, env=counting.process())
+    stream = store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+    stream.append(incompressible(10))
+    stream.append([{"subject": "orders.old", "data": b"x"}])
+    return store
+
+
+def test_reads_ask_for_no_more_than_their_plan_leaves(counting: Counting) -> None:
+    stream = with_large_block(counting).stream("ORDERS")
+    size, last = max(map(len, counting.objects("s3://bucket0").values())), stream.state().next_sequence
+    opening, frame = FIRST_READ_SIZE + (16 << 10), FRAME_SIZE_TARGET + (256 << 10)
+    for wanted, expected, size_max in (
+        ({}, last - 1, size + 2 * opening),
+        ({"first": last - 2, "end": last}, 2, 2 * opening + frame),
+        ({"first": 1, "end": 11}, 10, opening + frame),
+        ({"subject": "orders.old"}, 1, opening),
+        ({"subject": "orders.none"}, 0, 0),
+    ):
+        with counting.asking():
+            assert sum(batch.num_rows for batch in stream.read(**wanted)) == expected
+        assert sum(counting.sizes) <= size_max, wanted
+    with counting.asking():
+        next(iter(stream.read()))
+    assert sum(counting.sizes) <= opening + PIECE_SIZE, "nobody has asked for a second piece"
+
+
+def test_frames_are_fetched_together_and_ahead_and_no_further(counting: Counting) -> None:
+    batches = iter(with_large_block(counting).stream("ORDERS").read(columns=["data"]))
+    next(batches)
+    with counting.holding() as asked:
+        taker = threading.Thread(target=lambda: [next(batches) for _ in range(2)])  # comes to the second piece
+        taker.start()
+        assert asked(1 + AHEAD_COUNT)
+    taker.join(10.0)
+    assert len(counting.sizes) == 1 + AHEAD_COUNT
+    assert FRAME_SIZE_TARGET < min(counting.sizes) and max(counting.sizes) <= PIECE_SIZE
+
+
+def test_large_block_is_put_in_parts_and_is_nowhere_before_it_is_whole(counting: Counting) -> None:
+    store = with_large_block(counting, 3)
+    transaction, messages = store.begin(["ORDERS"]), incompressible(5)
+    before = dict(counting.objects("s3://bucket0"))
+    stager = Stager(transaction, transaction.targets["ORDERS"], 0, env=store.environment)
+    with counting.asking() as counts:
+        for batch in incoming.batches("ORDERS", messages):
+            stager.write(batch)
+        assert counting.objects("s3://bucket0") == before
+        stager.discard()
+    assert counts["part"] >= 3 * 3
+    assert counting.objects("s3://bucket0") == before
+    with counting.asking() as counts:
+        store.stream("ORDERS").append(messages)
+    assert (counts["create"], counts["put"], counts["get"]) == (3, 3, 0), "the record, and the block once it is whole"
+    assert (
+        store.stream("ORDERS").read(columns=["data"]).read_all()["data"].slice(len(incompressible(10)) + 1)
+        == messages["data"]
+    )
