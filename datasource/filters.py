@@ -65,11 +65,11 @@ class Pushed:
     left: list[Filter] = field(default_factory=list)
 
     def add(self, predicate: Filter) -> None:
-        found = _narrow(self.constraints, predicate)
-        if found is None:
+        narrowed = _narrow(self.constraints, predicate)
+        if narrowed is None:
             self.left.append(predicate)
             return
-        self.constraints, settled = found
+        self.constraints, settled = narrowed
         if not settled:
             self.left.append(predicate)
 
@@ -105,24 +105,24 @@ def _narrow(constraints: Constraints, predicate: Filter) -> Narrowed | None:
 
 
 def _narrow_sequence(constraints: Constraints, predicate: Filter) -> Narrowed | None:
-    found = _whole_range(predicate)
-    if found is None:
+    sequences = _whole_range(predicate)
+    if sequences is None:
         return None
-    first, end, settled = found
+    first, end, settled = sequences
     return replace(constraints, first=max(constraints.first, first), end=min(constraints.end, end)), settled
 
 
 def _narrow_timestamp_ns(constraints: Constraints, predicate: Filter) -> Narrowed | None:
-    found = _whole_range(predicate)
-    return None if found is None else _narrow_time(constraints, *found)
+    times = _whole_range(predicate)
+    return None if times is None else _narrow_time(constraints, *times)
 
 
 def _narrow_timestamp(constraints: Constraints, predicate: Filter) -> Narrowed | None:
     """The column shows whole microseconds, cut off: a microsecond is the thousand nanoseconds from it on."""
-    found = _range(predicate, _microseconds)
-    if found is None:
+    times = _range(predicate, _microseconds)
+    if times is None:
         return None
-    first, end, settled = found
+    first, end, settled = times
     return _narrow_time(constraints, max(first * 1_000, INT64_MIN), min(end * 1_000, INT64_MAX), settled)
 
 
@@ -209,9 +209,9 @@ def _only_subjects(constraints: Constraints, subjects: list[str], settled: bool)
     return replace(constraints, subjects=kept), settled
 
 
-def intersection(one: str, other: str) -> str | None:
+def intersection(subject_filter: str, other: str) -> str | None:
     """Return the subject filter that takes what both filters take; None if no subject is taken by both."""
-    left, right = one.split("."), other.split(".")
+    left, right = subject_filter.split("."), other.split(".")
     tokens: list[str] = []
     for position in range(min(len(left), len(right))):
         a, b = left[position], right[position]

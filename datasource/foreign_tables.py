@@ -48,8 +48,8 @@ class ForeignConsumerTableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         store = plan_store(self.settings)
         names = select_streams(store.streams(), self.settings.streams)
-        found = [consumer for name in names for consumer in store.consumers(name, _log)]
-        return [RowsPartition(consumers_table(found).to_pylist())]
+        consumers = [consumer for name in names for consumer in store.consumers(name, _log)]
+        return [RowsPartition(consumers_table(consumers).to_pylist())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield table_batch(partition, self.schema)
@@ -67,8 +67,8 @@ class ForeignDamageReader(DataSourceReader):
         notes: list[ForeignDamage] = []
         parts: list[ForeignPart] = []
         for name in select_streams(store.streams(), self.settings.streams):
-            found, slices = store.inspect(name)
-            notes += found
+            damages, slices = store.inspect(name)
+            notes += damages
             parts += map(ForeignPart, slices)
         packed = [SlicePartition(tuple(part.part for part in some)) for some in pack(parts, None, None)]
         return [RowsPartition([note.row() for note in notes]), *packed]
@@ -80,14 +80,14 @@ class ForeignDamageReader(DataSourceReader):
         assert isinstance(partition, SlicePartition), partition
         is_seen = False
         for part in partition.slices:
-            found: list[ForeignDamage] = []
-            for _ in read_foreign_slice(part, (), found.append):
+            damages: list[ForeignDamage] = []
+            for _ in read_foreign_slice(part, (), damages.append):
                 pass
-            if found and not is_seen:  # of what this machine cannot see at all, nothing is known
+            if damages and not is_seen:  # of what this machine cannot see at all, nothing is known
                 with seen_from_here(self.settings):
                     open_store(self.settings)
                 is_seen = True
-            yield pa.RecordBatch.from_pylist([damage.row() for damage in found], schema=self.schema)
+            yield pa.RecordBatch.from_pylist([damage.row() for damage in damages], schema=self.schema)
 
 
 def _log(damage: ForeignDamage) -> None:

@@ -60,13 +60,13 @@ class Limits:
 
 def admit(pending: Mapping[str, Pending], limits: Limits) -> dict[str, int]:
     """Return for each stream where the batch ends."""
-    ends = {name: one.end for name, one in pending.items()}
+    ends = {name: waiting.end for name, waiting in pending.items()}
     if limits.message_count is not None:
-        _cut(ends, pending, limits.message_count, lambda one: one.message_count, Pending.end_of_messages)
+        _cut(ends, pending, limits.message_count, lambda waiting: waiting.message_count, Pending.end_of_messages)
     if limits.byte_size is not None:
-        _cut(ends, pending, limits.byte_size, lambda one: one.byte_count, Pending.end_of_bytes)
+        _cut(ends, pending, limits.byte_size, lambda waiting: waiting.byte_count, Pending.end_of_bytes)
     if limits.block_count is not None:
-        _cut(ends, pending, limits.block_count, lambda one: one.block_count, Pending.end_of_blocks)
+        _cut(ends, pending, limits.block_count, lambda waiting: waiting.block_count, Pending.end_of_blocks)
     return ends
 
 
@@ -78,7 +78,7 @@ def _cut(
     end_of: Callable[[Pending, int], int],
 ) -> None:
     """Bring the ends down to what one limit leaves each stream."""
-    sizes = {name: measure(one) for name, one in pending.items() if one.message_count}
+    sizes = {name: measure(waiting) for name, waiting in pending.items() if waiting.message_count}
     total = sum(sizes.values())
     if total <= limit:
         return
@@ -107,6 +107,6 @@ class Patience:
         return True
 
 
-def _smaller(one: int | None, other: int | None) -> int | None:
-    given = [limit for limit in (one, other) if limit is not None]
+def _smaller(first: int | None, other: int | None) -> int | None:
+    given = [limit for limit in (first, other) if limit is not None]
     return min(given, default=None)

@@ -216,10 +216,10 @@ class _Side:
 def _resolve(stream: str, extent: Extent, bounds: Bounds, default: int, first_at_time: FirstAtTime | None) -> _Side:
     option, time_ns, place = bounds.option_of(stream), bounds.time_of(stream), bounds.offsets.of(stream)
     if time_ns is not None and first_at_time is not None:
-        found = first_at_time(stream, time_ns)
-        if found is None:
+        sequence = first_at_time(stream, time_ns)
+        if sequence is None:
             log.warning("stream %s has no message from %s on: option %s is its end", stream, rfc3339(time_ns), option)
-        return _Side(extent.end if found is None else found, option)
+        return _Side(extent.end if sequence is None else sequence, option)
     if time_ns is not None or place is None:
         return _Side(default, None)
     if isinstance(place, int):

@@ -482,14 +482,14 @@ def _storage_key(option: str) -> str:
 
 def is_of_streaming_only(options: Mapping[str, str]) -> bool:
     """Return whether one of the options means something in streaming reads, and nothing in batch reads."""
-    found = [_BY_NAME.get(key.lower()) for key in options]
-    return any(option is not None and STREAM_READ in option.uses and READ not in option.uses for option in found)
+    given = [_BY_NAME.get(key.lower()) for key in options]
+    return any(option is not None and STREAM_READ in option.uses and READ not in option.uses for option in given)
 
 
 def _check_use(option: Option, use: Use) -> None:
     if use in option.uses:
         return
-    where = " and ".join(one.value for one in option.uses)
+    where = " and ".join(allowed.value for allowed in option.uses)
     raise ValueError(f"option {option.name!r} is for {where} only; this is one of the {use.value}")
 
 

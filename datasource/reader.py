@@ -62,7 +62,7 @@ class MessageReader(DataSourceReader):
         packed = pack_blocks(
             BlockSlices.concatenate(planned), self.settings.min_partitions, self.settings.partition_rows_max
         )
-        subjects = {name: found for name, found in own.items() if found is not None}
+        subjects = {name: subject_filters for name, subject_filters in own.items() if subject_filters is not None}
         return [SlicePartition(slices, subjects) for slices in packed]
 
     def _narrowed(self, slices: BlockSlices, store: Store) -> BlockSlices:
@@ -102,16 +102,20 @@ class MessageReader(DataSourceReader):
         if self.settings.consumer is None:
             return {}
         reader, asked = QueryReader(store, self.settings.consumer, own=False), self.constraints.subjects or ()
-        return {name: filters_of_both(asked, found) for name in names if (found := reader.filters(name))}
+        return {
+            name: filters_of_both(asked, subject_filters) for name in names if (subject_filters := reader.filters(name))
+        }
 
 
 def _apart(request: ReadRequest, own: Mapping[str, tuple[str, ...] | None]) -> Iterator[ReadRequest]:
     """Yield the request for the streams without subject filters of their own, and one for each other stream."""
     alike = [name for name in request.streams if name not in own]
     yield replace(request, streams=tuple(alike), ranges={name: request.ranges[name] for name in alike})
-    for name, found in own.items():
-        if found is not None:
-            yield replace(request, streams=(name,), ranges={name: request.ranges[name]}, subject_filters=found)
+    for name, subject_filters in own.items():
+        if subject_filters is not None:
+            yield replace(
+                request, streams=(name,), ranges={name: request.ranges[name]}, subject_filters=subject_filters
+            )
 
 
 def rows_of(

@@ -138,9 +138,9 @@ def _decoded(name: str, entry: object) -> StreamOffset:
         sequence,
         _history(f"'history' of {whose}", entry["history"], sequence, entry),
     )
-    told = _lost(f"'lost' of {whose}", entry["lost"], entry)
+    lost = _lost(f"'lost' of {whose}", entry["lost"], entry)
     store_id = _hex(f"'store' of {whose}", entry["store"], 16, entry)
-    return StreamOffset(store_id, QueryPosition(position, told), begin, consumer, tuple(filters), count)
+    return StreamOffset(store_id, QueryPosition(position, lost), begin, consumer, tuple(filters), count)
 
 
 def _are_filters(value: object) -> bool:

@@ -217,7 +217,7 @@ class StreamSource:
                 pending[name] = Pending(stream, offset.sequence, until)
         limits = self._settings.limits.under(limit)
         if pending and self._targets is None:
-            count = sum(one.message_count for one in pending.values())
+            count = sum(waiting.message_count for waiting in pending.values())
             if not self._patience.is_over(count, limits.message_count_min, self._clock()):
                 return {}, True
         return admit(pending, limits), has_to_wait
@@ -265,10 +265,10 @@ class StreamSource:
         """
         at = {name: offset.at for name, offset in offsets.items()}
         for _ in range(ATTEMPTS):
-            found = self._reader.settle(at, self._policy, self._remedy(at))
+            positions = self._reader.settle(at, self._policy, self._remedy(at))
             state = self._store.state()
-            if all(_stands(state, name, position) for name, position in found.items()):
-                return state, {name: self._moved(offsets[name], position) for name, position in found.items()}
+            if all(_stands(state, name, position) for name, position in positions.items()):
+                return state, {name: self._moved(offsets[name], position) for name, position in positions.items()}
         raise StaleIncarnationError(f"streams {', '.join(sorted(at))} of {self._store.label} do not stand still")
 
     def _moved(self, before: StreamOffset, at: QueryPosition) -> StreamOffset:
@@ -294,10 +294,10 @@ class StreamSource:
         Whether its streams have become others since is asked elsewhere, by reconciliation. The consumer is that of the
         option: a checkpoint may be gone on with as another one.
         """
-        found = stream_offsets.decode(offset)
+        offsets = stream_offsets.decode(offset)
         state = self._store.state()
-        picked = pick_streams(found, self._settings.streams, must_exist=False)
-        for name, one in found.items():
+        picked = pick_streams(offsets, self._settings.streams, must_exist=False)
+        for name, stream_offset in offsets.items():
             if name not in picked:
                 raise ValueError(
                     f"the checkpoint has stream {name!r}, which option 'stream' does not pick "
@@ -306,9 +306,11 @@ class StreamSource:
                 )
             stream = state.stream(name)
             incarnations = stream.incarnations if stream is not None else ()
-            if one.store_id != self._store.id and one.at.position.incarnation not in incarnations:
-                self._meet_another_store(name, one)
-        return {name: replace(one, consumer=self._settings.consumer) for name, one in found.items()}
+            if stream_offset.store_id != self._store.id and stream_offset.at.position.incarnation not in incarnations:
+                self._meet_another_store(name, stream_offset)
+        return {
+            name: replace(stream_offset, consumer=self._settings.consumer) for name, stream_offset in offsets.items()
+        }
 
     def _meet_another_store(self, name: str, offset: StreamOffset) -> None:
         """Refuse a checkpoint of another store; with failOnDataLoss=false its stream counts as made again."""
@@ -415,7 +417,7 @@ def _begins(start: Offsets, end: Offsets) -> Offsets:
 
     Raises ValueError if the two do not follow one another.
     """
-    found = {}
+    begins = {}
     for name, offset in end.items():
         first = offset.first_of_batch()
         if first is None and name in start:
@@ -429,8 +431,8 @@ def _begins(start: Offsets, end: Offsets) -> Offsets:
                 f"{stream_offsets.encode({name: offset})}. They were edited: put the folder 'offsets' of the "
                 "checkpoint back from a copy, or begin with a new checkpoint"
             )
-        found[name] = StreamOffset(offset.store_id, first)
-    return found
+        begins[name] = StreamOffset(offset.store_id, first)
+    return begins
 
 
 def _range(state: StoreState, name: str, first: int, until: StreamOffset) -> tuple[int, int]:

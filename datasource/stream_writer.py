@@ -164,8 +164,8 @@ def _has_begun(store: Store, identity: WriterBatch) -> bool:
 def _streams(store: Store, transaction: Transaction) -> Mapping[str, StreamState]:
     """Return the streams of the transaction that are still there."""
     state = store.state()
-    found = {name: state.by_incarnation(target.incarnation) for name, target in transaction.targets.items()}
-    return {name: stream for name, stream in found.items() if stream is not None}
+    streams = {name: state.by_incarnation(target.incarnation) for name, target in transaction.targets.items()}
+    return {name: stream for name, stream in streams.items() if stream is not None}
 
 
 def _explain(store: Store, transaction: Transaction, identity: WriterBatch, error: StorageError) -> NoReturn:

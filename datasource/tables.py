@@ -175,8 +175,8 @@ def _consumer_row(info: dict[str, Any], pending: np.ndarray) -> dict[str, Any]:
 def _sequences(runs: np.ndarray) -> np.ndarray:
     """Return all sequences of the runs."""
     sizes = runs["end"] - runs["first"]
-    found: np.ndarray = np.arange(int(sizes.sum())) + np.repeat(runs["first"] - (np.cumsum(sizes) - sizes), sizes)
-    return found
+    sequences: np.ndarray = np.arange(int(sizes.sum())) + np.repeat(runs["first"] - (np.cumsum(sizes) - sizes), sizes)
+    return sequences
 
 
 def _time(text: str | None) -> datetime | None:

@@ -83,10 +83,10 @@ def parse_object(option: str, text: str, example: str) -> dict[str, object]:
 
 
 def _refuse_repeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError("a name is given twice")
-    return found
+    return mapping
 
 
 def parse_names(option: str, text: str) -> tuple[str, ...]:
@@ -157,9 +157,9 @@ def _listed(text: str) -> list[str] | None:
         return None
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(text.strip())
+            value = read(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        if isinstance(found, (list, tuple)) and found and all(isinstance(one, str) for one in found):
-            return list(found)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(entry, str) for entry in value):
+            return list(value)
     return None

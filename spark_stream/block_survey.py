@@ -107,32 +107,32 @@ class BlockSurvey:
 
 def survey(file: File) -> BlockSurvey:
     """Return what the file holds; only errors of the operating system come out."""
-    found = BlockSurvey(str(file.path), file.size())
+    block = BlockSurvey(str(file.path), file.size())
     try:
-        found.header = decode_header(file.read_at(0, HEADER_SIZE), found.file)
+        block.header = decode_header(file.read_at(0, HEADER_SIZE), block.file)
     except StorageError as error:
-        found.damage.append(str(error))
+        block.damage.append(str(error))
     try:
-        found.footer, found.digest = _read_footer(file, found)
+        block.footer, block.digest = _read_footer(file, block)
     except StorageError as error:
-        found.damage.append(str(error))
-    block_id = None if found.header is None else found.header.identity.block_id
-    placed = _listed_frames(file, found.footer, block_id) if found.footer else _search_frames(file, found.file_size)
+        block.damage.append(str(error))
+    block_id = None if block.header is None else block.header.identity.block_id
+    placed = _listed_frames(file, block.footer, block_id) if block.footer else _search_frames(file, block.file_size)
     for offset_bytes, header, defect in placed:
-        defect = defect or _payload_defect(file, offset_bytes, header, found.file_size)
-        found.frames.append(FrameFinding(offset_bytes, header, defect))
+        defect = defect or _payload_defect(file, offset_bytes, header, block.file_size)
+        block.frames.append(FrameFinding(offset_bytes, header, defect))
         if defect:
-            found.damage.append(f"{found.file}: offset_bytes {offset_bytes}: frame {header.position}: {defect}")
-    return found
+            block.damage.append(f"{block.file}: offset_bytes {offset_bytes}: frame {header.position}: {defect}")
+    return block
 
 
-def _read_footer(file: File, found: BlockSurvey) -> tuple[Footer, bytes]:
-    start = max(0, found.file_size - TRAILER_SIZE)
-    trailer = decode_trailer(file.read_at(start, TRAILER_SIZE), found.file_size, found.file)
+def _read_footer(file: File, block: BlockSurvey) -> tuple[Footer, bytes]:
+    start = max(0, block.file_size - TRAILER_SIZE)
+    trailer = decode_trailer(file.read_at(start, TRAILER_SIZE), block.file_size, block.file)
     data = file.read_at(trailer.footer_offset, trailer.footer_size)
     if crc32c(data) != trailer.footer_crc32c:
-        found.damage.append(f"{found.file}: offset_bytes {trailer.footer_offset}: the footer fails its checksum")
-    return decode_footer(data, found.file, trailer.footer_offset), digest_of(data)
+        block.damage.append(f"{block.file}: offset_bytes {trailer.footer_offset}: the footer fails its checksum")
+    return decode_footer(data, block.file, trailer.footer_offset), digest_of(data)
 
 
 def _listed_frames(file: File, footer: Footer, block_id: bytes | None) -> Iterator[tuple[int, FrameHeader, str]]:

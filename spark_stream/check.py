@@ -83,13 +83,13 @@ class Limits:
 
 def problems_of(scan: Scan, limits: Limits) -> list[Problem]:
     """Return what is wrong, the worst first."""
-    found = [
+    problems = [
         *_of_volumes(scan, limits),
         *_of_streams(scan, limits),
         *_of_consumers(scan, limits),
         *_of_events(scan, limits),
     ]
-    return sorted(found, key=lambda problem: -problem.level)
+    return sorted(problems, key=lambda problem: -problem.level)
 
 
 def _of_volumes(scan: Scan, limits: Limits) -> Iterator[Problem]:

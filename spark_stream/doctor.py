@@ -57,9 +57,9 @@ def examine(
 
 
 def _python() -> Finding:
-    found = sys.version_info[:2]
+    version = sys.version_info[:2]
     text = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
-    if PYTHONS[0] <= found <= PYTHONS[1]:
+    if PYTHONS[0] <= version <= PYTHONS[1]:
         return Finding("python", OK, text)
     return Finding("python", NOTE, text, "jstream is tested with Python 3.10 to 3.13")
 
@@ -79,14 +79,14 @@ def _spark() -> Finding:
         import pyspark  # not by its metadata: spark-submit brings one without
     except ImportError:
         return Finding("spark", PROBLEM, "PySpark is not installed", "pip install 'pyspark>=4.2,<4.4'")
-    found = pyspark.__version__
+    version = pyspark.__version__
     home = os.environ.get("SPARK_HOME")
-    if not found.startswith(SPARKS):
-        return Finding("spark", PROBLEM, f"PySpark {found}", "pip install 'pyspark>=4.2,<4.4'")
+    if not version.startswith(SPARKS):
+        return Finding("spark", PROBLEM, f"PySpark {version}", "pip install 'pyspark>=4.2,<4.4'")
     if home:
-        remedy = f"unset SPARK_HOME, unless that is Spark {found}"
-        return Finding("spark", NOTE, f"PySpark {found}; the JVM starts from SPARK_HOME={home}", remedy)
-    return Finding("spark", OK, f"PySpark {found}")
+        remedy = f"unset SPARK_HOME, unless that is Spark {version}"
+        return Finding("spark", NOTE, f"PySpark {version}; the JVM starts from SPARK_HOME={home}", remedy)
+    return Finding("spark", OK, f"PySpark {version}")
 
 
 def _java() -> Finding:
@@ -108,13 +108,13 @@ def _workers() -> Finding:
     try:
         command = [path, "-c", _LOOK.format(_MODULE)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_TIMEOUT_S, check=True, cwd="/")
-        found, has_module = json.loads(done.stdout)
+        version, has_module = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return Finding("workers", PROBLEM, f"{name}={python} does not run: {error}", f"unset {name}, or correct it")
-    shown = f"{name}={python} is Python {'.'.join(map(str, found))}"
+    shown = f"{name}={python} is Python {'.'.join(map(str, version))}"
     if not has_module:
         return Finding("workers", PROBLEM, f"{shown}, without jstream", f"install jstream there, or unset {name}")
-    if tuple(found) != sys.version_info[:2]:
+    if tuple(version) != sys.version_info[:2]:
         return Finding(
             "workers", PROBLEM, f"{shown}, and this is another one", f"unset {name}, or let both be the same"
         )

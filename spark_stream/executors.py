@@ -173,7 +173,7 @@ def judge(reports: list[dict[str, Any]], folders: Sequence[str], began: float, e
     shared: dict[tuple[str, str, str], list[str]] = {}
     for report in reports:
         problems = list(_problems(report, folders, began, ended))
-        versions = ", ".join(f"{name} {found or '-'}" for name, found in report["packages"].items())
+        versions = ", ".join(f"{name} {version or '-'}" for name, version in report["packages"].items())
         text = f"Python {report['python']} ({report['path']}), {versions}, user {report['user']}"
         for finding in [Finding(CHECK, OK, text), *problems]:
             shared.setdefault((finding.state, finding.text, finding.remedy), []).append(report["host"])

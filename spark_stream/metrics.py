@@ -166,18 +166,18 @@ def _of_volumes(store: Store) -> Iterator[Sample]:
     yield "jstream_term", info["term"], (store_id,)
     yield "jstream_index", info["index"], (store_id,)
     yield "jstream_pending_delete_blocks", info["pending_deletes"]["blocks"], (store_id,)
-    for one in info["volumes"]:
-        labels = (store_id, str(one["name"]), str(one["path"]))
-        yield "jstream_leader", float(one["name"] == info["leader"]), labels
-        if one["bytes"] is not None:
-            yield "jstream_volume_bytes", one["bytes"], labels
-        for kind, size in one["disk_bytes"].items():
+    for volume in info["volumes"]:
+        labels = (store_id, str(volume["name"]), str(volume["path"]))
+        yield "jstream_leader", float(volume["name"] == info["leader"]), labels
+        if volume["bytes"] is not None:
+            yield "jstream_volume_bytes", volume["bytes"], labels
+        for kind, size in volume["disk_bytes"].items():
             yield "jstream_volume_disk_bytes", size, (*labels, kind)
         if (space := space_of(labels[-1])) is not None:
             yield "jstream_volume_free_bytes", space.free, labels
             yield "jstream_volume_size_bytes", space.size, labels
         for state in STATES:
-            yield "jstream_volume_state", float(one["state"] == state), (*labels, state)
+            yield "jstream_volume_state", float(volume["state"] == state), (*labels, state)
 
 
 def _of_streams(store: Store) -> Iterator[Sample]:
@@ -189,8 +189,8 @@ def _of_streams(store: Store) -> Iterator[Sample]:
         yield "jstream_stream_bytes", state["bytes"], labels
         yield "jstream_stream_duplicates", state["num_duplicates"], labels
         yield "jstream_stream_lost_messages", sum(end - first for first, end in state["lost_ranges"]), labels
-        for one in info["cluster"]["replicas"]:
-            yield from _of_replica(one, (*labels, str(one["name"])))
+        for replica in info["cluster"]["replicas"]:
+            yield from _of_replica(replica, (*labels, str(replica["name"])))
 
 
 def _of_replica(replica: Mapping[str, Any], labels: tuple[str, ...]) -> Iterator[Sample]:

@@ -112,16 +112,16 @@ class LagListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Log and keep it. Never raises: that would be an error in Spark's log, and nobody's in particular."""
         try:
-            found = progress_of(event.progress)
+            progress = progress_of(event.progress)
         except Exception as error:
             log.warning("the progress of a query cannot be read: %s", error)
             return
         with self._busy:
-            self._newest[str(event.progress.runId)] = found
-        for stream in found.streams:
+            self._newest[str(event.progress.runId)] = progress
+        for stream in progress.streams:
             log.info(
                 "query %s, batch %d: stream %s%s is at sequence %d, %s behind",
-                found.name or found.query, found.batch, stream.stream,
+                progress.name or progress.query, progress.batch, stream.stream,
                 f", consumer {stream.consumer}," if stream.consumer else "", stream.sequence,
                 "an unknown number" if stream.lag is None else stream.lag,
             )  # fmt: skip

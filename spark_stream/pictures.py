@@ -119,7 +119,7 @@ def replica_map_svg(drift: Drift, width: str | int = "100%", alone: bool = False
 def replica_map_html(drift: Drift | Sequence[Drift]) -> str:
     """Return pictures that can stand in any page or notebook, and refer to nothing outside."""
     drifts = [drift] if isinstance(drift, Drift) else drift
-    return "\n".join(replica_map_svg(one, alone=True) for one in drifts)
+    return "\n".join(replica_map_svg(stream_drift, alone=True) for stream_drift in drifts)
 
 
 def replica_map_page(drifts: Sequence[Drift], title: str = "Drift") -> str:
@@ -176,15 +176,18 @@ _TOP, _ROW, _BOTTOM, _BAR = 86, 62, 46, 20  # pixels: above the strips, of one, 
 _MIDDLE = 30  # of a row: where its line is
 
 
-def _bars(one: ReplicaMap, strip: Strip) -> Iterator[dict[str, Any]]:
+def _bars(picture: ReplicaMap, strip: Strip) -> Iterator[dict[str, Any]]:
     for state in State:
         height = _BAR * HEIGHTS[state]
         for first, end in strip.bars(state):
-            low, high = one.first + first * one.column_size, min(one.end, one.first + end * one.column_size)
+            low, high = (
+                picture.first + first * picture.column_size,
+                min(picture.end, picture.first + end * picture.column_size),
+            )
             yield {
                 "css": CSS[state],
-                "x": _percent(first, one.column_count),
-                "width": _percent(end - first, one.column_count),
+                "x": _percent(first, picture.column_count),
+                "width": _percent(end - first, picture.column_count),
                 "y": f"{_MIDDLE - height / 2:g}",
                 "height": f"{height:g}",
                 "words": f"{strip.label}: {_ranges(strip.runs, state, low, high)} {state.label}",
@@ -203,26 +206,30 @@ def _ranges(runs: Runs, state: State, low: int, high: int) -> str:
     return ", ".join([*shown, *more])
 
 
-def _legend(one: ReplicaMap) -> list[dict[str, str]]:
+def _legend(picture: ReplicaMap) -> list[dict[str, str]]:
     """Return what the states that show look like; nothing where all is well."""
-    states = [state for state in State if any((strip.codes == state).any() for strip in one.strips)]
+    states = [state for state in State if any((strip.codes == state).any() for strip in picture.strips)]
     if states in ([], [State.THERE]):
         return []
     entries = [{"css": CSS[state], "words": state.label} for state in states]
-    if any((strip.codes == 0).any() for strip in one.strips):
+    if any((strip.codes == 0).any() for strip in picture.strips):
         entries.append({"css": "", "words": "no message"})
     return entries
 
 
-def _ticks(one: ReplicaMap) -> Iterator[dict[str, str]]:
-    for tick in one.ticks():
+def _ticks(picture: ReplicaMap) -> Iterator[dict[str, str]]:
+    for tick in picture.ticks():
         words = {"words": f"{tick:,}"}
-        if tick == one.first:
+        if tick == picture.first:
             yield {"x": "0", "anchor": "", **words}
-        elif tick == one.end - 1:
+        elif tick == picture.end - 1:
             yield {"x": "100", "anchor": "end", **words}
         else:
-            yield {"x": _percent(tick - one.first, one.column_size * one.column_count), "anchor": "middle", **words}
+            yield {
+                "x": _percent(tick - picture.first, picture.column_size * picture.column_count),
+                "anchor": "middle",
+                **words,
+            }
 
 
 def _percent(part: int, whole: int) -> str:
@@ -231,5 +238,5 @@ def _percent(part: int, whole: int) -> str:
 
 def _notes(drift: Drift) -> list[str]:
     more = len(drift.conflicts) - CONFLICT_COUNT_MAX
-    told = [conflict.describe() for conflict in drift.conflicts[:CONFLICT_COUNT_MAX]]
-    return [*drift.notes, *told, *([f"and {more:,} more"] if more > 0 else [])]
+    conflicts = [conflict.describe() for conflict in drift.conflicts[:CONFLICT_COUNT_MAX]]
+    return [*drift.notes, *conflicts, *([f"and {more:,} more"] if more > 0 else [])]

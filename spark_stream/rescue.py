@@ -37,9 +37,9 @@ def open(paths: Paths, layout: str = "", **options: Any) -> ForeignStore:
     `layout` is `nats` or `stan`; without it the directories are looked at. `options`: `account`, `encryption_key`,
     `truncate_bad_eof`, `no_crc`, as the options of the data source. Raises NotAStoreError, CorruptionError.
     """
-    found = resolve_paths(paths)
-    recognised = (recognise_foreign(path) for path in found)
-    return open_foreign(found, layout or next(filter(None, recognised), LAYOUTS[0]), **options)
+    resolved = resolve_paths(paths)
+    recognised = (recognise_foreign(path) for path in resolved)
+    return open_foreign(resolved, layout or next(filter(None, recognised), LAYOUTS[0]), **options)
 
 
 def compare(store: Store | ForeignStore, stream: str, progress: Progress | None = None) -> Drift:

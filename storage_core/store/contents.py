@@ -64,10 +64,10 @@ def last_sequence_of(store: OpenStore, stream: StreamState, subject_filter: str)
     options = ReadOptions(("sequence",), subject_filters=filters)
     for block in reversed(slices(store, stream, ReadRequest((stream.name,), subject_filters=filters))):
         for part in reversed(block.split(PROBE_ROW_COUNT)):
-            found = [batch.column("sequence") for batch in read_slices([part], options, env=store.environment)]
-            found = [one for one in found if len(one)]
-            if found:
-                return int(found[-1][-1].as_py())
+            columns = [batch.column("sequence") for batch in read_slices([part], options, env=store.environment)]
+            columns = [column for column in columns if len(column)]
+            if columns:
+                return int(columns[-1][-1].as_py())
     return None
 
 
@@ -104,9 +104,9 @@ def counts_in(store: OpenStore, block: BlockSlice, row_count: int) -> list[tuple
     return (_footer_counts(store, block) if is_whole else None) or _column_counts(store, block)
 
 
-def _footer_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]] | None:
+def _footer_counts(store: OpenStore, block: BlockSlice) -> list[tuple[str, int]] | None:
     try:
-        counted = ask_block(one, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
+        counted = ask_block(block, lambda reader: reader.footer.subjects.count_by_subject(), store.environment)
     except (
         DataLossError,
         UnavailableError,
@@ -115,12 +115,12 @@ def _footer_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]] |
     return None if counted is None else list(counted.items())
 
 
-def _column_counts(store: OpenStore, one: BlockSlice) -> list[tuple[str, int]]:
-    found: dict[str, int] = {}
-    for batch in read_slices([one], ReadOptions(("subject",)), env=store.environment):
+def _column_counts(store: OpenStore, block: BlockSlice) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for batch in read_slices([block], ReadOptions(("subject",)), env=store.environment):
         for pair in batch.column("subject").value_counts().to_pylist():
-            found[pair["values"]] = found.get(pair["values"], 0) + pair["counts"]
-    return list(found.items())
+            counts[pair["values"]] = counts.get(pair["values"], 0) + pair["counts"]
+    return list(counts.items())
 
 
 def find_msg_id(store: OpenStore, stream: StreamState, msg_id: str) -> int | None:
@@ -130,8 +130,8 @@ def find_msg_id(store: OpenStore, stream: StreamState, msg_id: str) -> int | Non
     rows = rows[rows["msg_id_count"] > 0]
     rows = rows[state.within(rows["committed_ns"], stream.config.duplicate_window, store.environment.now_ns())]
     for block in whole_blocks(state, stream, rows, store.volumes()):
-        found = ask_block(block, msg_ids, store.environment)
-        hits = found[(found[:, 0] == wanted[0]) & (found[:, 1] == wanted[1])]
+        hashes = ask_block(block, msg_ids, store.environment)
+        hits = hashes[(hashes[:, 0] == wanted[0]) & (hashes[:, 1] == wanted[1])]
         if len(hits):
             return block.block_first + int(hits[0, 2])
     return None

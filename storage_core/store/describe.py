@@ -68,7 +68,7 @@ def cluster_info(survey: Survey) -> dict[str, Any]:
         "index": view.index,
         "generation": view.commit.generation if view.commit is not None else None,
         "voters": len(voting),
-        "voting": sum(survey.can_vote(one) for one in voting),
+        "voting": sum(survey.can_vote(volume_id) for volume_id in voting),
         "quorum": majority(len(voting)),
         "volumes": [_volume(survey, volume, copies.get(volume.volume_id, [])) for volume in survey.volumes],
         "pending_deletes": _pending_deletes(view.state),
@@ -129,8 +129,8 @@ def _change(state: StoreState) -> dict[str, Any] | None:
         return None
     return {
         "kind": change.kind,
-        "added": [one.hex() for one in change.added],
-        "removed": [one.hex() for one in change.removed],
+        "added": [volume_id.hex() for volume_id in change.added],
+        "removed": [volume_id.hex() for volume_id in change.removed],
         "started": rfc3339(change.started_ns),
     }
 
@@ -175,7 +175,7 @@ def stream_summary(stream: StreamState, times: tuple[str, str] | None = None) ->
             "num_deleted": max(0, last + 1 - first - stream.message_count) if last else 0,
             "consumer_count": len(stream.consumers),
             "incarnation": stream.incarnation.hex(),
-            "lost_ranges": [list(one) for one in stream.lost.ranges()],
+            "lost_ranges": [list(lost) for lost in stream.lost.ranges()],
         },
     }
 

@@ -115,10 +115,10 @@ class OpenStore:
         if not isinstance(name, str):
             raise ValueError(f"name of a stream: {name!r} is not text")
         state = state or self.state()
-        found = state.stream(name)
-        if found is None:
-            raise StreamNotFoundError(name, self.label, (stream.name for stream in state.streams.values()))
-        return found
+        stream = state.stream(name)
+        if stream is None:
+            raise StreamNotFoundError(name, self.label, (other.name for other in state.streams.values()))
+        return stream
 
     def enforce_limits(self) -> int:
         """Remove from every stream what is over its limits, and what nobody needs any more, also of those that nobody
@@ -165,8 +165,8 @@ class OpenStore:
         slices, ranges = [], []
         for name in request.streams:
             stream = self.stream_state(name, view.state)
-            found, covered = plan_stream(view.state, stream, volumes, request)
-            slices.append(found)
+            block_slices, covered = plan_stream(view.state, stream, volumes, request)
+            slices.append(block_slices)
             ranges.append(covered)
         return ReadPlan(BlockSlices.concatenate(slices), tuple(ranges), view.index)
 
@@ -299,7 +299,7 @@ def names_of(streams: object) -> list[str] | None:
     if streams is None:
         return None
     listed: list[Any] = [streams] if isinstance(streams, str) or not isinstance(streams, Iterable) else list(streams)
-    for one in listed:
-        if not isinstance(one, str):
+    for name in listed:
+        if not isinstance(name, str):
             raise ValueError(f"streams: {streams!r} is neither the name of a stream nor a list of names")
     return listed

@@ -33,28 +33,28 @@ INDEX_WAIT_S = 1.0  # for the lock, to write what was verified into a cache: nob
 def verify(store: OpenStore, progress: Progress | None, streams: Sequence[str] | None) -> dict[str, Any]:
     state = store.state()
     chosen = [store.stream_state(name, state) for name in (store.streams() if streams is None else streams)]
-    report, indexes, found = verification.verify(
+    report, indexes, findings = verification.verify(
         state, chosen, store.metadata, store.environment, progress, store.lock_timeout_s
     )
     if not store.read_only:
-        _write_down(store, indexes, found)
+        _write_down(store, indexes, findings)
     return report
 
 
-def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], found: verification.Found) -> None:
+def _write_down(store: OpenStore, indexes: Mapping[bytes, VolumeIndex], findings: verification.Found) -> None:
     """Write what was verified into index.db, a cache, and what was found into the metadata, as events.
 
     Where the store cannot be written the answer is the same. While it is busy reports are left, of which the next
     holder makes events.
     """
-    wait_s = store.lock_timeout_s if found else min(store.lock_timeout_s, INDEX_WAIT_S)
+    wait_s = store.lock_timeout_s if findings else min(store.lock_timeout_s, INDEX_WAIT_S)
     try:
         with store.metadata.session(wait_s) as session:
             verification.save_indexes(session, indexes)
-            found.tell(session)
+            findings.tell(session)
     except StorageError as error:
         logger.info("%s: what was verified was not written down: %s", store.label, error)
-        found.leave_reports(store.volumes())
+        findings.leave_reports(store.volumes())
 
 
 def compare(store: OpenStore, stream: str, progress: Progress | None) -> Drift:

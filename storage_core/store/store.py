@@ -280,10 +280,10 @@ class Store(OpenStore):
         Raises NotFoundError for a stream that there is not and that no event is about, ValueError for such a kind.
         """
         state = self.state()
-        found = describe.events(state, limit, stream, kind)
+        events = describe.events(state, limit, stream, kind)
         if stream is not None and not any(event.stream == stream for event in state.events):
             self.stream_state(stream, state)
-        return found
+        return events
 
     def verify(
         self, progress: Callable[[int, int], None] | None = None, streams: Sequence[str] | None = None
@@ -333,8 +333,8 @@ class Store(OpenStore):
         """
         from storage_core.store import operations
 
-        found = operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
-        return notebook.Info(found, notebook.check_html)
+        report = operations.scrub(self, progress, limit_bytes, rate_bytes_per_s, names_of(streams))
+        return notebook.Info(report, notebook.check_html)
 
     def compact(
         self, streams: Sequence[str] | None = None, progress: Callable[[int, int], None] | None = None

@@ -55,10 +55,10 @@ class Stream:
 
     def state(self) -> StreamState:
         """Return the stream's committed state; raises StaleIncarnationError if it was deleted."""
-        found = self._store.state().by_incarnation(self.incarnation)
-        if found is None:
+        state = self._store.state().by_incarnation(self.incarnation)
+        if state is None:
             raise self._stale()
-        return found
+        return state
 
     def _stale(self) -> StaleIncarnationError:
         return StaleIncarnationError(f"stream {self.name!r} was deleted, or deleted and made again", stream=self.name)
@@ -220,8 +220,8 @@ class Stream:
 
     def last(self, subject: str) -> Message:
         """Return the newest message whose subject the filter takes; raises NotFoundError if there is none."""
-        one = _check_filter(subject)
-        sequence = contents.last_sequence_of(self._store, self.state(), one)
+        subject_filter = _check_filter(subject)
+        sequence = contents.last_sequence_of(self._store, self.state(), subject_filter)
         if sequence is None:
             raise NotFoundError(f"stream {self.name!r} has no message with subject {subject!r}")
         return self.get(sequence)
@@ -273,9 +273,9 @@ class Stream:
 
     def consumer(self, name: str) -> Consumer:
         """Return the consumer, its position reconciled with the stream; raises NotFoundError naming the nearest."""
-        found = Consumer(self._store, self.incarnation, self.name, name)
-        found.look()
-        return found
+        consumer = Consumer(self._store, self.incarnation, self.name, name)
+        consumer.look()
+        return consumer
 
     def consumers(self) -> list[str]:
         """Return the names of the stream's consumers, sorted."""
@@ -379,7 +379,9 @@ def check_filters(subject: str | Sequence[str] | None) -> tuple[str, ...]:
     if subject is None:
         return ()
     filters = (subject,) if isinstance(subject, str) or not isinstance(subject, Iterable) else tuple(subject)
-    for one in filters:
-        if not isinstance(one, str) or not subject_rules.is_filter(one):
-            raise ValueError(f"subject: {one!r} is not a filter; tokens joined by dots, * for one and > for the rest")
+    for subject_filter in filters:
+        if not isinstance(subject_filter, str) or not subject_rules.is_filter(subject_filter):
+            raise ValueError(
+                f"subject: {subject_filter!r} is not a filter; tokens joined by dots, * for one and > for the rest"
+            )
     return filters
