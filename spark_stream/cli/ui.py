@@ -1,5 +1,6 @@
 """`jstream ui`: pages over the store in a browser."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from spark_stream.cli.storage_options import storage_options
 from spark_stream.look.terminal import say
 
 PORT = 8222
+NICENESS = 5  # who reads and writes the store has the processor first
 
 
 def ui(
@@ -76,4 +78,5 @@ def ui(
         say(f"the store's pages are at http://{place}:{taken}/ until Ctrl-C")
         if not is_loopback(listen):
             say("this is plain HTTP: put a proxy with TLS in front of it where others could listen")
+        os.nice(NICENESS)
         serve(site, listener, token, tuple(host_names or ()))

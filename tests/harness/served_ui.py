@@ -2,10 +2,13 @@
 
 import http.client
 import json
+import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -115,3 +118,40 @@ def make_orders(store: Store) -> None:
 def blocks_of(volume: Path) -> list[Path]:
     """Return the block files of a volume, by time of their making."""
     return sorted((volume / "streams").glob("*/*.blk"), key=lambda one: (one.stat().st_mtime_ns, one.name))
+
+
+def form_on(browser: Browser, kind: str, **query: object) -> dict[str, str]:
+    """Return the hidden fields of the form that a plan ends with."""
+    page = browser.page(f"/change/{kind}", **query)
+    hidden = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.split('method="post"')[1])
+    return {name: unescape(value) for name, value in hidden}
+
+
+@contextmanager
+def appending(store: Store, every_s: float = 0.2) -> Iterator[None]:
+    """Publish messages, one after the other, beside what is done inside."""
+    stopping, stream, count = threading.Event(), store.stream("ORDERS"), 0
+
+    def publish() -> None:
+        nonlocal count
+        while not stopping.is_set():
+            stream.publish("orders.eu", b'{"id": %d}' % count)
+            count += 1
+            stopping.wait(every_s)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(TIMEOUT_S)
+    assert count
+    assert not thread.is_alive()
+
+
+def replace_with_another_store(volume: Path) -> None:
+    """Put a volume of another store where this one was."""
+    shutil.rmtree(volume)
+    with Store.create([str(volume)]) as other:
+        other.add_stream({"name": "OTHER"})

@@ -37,8 +37,7 @@ function listen() {
 
 document.addEventListener("visibilitychange", () => { if (waiting) refresh(); });
 document.addEventListener("selectionchange", () => { if (waiting && !isBusy()) refresh(); });
-document.body.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.xhr.status >= 400) event.detail.shouldSwap = true;
+document.body.addEventListener("htmx:beforeSwap", () => {
   document.querySelectorAll("[data-keep]").forEach((one) => scrolled.set(one.dataset.keep, [one.scrollLeft, one.scrollTop]));
   const focused = document.activeElement;
   scrolled.set("focus", focused && focused.closest("#live") ? focused.getAttribute("href") : null);

@@ -6,12 +6,14 @@ axe-core, which looks for what keeps people from using a page, comes with axe-pl
 import importlib.resources
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.served_ui import PAGES, Browser, blocks_of
+from harness.served_ui import PAGES, Browser, appending, blocks_of, make_orders, replace_with_another_store
 
+from spark_stream import rescue
 from storage_core import Store
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -41,6 +43,7 @@ class Window:
     def __init__(
         self, chromium: Any, server: Browser, width: int = 1280, scheme: str = "light", **options: Any
     ) -> None:
+        self.address = server.address
         self._server = server
         context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         context.set_default_timeout(WAIT_MS)
@@ -63,39 +66,64 @@ class Window:
 
     def close(self) -> None:
         """Nothing was blocked or failed, nothing was asked of another host."""
-        assert [text for text in self._complaints if "status of 40" not in text] == []
+        assert [text for text in self._complaints if "the server responded with a status of" not in text] == []
         assert {url.split("/")[2] for url in self._asked} == {f"127.0.0.1:{self._server.port}"}
         self.page.context.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
+def broken(volumes: list[Path]) -> None:
+    """Lose a volume, and damage a block of another one."""
+    shutil.rmtree(volumes[1])
+    damaged = blocks_of(volumes[2])[2]
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("state", "width", "scheme"),
+    [("whole", 1280, "light"), ("whole", 420, "dark"), ("broken", 420, "light"), ("foreign", 1280, "dark")],
+)
 def test_every_page_is_whole_and_usable(
-    store: Store, volumes: list[Path], serve, chromium, width: int, scheme: str
+    volumes: list[Path], serve, chromium, state: str, width: int, scheme: str
 ) -> None:
-    block = blocks_of(volumes[0])[0].stem
-    window = Window(chromium, serve(volumes, rescues=NODES), width, scheme)
-    others = ["/pipelines", "/streams/ORDERS/messages/61", f"/streams/ORDERS/blocks/{block}", "/rescue", "/nothing"]
-    for path in [*PAGES, *others]:
-        window.look(path)
-    window.look("/rescue")
-    window.page.get_by_role("button", name="Scan").click()
-    window.page.get_by_role("link", name="ORDERS").wait_for()
-    for path in ("/rescue", "/rescue/streams/ORDERS"):
-        window.look(path)
-    window.look("/streams/ORDERS/messages")
-    assert window.page.locator("td.preview").first.bounding_box()["width"] > 200  # the data is seen on a phone, too
-    window.close()
+    """Broken: beside an append. Foreign: imported from another server, with a volume of yet another store."""
+    with Store.create([str(volume) for volume in volumes]) as store:
+        if state == "foreign":
+            rescue.import_streams(store, rescue.open(NODES))
+        else:
+            make_orders(store)
+        last = store.stream("ORDERS").state().next_sequence - 1
+        block = bytes(store.stream_state("ORDERS").blocks.rows["block_id"][0]).hex()
+        if state == "broken":
+            broken(volumes)
+        elif state == "foreign":
+            replace_with_another_store(volumes[1])
+        window = Window(chromium, serve(volumes, rescues=NODES), width, scheme)
+        others = ["/pipelines", f"/streams/ORDERS/messages/{last}", "/rescue", "/nothing"]
+        others += [f"/streams/ORDERS/blocks/{block}?volume={store.cluster_info()['volumes'][-1]['name']}"]
+        with appending(store) if state == "broken" else nullcontext():
+            for path in [*PAGES, *others]:
+                window.look(path)
+        window.page.locator("#hex").wait_for()
+        if state == "whole":
+            window.look("/rescue")
+            window.page.get_by_role("button", name="Scan").click()
+            window.page.get_by_role("link", name="ORDERS").wait_for()
+            for path in ("/rescue", "/rescue/streams/ORDERS"):
+                window.look(path)
+        else:
+            window.page.goto(window.address + "/")
+            assert f"volume disk-2 is {'missing' if state == 'broken' else 'foreign'}" in window.page.content()
+        window.look("/streams/ORDERS/messages")
+        assert window.page.locator("td.preview").first.bounding_box()["width"] > 200  # the data is seen on a phone, too
+        window.close()
 
 
 def test_a_broken_store_that_is_written_is_shown_live_with_what_is_wrong(
     store: Store, volumes: list[Path], serve, chromium
 ) -> None:
-    shutil.rmtree(volumes[1])
-    damaged = blocks_of(volumes[2])[2]
-    damaged.write_bytes(damaged.read_bytes()[:-100])
+    broken(volumes)
     window = Window(chromium, serve(volumes))
-    for path in ("/", "/volumes", "/streams/ORDERS/copies"):
-        window.look(path)
+    window.look("/streams/ORDERS/copies")
     assert window.page.locator(".tile.missing").count() == 7
     assert window.page.locator(".tile.damaged").count() == 1
     window.page.locator(".tile.damaged").click()
@@ -106,6 +134,17 @@ def test_a_broken_store_that_is_written_is_shown_live_with_what_is_wrong(
     for number in range(3):
         stream.publish("orders.eu", b"<img src=x onerror=alert(1)> number %d" % number)
         window.page.get_by_text(f"number {number}").wait_for()
+    store.add_stream({"name": "NEW", "subjects": ["new"]})
+    window.look("/streams/NEW/messages")
+    store.delete_stream("NEW")
+    window.page.get_by_role("heading", name="Not found").wait_for()
+    window.look("/streams/ORDERS/messages")
+    for volume in volumes[::2]:
+        volume.rename(volume.with_suffix(".away"))
+    window.page.get_by_role("heading", name="The store cannot be read").wait_for()
+    for volume in volumes[::2]:
+        volume.with_suffix(".away").rename(volume)
+    window.page.get_by_text("number 2").wait_for()
     window.close()
 
 

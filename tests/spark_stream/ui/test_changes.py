@@ -1,26 +1,17 @@
 """What pages may change with `--allow-changes`: plan, question, work, and who asked in the event log."""
 
-import re
 import shutil
 import time
-from html import unescape
 from pathlib import Path
 from typing import Any
 
-from harness.served_ui import TIMEOUT_S, Browser
+from harness.served_ui import TIMEOUT_S, Browser, form_on
 
 from storage_core import Store
 
 TOKEN = "correct horse battery staple"
 KINDS = ("repair", "scrub", "maintain", "consumer-reset", "consumer-pause", "purge")
 ABOUT = {"stream": "ORDERS", "consumer": "billing"}
-
-
-def form_on(browser: Browser, kind: str, **query: object) -> dict[str, str]:
-    """Return the hidden fields of the form that a plan ends with."""
-    page = browser.page(f"/change/{kind}", **query)
-    hidden = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page.split('method="post"')[1])
-    return {name: unescape(value) for name, value in hidden}
 
 
 def done(browser: Browser, kind: str, fields: dict[str, str]) -> dict[str, Any]:
