@@ -28,6 +28,8 @@ from storage_core.store.ensemble.logs import Lead, Node, Pool
 from storage_core.store.volume.log_contents import LogContents, Position
 from storage_core.store.volume.state import VolumeState
 
+_REBUILD = "`jstream repair --adopt` rebuilds the metadata from what is left"
+REMEDY = f"Without a copy of the volume, {_REBUILD}"
 _UNCHANGED = "Nothing has been changed; restore the volume from a copy"
 
 
@@ -357,8 +359,10 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
     if len(voting_ids) == 1:
         for one in found:
             if one.volume_id == voting_ids[0] and one.error is not None:
+                if type(one.error) is CorruptionError:
+                    raise CorruptionError(f"{one.error}. {REMEDY}", **one.error.fields) from one.error
                 raise one.error
-        raise CorruptionError(decision.findings[voting_ids[0]].reason)
+        raise CorruptionError(f"{decision.findings[voting_ids[0]].reason}. {REMEDY}")
     others = [decision.findings[one] for one in voting_ids if not decision.findings[one].votes]
     reasons = "; ".join(f"{other.state}: {other.reason}" for other in others)
     sound = (VolumeState.CURRENT, VolumeState.BEHIND, VolumeState.ROLLED_BACK, VolumeState.RETIRED)
@@ -366,10 +370,7 @@ def _check_votes(decision: Decision, voting_ids: Sequence[bytes], found: Sequenc
     if len(whole) >= needed:  # nothing has to be made anew of them
         advice = "Bring a volume back; take away one that is of another copy of the store"
     else:
-        advice = (
-            "Bring a volume back; if they are gone for good, `jstream repair --adopt` rebuilds the metadata from what "
-            "is left"
-        )
+        advice = f"Bring a volume back; if they are gone for good, {_REBUILD}"
     raise NoQuorumError(
         f"{len(decision.voting)} of {len(voting_ids)} volumes can vote, {needed} are needed ({reasons}). Nothing has "
         f"been changed. {advice}",

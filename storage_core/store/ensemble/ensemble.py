@@ -33,7 +33,7 @@ from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import CommitRecord
 from storage_core.raft.rules import majority
 from storage_core.store.ensemble.commit_reader import CommitReader, Doubt, Unproven
-from storage_core.store.ensemble.decision import Contended, Finding, examine
+from storage_core.store.ensemble.decision import REMEDY, Contended, Finding, examine
 from storage_core.store.ensemble.known import Memory
 from storage_core.store.ensemble.session import LookAgain, Session
 from storage_core.store.ensemble.settling import Relock
@@ -161,7 +161,7 @@ class Metadata:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise VolumeFailedError(f"{self.label} cannot be read: {error}") from error
             reason = error if error is not None else "it was never written, or is lost"
-            raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}") from error
+            raise CorruptionError(f"{self.label}: no whole commit record to read by: {reason}. {REMEDY}") from error
         logger.warning("%s: read as its commit record says; what came after it cannot be decided here", self.label)
         self.memory.keep(self._reader.undecided)
         return self._reader.undecided
@@ -230,7 +230,11 @@ class Metadata:
             raise ReadOnlyError(f"{self.label} was opened for reading only", store=self.label)
         if not self._volumes.voters:
             with self._reading, translated(self.label):
-                self._reader.learn_voters()
+                try:
+                    self._reader.learn_voters()
+                except FileNotFoundError as error:  # the volume is there
+                    reason = f"{error.filename} is missing: the metadata log was there. {REMEDY}"
+                    raise VolumeFailedError(f"{self.label}: {reason}") from error
         deadline = time.monotonic() + lock_timeout_s
         is_fresh, pause_s = False, CONTENDED_PAUSE_S
         with translated(self.label):

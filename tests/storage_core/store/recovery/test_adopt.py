@@ -512,3 +512,17 @@ def test_what_was_there_stays_if_the_new_metadata_cannot_be_written(tmp_path: Pa
     assert {path: path.read_bytes() for path in kept} == kept
     adopt.execute(adopt.plan(paths))
     check(paths)
+
+
+@pytest.mark.parametrize("harm", ["directory", "files", "cut"])
+def test_who_meets_a_volume_without_its_metadata_is_told_the_remedy(tmp_path: Path, harm: str) -> None:
+    with Store.create(tmp_path / "shop") as store:
+        store.add_stream({"name": "S"}).publish("S", b"a bell")
+    log = tmp_path / "shop" / "meta"
+    if harm == "directory":
+        shutil.rmtree(log)
+    for file in log.iterdir() if log.exists() else ():
+        os.truncate(file, 10) if harm == "cut" else file.unlink()
+    for read_only in (False, True):
+        with pytest.raises(StorageError, match="`jstream repair --adopt`"):
+            Store.open(tmp_path / "shop", read_only=read_only)
