@@ -72,7 +72,15 @@ class AnyFiles:
 
 
 def files_of(options: Mapping[str, Any]) -> DeadlineFiles:
-    """Return files by which volumes are reached, those in object stores with these options: the same for the same."""
+    """Return files by which volumes are reached, those in object stores with these options: the same for the same.
+
+    Raises ValueError naming an option that is no text, number or flag, and never its value, which may be a secret.
+    """
+    if not isinstance(options, Mapping):
+        raise ValueError(f"storage_options: a mapping of options is needed, not {type(options).__name__}")
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, (str, int, float)):
+            raise ValueError(f"storage_options: {key!r} is {type(value).__name__}; valid are text, numbers and flags")
     return _files_of(frozenset((key.lower(), str(value)) for key, value in options.items()))
 
 

@@ -31,9 +31,12 @@ CONNECT_TIMEOUT_S = 5.0
 RETRY_COUNT = 8  # of one part of a large object
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 _CLIENT_OPTIONS = (
-    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
-    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent",
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "http1_only",
+    "http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "http2_max_frame_size",
+    "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url",
+    "randomize_addresses", "read_timeout", "timeout", "user_agent",
 )  # fmt: skip
+_PREFIXES = re.compile("aws_|google_|azure_")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _user_process: int | None = None  # the process that has used a client; its children may not
 
@@ -303,8 +306,10 @@ def _connect(uri: str, options: Mapping[str, str], retry_count: int = 0) -> Any:
     if scheme not in OBJECT_SCHEMES:
         raise ValueError(f"{uri}: {scheme!r} is no object store; valid are {', '.join(OBJECT_SCHEMES)}")
     client = {"timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s"}
-    client |= {key: value for key, value in options.items() if key in _CLIENT_OPTIONS}
-    config = {key: value for key, value in options.items() if key not in _CLIENT_OPTIONS}
+    # delta-rs takes them with the prefix as well (aws_allow_http); obstore panics.
+    plain = {key: _PREFIXES.sub("", key, count=1) for key in options}
+    client |= {plain[key]: value for key, value in options.items() if plain[key] in _CLIENT_OPTIONS}
+    config = {key: value for key, value in options.items() if plain[key] not in _CLIENT_OPTIONS}
     if any(str(text).startswith("http://") for text in [*config.values(), *map(os.environ.get, _ENDPOINTS)]):
         client.setdefault("allow_http", "true")
     retries = {"max_retries": retry_count, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}

@@ -35,6 +35,35 @@ def test_what_was_appended_is_read_by_another_process(
     assert store.stream("ORDERS").read().read_all().num_rows == 2000
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aws_allow_http": "true"},
+        {"AWS_ALLOW_HTTP": True},
+        {"allow_http": "true", "timeout": "5s"},
+        {"aws_timeout": "5s"},
+    ],
+)
+def test_settings_are_taken_by_the_names_that_others_have_for_them(
+    buckets: list[str], s3_options: dict[str, str], more: dict[str, object]
+) -> None:
+    made(buckets[:1], s3_options)
+    assert Store.open(buckets[0], storage_options={**s3_options, **more}).streams() == ["ORDERS"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("aws_region=x", "a mapping of options is needed, not str"),
+        ({"aws_session_token": None}, "'aws_session_token' is NoneType"),
+        ({"aws_regoin": "x"}, "unknown storage option 'aws_regoin'; did you mean 'aws_region'"),
+    ],
+)
+def test_settings_that_are_none_are_named(buckets: list[str], given: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Store.open(buckets[0], storage_options=given)
+
+
 def test_two_writers_take_turns(buckets: list[str], s3_options: dict[str, str]) -> None:
     first = made(buckets, s3_options)
     second = Store.open(buckets, storage_options=s3_options)
