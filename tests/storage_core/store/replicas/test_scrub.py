@@ -81,7 +81,7 @@ def test_drift_is_found_where_an_opening_did_not_look(paths: list[Path]) -> None
         report = store.scrub(streams=["S"])
         assert not report["ok"] and report["checked_blocks"] == MESSAGES * 3
         [event] = store.events(kind="drift")
-        assert event["volume"] == store.volumes()[2].name and "1 of 10" in event["reason"]
+        assert event["volume"] == store.volumes()[2].name and "of 10 blocks compared 1 missing" in event["reason"]
         store.scrub()
         assert len(store.events(kind="drift")) == 1
 
