@@ -26,7 +26,7 @@ WHOLE_READ_SIZE = 64 << 20  # the same of metadata, of which everything is read
 # Names of these kinds are random, and used once: nothing can be there but this very object, put once more on the way.
 UNIQUE_SUFFIXES = (".blk", ".repair")
 # Of small objects that are put again as a whole: what they say is not metadata.
-REWRITTEN_SUFFIXES = (".lease",)
+REWRITTEN_SUFFIXES = (".lease", ".db")
 WHOLE_SUFFIXES = (".rec", ".snap", ".base")
 
 
@@ -129,7 +129,8 @@ class OpenObject:
         self._head, self.opened_size, self._is_changed = bytes(data), len(data), True
 
     def truncate(self, size: int) -> None:
-        _refuse("an object is not changed", self.path)
+        if size != self.opened_size:
+            _refuse("an object is not cut", self.path)
 
     def sync(self) -> None:
         """Put what was written; what can be read is durable."""

@@ -20,6 +20,7 @@ from storage_core.errors import CorruptionError
 from storage_core.file_kinds import VOLUME_INDEX
 from storage_core.files import Files
 from storage_core.os_errors import raise_if_limit, raise_if_of_process
+from storage_core.paths import is_in_object_store
 from storage_core.store.volume.block_store import BLOCK_SUFFIX, block_id_of
 
 FILE_NAME = "index.db"
@@ -122,6 +123,8 @@ class VolumeIndex:
         try:
             file.write_at(0, encoded)
             file.truncate(len(encoded))
+            if is_in_object_store(self.path):  # before that nothing is there; a disk needs no fsync of a cache
+                file.sync()
         finally:
             file.close()
 

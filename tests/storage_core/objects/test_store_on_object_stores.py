@@ -84,6 +84,22 @@ def test_consumer_goes_on_where_it_was(buckets: list[str], s3_options: dict[str,
     assert other.fetch(600, timeout_s=0)["sequence"].to_pylist() == list(range(601, 1001))
 
 
+def test_what_verify_found_is_known_to_whoever_looks_next(
+    buckets: list[str], s3_options: dict[str, str], s3_root: Path
+) -> None:
+    store = made(buckets[:1], s3_options)
+    store.stream("ORDERS").append(MESSAGES)
+    assert store.verify()["ok"] and store.verify()["ok"]
+    (whole,) = Store.open(buckets[0], storage_options=s3_options).stream("ORDERS").info()["cluster"]["replicas"]
+    assert (whole["state"], whole["damaged_blocks"]) == ("current", 0) and whole["last_scrub"]
+    (block,) = (s3_root / buckets[0].split("/")[2]).rglob("*.blk")
+    block.write_bytes(b"\0" * 200 + block.read_bytes()[200:])
+    assert not store.verify()["ok"] and not store.scrub()["ok"]
+    other = Store.open(buckets[0], storage_options=s3_options)
+    (damaged,) = other.stream("ORDERS").info()["cluster"]["replicas"]
+    assert (damaged["state"], damaged["damaged_blocks"]) == ("damaged", 1)
+
+
 def test_one_bucket_of_three_is_lost(buckets: list[str], s3_options: dict[str, str], s3_root: Path) -> None:
     store = made(buckets, s3_options)
     store.stream("ORDERS").append(MESSAGES)
