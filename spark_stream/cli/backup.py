@@ -15,6 +15,7 @@ from spark_stream.cli.options import (
     require_consent_possible,
     resolve_store,
 )
+from spark_stream.cli.storage_options import storage_options
 from spark_stream.cli.verify import progress_bar
 from spark_stream.look.terminal import counted, print_json, print_table, say, show_size
 
@@ -108,13 +109,14 @@ def _check_words(
 def _restore_store(directory: str, volumes: list[str], force: bool) -> dict[str, Any]:
     from storage_core.store.backups.backup import describe, open_backup
     from storage_core.store.backups.restore import restore_store
-    from storage_core.store.environment import REAL
+    from storage_core.store.environment import reaching
 
-    found = describe(open_backup(directory, REAL))
+    env = reaching(storage_options())
+    found = describe(open_backup(directory, env))
     told = f"{counted(len(found['streams']), 'stream')} in {counted(found['blocks'], 'block')}"
     ask_consent(f"Restore store {found['store_id']} as of {found['time']} ({told}) onto {', '.join(volumes)}?", force)
     with progress_bar("blocks") as progress:
-        return restore_store(directory, volumes, progress).report
+        return restore_store(directory, volumes, progress, env).report
 
 
 def _restore_streams(

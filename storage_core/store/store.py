@@ -436,13 +436,16 @@ class Store(OpenStore):
         volumes: Paths,
         progress: Callable[[int, int], None] | None = None,
         env: Environment = REAL,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> "Store":
         """Make a store of a backup on one, three or five directories that are empty or not there yet, and open it.
 
-        Raises what restore.restore_store does; then nothing was made.
+        They may be prefixes in object stores that hold nothing. Raises what restore.restore_store does; then nothing
+        was made.
         """
         from storage_core.store.backups.restore import restore_store
 
+        env = _reaching(resolve_paths(volumes), env, storage_options)
         return cls(restore_store(directory, volumes, progress, env).metadata, env, False, LOCK_TIMEOUT_S)
 
     def restore_streams(

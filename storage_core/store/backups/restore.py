@@ -13,7 +13,6 @@ that ended in 2 or 3. Source: docs/formats/backup.md, sections 4 and 5.
 """
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,8 @@ from storage_core.errors import CorruptionError, StorageError
 from storage_core.metadata.commands import Event, Voter
 from storage_core.metadata.manifest import ARCHIVE_DTYPE, PENDING_DELETE_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, TRANSACTION_DTYPE, StoreState, Streams, StreamState
-from storage_core.paths import Paths, resolve_paths
+from storage_core.paths import Paths, is_in_object_store, real_place, resolve_paths
+from storage_core.paths import check_apart as check_volumes_apart
 from storage_core.quantities import rfc3339
 from storage_core.store import lock_domain
 from storage_core.store.backups.backup import (
@@ -48,7 +48,7 @@ from storage_core.store.opened import LOCK_TIMEOUT_S, OpenStore
 from storage_core.store.replicas import copies
 from storage_core.store.replicas.live_blocks import live_blocks
 from storage_core.store.volume.identity import RESTORING, STREAMS, VolumeIdentity
-from storage_core.store.volume.volumes import Volume, check_local, recorded_paths
+from storage_core.store.volume.volumes import Volume, recorded_paths
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +64,19 @@ class Restored:
 def restore_store(
     directory: PathLike, volumes: Paths, progress: Progress | None = None, env: Environment = REAL
 ) -> Restored:
-    """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty.
+    """Make a store of a backup on `volumes`: one, three or five directories that are missing or empty, or prefixes.
 
     `progress` hears (blocks done, blocks in all). Raises NotAStoreError (no backup), CorruptionError (a damaged one),
     UnsupportedVersionError, AlreadyExistsError (a volume that is not empty), DiskFullError and its like; then
     everything is as it was before.
     """
-    paths = resolve_paths(volumes)
-    check_local(paths, "a backup is restored")
-    paths = [Path(os.path.realpath(path)) for path in paths]
+    paths = [real_place(path) for path in check_volumes_apart(resolve_paths(volumes))]
+    is_remote = is_in_object_store(paths[0])
     found = open_backup(directory, env)
     creation.check_count(paths)
-    for path in paths:
+    for path in () if is_remote else paths:
         check_apart(found.directory, path)
-    finished = _finish_or_clear(paths, env)
+    finished = None if is_remote else _finish_or_clear(paths, env)
     if finished is None:
         made = _make(paths, found, progress, env)
     else:
@@ -183,7 +182,11 @@ def _make(paths: Sequence[Path], found: Backup, progress: Progress | None, env: 
     counter = Progressing(progress, len(found.numbers) + copy_count)
     check_files(found, streams, counter, env)
     content = _Content(found, state, counter, env)
-    creation.fill(volumes, creation.first_entry_of(state, env), state.settings, env, content.write)
+    first = creation.first_entry_of(state, env)
+    if volumes[0].is_remote:
+        creation.fill_prefixes(volumes, first, env, RESTORING, content.write)
+    else:
+        creation.fill(volumes, first, state.settings, env, content.write_with_marks)
     try:
         for volume in volumes:
             unfinished.remove_mark(volume.path, RESTORING, env)
@@ -201,9 +204,12 @@ class _Content:
     progress: Progressing
     env: Environment
 
+    def write_with_marks(self, volumes: Sequence[Volume]) -> None:
+        unfinished.write_marks(volumes, RESTORING, self.env)
+        self.write(volumes)
+
     def write(self, volumes: Sequence[Volume]) -> None:
         """Write it all, durably. Raises OSError, CorruptionError."""
-        unfinished.write_marks(volumes, RESTORING, self.env)
         calls: list[Callable[[], None]] = [partial(self._write_one, volume) for volume in volumes]
         try:
             outcomes = self.env.parallel(calls)
@@ -258,7 +264,7 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
     return replace(
         state,
         voters=voters,
-        lock_domain=lock_domain.of_volumes(env.lock_domain(), [volume.path for volume in volumes], env.file_system),
+        lock_domain=_lock_domain(volumes, env),
         host=socket.gethostname(),
         streams=Streams(streams),
         pending_deletes=Table.empty(PENDING_DELETE_DTYPE),
@@ -269,6 +275,13 @@ def _state_on(volumes: Sequence[Volume], found: Backup, env: Environment) -> Sto
         volume_change=None,
         events=(*state.events, event)[-EVENT_COUNT_MAX:],
     )
+
+
+def _lock_domain(volumes: Sequence[Volume], env: Environment) -> str:
+    """Return where locks on these volumes mean something: in object stores there are none."""
+    if volumes[0].is_remote:
+        return ""
+    return lock_domain.of_volumes(env.lock_domain(), [volume.path for volume in volumes], env.file_system)
 
 
 def _placement(stream: StreamState, old: Sequence[bytes], kept: Mapping[bytes, int]) -> tuple[bytes, ...]:

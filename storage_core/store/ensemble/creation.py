@@ -4,12 +4,13 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, SupersededError
+from storage_core.errors import AlreadyExistsError, NotAStoreError, RequirementError, StorageError, SupersededError
 from storage_core.files import write_durably
 from storage_core.metadata.commands import Envelope, Init, NoOp, Voter, encode_envelope
 from storage_core.metadata.config import StoreSettings
@@ -75,33 +76,92 @@ def _new_volumes(paths: Sequence[Path], env: Environment) -> tuple[int, bytes, l
 
 
 def _create_remote(paths: Sequence[Path], settings: StoreSettings, env: Environment) -> list[Volume]:
-    """Make prefixes in object stores the volumes of a new store: each of them is empty.
-
-    Of several that try it at once one wins: who creates the first record on the first volume, by name.
-    """
+    """Make prefixes in object stores the volumes of a new store: each of them is empty."""
     made, store_id, volumes, voters = _new_volumes(paths, env)
     first = _first_entry(Init(store_id, settings, voters, "", socket.gethostname()), made, env)
+    fill_prefixes(volumes, first, env)
+    return volumes
+
+
+def fill_prefixes(
+    volumes: Sequence[Volume], first: "FirstEntry", env: Environment, mark: str = "", content: Content | None = None
+) -> None:
+    """Make empty prefixes in object stores the volumes of a store; if it fails, what was put there is taken away.
+
+    `content` puts what else is on them, and that of one attempt cannot be told from that of another one. So `mark` is
+    created first, which one succeeds in, and goes last. Of several that make a store at once one wins, who creates the
+    identity of the last volume.
+    """
+    paths = [volume.path for volume in volumes]
     with translated(", ".join(map(str, paths))):
         for path in paths:
-            there = listed(path, env)
-            if volume_file.FILE_NAME in there:
-                raise AlreadyExistsError(f"{path} holds a jstream store already")
-            if there:
-                raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+            _check_free(path, env)
         object_probe.check_each(paths, env)
         object_probe.check_distinct(paths, env)
-        begun: list[Volume] = []
+        ordered = sorted(volumes, key=lambda volume: str(volume.path))
+        begun: list[Volume] = []  # what lies there but for identities is this attempt's
         try:
-            for volume in sorted(volumes, key=lambda volume: str(volume.path)):
-                volume.log.begin([first.vote, first.entry], None)
+            for volume in ordered if mark else ():
+                unfinished.write_mark(volume, volumes, mark, env)
                 begun.append(volume)
-            for volume in reversed(begun):  # whoever sees an identity finds all the rest
-                write_identity(volume, env)
-        except SupersededError as error:
+            if content is not None:
+                content(volumes)
+            for volume in ordered:
+                begun += [] if mark else [volume]
+                body = (first.entry.id, first.entry.history, first.body) if first.body is not None else None
+                entry = first.entry
+                commit = CommitRecord(1, entry.term, entry.index, entry.chain) if body is not None else None
+                volume.log.begin([first.vote] if body is not None else [first.vote, entry], body, commit)
+            for volume in reversed(ordered):  # whoever sees an identity finds all the rest
+                _claim(volume, env)
+        except Exception as error:
             for volume in begun:
-                empty(volume.path, env)
-            raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
-    return volumes
+                _take_back(volume, mark, env)
+            if isinstance(error, (FileExistsError, SupersededError)):
+                raise AlreadyExistsError(f"{paths[0]}: another process makes a store there") from error
+            raise
+
+
+def _check_free(path: Path, env: Environment) -> None:
+    """Raise AlreadyExistsError unless nothing lies at a prefix, NotAStoreError if there is no such bucket."""
+    there = listed(path, env)
+    if volume_file.FILE_NAME in there:
+        raise AlreadyExistsError(f"{path} holds a jstream store already")
+    if RESTORING in there:
+        raise AlreadyExistsError(
+            f"{path}: a backup is being restored there, or that was interrupted: if nobody does, remove everything "
+            "below it and restore again"
+        )
+    if there:
+        raise AlreadyExistsError(f"{path} is not empty: {', '.join(there[:5])}")
+
+
+def _claim(volume: Volume, env: Environment) -> None:
+    """Create the identity of a volume. Raises FileExistsError if it is another one's."""
+    try:
+        write_identity(volume, env)
+    except FileExistsError:  # or it was put twice on the way
+        if volume_file.read_identity(env.files, volume.path) != volume.identity:
+            raise
+
+
+def _take_back(volume: Volume, mark: str, env: Environment) -> None:
+    """Take away what this attempt put at a prefix: its identity first, and nothing of another one's."""
+    files, path = env.files, volume.path
+    assert volume.identity is not None
+    try:
+        with suppress(StorageError):
+            if volume_file.read_identity(files, path) == volume.identity:
+                files.unlink(path / volume_file.FILE_NAME)
+        for name in files.list_directory(path / log.DIRECTORY):
+            if name.startswith(volume.identity.instance_id.hex()):
+                files.unlink(path / log.DIRECTORY / name)
+        if mark:
+            for name in files.list_directory(path / STREAMS):
+                _remove_files(path / STREAMS / name, env)
+            files.unlink(path / mark)
+    except OSError as error:
+        logger.warning("%s: what was put there could not be taken away: %s", path, error)
 
 
 def listed(path: Path, env: Environment) -> list[str]:

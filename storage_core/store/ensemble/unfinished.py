@@ -26,11 +26,16 @@ _WORK = {CREATING: "the creation of a store", RESTORING: "a restore"}
 
 def write_marks(made: Sequence[Volume], mark: str, env: Environment) -> None:
     """Say durably on each volume what is being made, before anything else of it is written. Raises OSError."""
-    identities = [volume.identity for volume in made if volume.identity is not None]
-    for volume, own in zip(made, identities, strict=True):
-        encoded = encode_mark([own, *(other for other in identities if other is not own)])
-        write_durably(env.files, volume.path / mark, encoded)
-        env.files.sync_directory(volume.path.parent)
+    for volume in made:
+        write_mark(volume, made, mark, env)
+
+
+def write_mark(volume: Volume, made: Sequence[Volume], mark: str, env: Environment) -> None:
+    """Say it on one of them. Raises OSError."""
+    identities = [other.identity for other in made if other.identity is not None and other is not volume]
+    assert volume.identity is not None
+    write_durably(env.files, volume.path / mark, encode_mark([volume.identity, *identities]))
+    env.files.sync_directory(volume.path.parent)
 
 
 def remove_mark(path: Path, mark: str, env: Environment) -> None:

@@ -34,6 +34,7 @@ from storage_core.metadata.config import StreamConfig
 from storage_core.metadata.invariants import check_state
 from storage_core.metadata.manifest import BLOCK_DTYPE, Table
 from storage_core.metadata.state import EVENT_COUNT_MAX, StoreState, Streams, StreamState
+from storage_core.paths import is_in_object_store
 from storage_core.raft.entry import HISTORY_SIZE
 from storage_core.sequences import SequenceSet
 from storage_core.store import lock_domain
@@ -49,7 +50,7 @@ from storage_core.store.recovery.surviving import Claims, Copy, Remains
 from storage_core.store.volume import identity, locks, log, placements, volumes
 from storage_core.store.volume.identity import VolumeIdentity
 from storage_core.store.volume.state import VolumeState
-from storage_core.store.volume.volumes import Volume, check_local
+from storage_core.store.volume.volumes import Volume
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,12 @@ def plan(paths: Sequence[Path], env: Environment = REAL) -> AdoptPlan:
     RequirementError (the metadata has a quorum: `repair` does what is needed; or a volume of the store is not named).
     """
     check_count(paths)
-    check_local(paths, "a store is rebuilt from its blocks")
+    for path in paths:
+        if is_in_object_store(path):
+            raise RequirementError(
+                f"{path} is in an object store, where no journal says which sequences a block had: a store is rebuilt "
+                "from its blocks on local disks alone so far; restore a backup"
+            )
     paths = [Path(os.path.realpath(path)) for path in paths]
     with translated(", ".join(map(str, paths))):
         remains = [surviving.look_at(path, env) for path in paths]

@@ -98,9 +98,10 @@ def _read_identity(files: Files, directory: Path) -> VolumeIdentity:
                 what = "holds nothing, or its bucket is not there (jstream store create makes a store in a bucket)"
             raise NotAStoreError(f"{directory} {what}") from None
         if _is_file(files, directory / RESTORING):
-            raise NotAStoreError(
-                f"{directory} holds a restore that was not finished: restore onto the same volumes again"
-            ) from None
+            remedy = "restore onto the same volumes again"
+            if is_in_object_store(directory):
+                remedy = "if nobody restores there, remove everything below it and restore again"
+            raise NotAStoreError(f"{directory} holds a restore that was not finished: {remedy}") from None
         if _is_file(files, directory / CREATING):
             raise NotAStoreError(
                 f"{directory} holds a store whose creation was not finished: create it on the same volumes again"

@@ -6,14 +6,13 @@ over recorded ones, so a store that was copied elsewhere is that copy and is nev
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage_core.errors import (
     CorruptionError,
     NotAStoreError,
-    RequirementError,
     StorageError,
     UnsupportedVersionError,
     VolumeAwayError,
@@ -91,13 +90,6 @@ class Volume:
     def read_index(self) -> VolumeIndex:
         """Read what is known of the blocks here; each call reads it anew."""
         return VolumeIndex(self.files, self.path)
-
-
-def check_local(paths: Iterable[Path], what: str) -> None:
-    """Raise RequirementError if one of the paths is in an object store: `what` is for local disks so far."""
-    for path in paths:
-        if is_in_object_store(path):
-            raise RequirementError(f"{path} is in an object store, and {what} on local disks alone so far")
 
 
 def label(volumes: Sequence[Volume]) -> str:

@@ -40,23 +40,19 @@ def test_settings_without_a_value_and_for_folders_are_wrong_words(tmp_path: Path
         assert refused.exit_code == 2 and SECRET not in refused.output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("restore", "BACKUP", "BUCKET/other", "--force"),
-        ("repair", "--adopt", "--store", "BUCKET"),
-    ],
-)
-def test_what_works_on_local_disks_alone_is_refused_by_name(
-    buckets: list[str], s3_options: dict[str, str], tmp_path: Path, words: tuple[str, ...]
+def test_backup_is_restored_onto_buckets_and_adoption_there_is_refused(
+    buckets: list[str], s3_options: dict[str, str], tmp_path: Path
 ) -> None:
+    backup, words = str(tmp_path / "backup"), words_of(s3_options)
     with Store.create(buckets[0], storage_options=s3_options) as store:
-        store.backup(tmp_path / "backup")
-        given = [word.replace("BUCKET", buckets[0]).replace("BACKUP", str(tmp_path / "backup")) for word in words]
-        refused = CliRunner().invoke(app, [*given, *words_of(s3_options)])
-        assert refused.exit_code == 1, refused.output
-        assert "JSTREAM_REQUIREMENT" in refused.output and "on local disks alone so far" in refused.output
-        assert store.streams() == []
+        store.add_stream({"name": "ORDERS", "subjects": ["orders.>"]})
+        store.backup(backup)
+    restored = CliRunner().invoke(app, ["restore", backup, buckets[1], "--force", *words])
+    assert restored.exit_code == 0, restored.output
+    assert Store.open(buckets[1], storage_options=s3_options).streams() == ["ORDERS"]
+    refused = CliRunner().invoke(app, ["repair", "--adopt", "--store", buckets[1], *words])
+    assert refused.exit_code == 1, refused.output
+    assert "JSTREAM_REQUIREMENT" in refused.output and "restore a backup" in refused.output
 
 
 def test_pipeline_takes_its_settings_from_the_command_as_from_the_environment(
