@@ -292,7 +292,7 @@ class AdvanceConsumers(msgspec.Struct, frozen=True, tag="advance_consumers"):
 
 
 class TakeConsumer(msgspec.Struct, frozen=True, tag="take_consumer"):
-    """Another query takes the consumer over from a live one, which is fenced by the generation."""
+    """Another query owns the consumer from now on; the former one, if it lives, is fenced by the generation."""
 
     incarnation: bytes
     name: str

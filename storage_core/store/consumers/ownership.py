@@ -1,7 +1,9 @@
 """Who reads as a durable consumer: one live query. An OS lock says so, and ends with the process that holds it.
 
-In object stores a lease says so (leases.py). There the metadata gets the consumer's next generation first, also when
-the owner is gone, and the lease of that one is created then: who finds that somebody else was faster, gives way.
+In object stores a lease says so (leases.py). There the metadata gets the consumer's next generation first, whether the
+former owner has let go, is gone or lives, and the lease of that one is created then, by nobody else: who finds that
+somebody else was faster, gives way. So no lease has the name of another one: a deletion or a renewal of the former
+owner that arrives late would hit the next owner's, and two would own one consumer until the next renewal.
 
 A query owns a consumer by `flock` on one file of each volume, for as long as it runs: a majority of the volumes that
 are there, and if somebody else has any of them it is his. The kernel lets go when the process dies, so a restart after
@@ -154,7 +156,7 @@ class Ownership:
             holder, is_gone = self._lock_or_wait(title)
             if holder and not (self._take_over or is_gone):
                 raise _busy(stream, consumer, holder)
-            if holder:
+            if holder or self._leases is not None:
                 taken_from[stream.incarnation, consumer.name] = _Former(title, holder, is_gone)
         if not taken_from:
             return False
@@ -177,7 +179,7 @@ class Ownership:
         """Own the next generation of these consumers: locked first, so that nobody else finds it free.
 
         A lease is not: return the consumers whose next one is to be created when this is committed. Of several that
-        wait for an owner who is gone, the first takes the consumer over; the others find it taken.
+        wait for one, the first has it; the others find it taken. Raises StoreBusyError.
         """
         taken: list[tuple[StreamState, ConsumerState]] = []
         for (incarnation, name), former in taken_from.items():
@@ -187,8 +189,8 @@ class Ownership:
                 continue
             title = title_of(stream, consumer)
             if self._leases is not None and title != former.title:
-                taken.append((stream, consumer))
-                continue
+                held = self._leases.look(title.file_name)
+                raise _busy(stream, consumer, str(held.owner) if held is not None else "one that has just begun")
             title = replace(title, generation=title.generation + 1)
             if self._leases is None and (busy := self._lock(title)):
                 raise _busy(stream, consumer, busy)
@@ -196,9 +198,11 @@ class Ownership:
             if former.is_gone:
                 reason = f"another query reads as it from now on: it gave no sign of life for {EXPIRES_S:g} s, or ended"
             by = locks.described(locks.holders_note())
-            event = Event("consumer_taken_over", stream.name, name, "", former.holder, by, reason)
-            logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, former.holder)
-            session.propose(TakeConsumer(incarnation, name, title.generation, (event,)))
+            events: tuple[Event, ...] = ()
+            if former.holder:
+                events = (Event("consumer_taken_over", stream.name, name, "", former.holder, by, reason),)
+                logger.warning("consumer %s of stream %s is taken over from %s", name, stream.name, former.holder)
+            session.propose(TakeConsumer(incarnation, name, title.generation, events))
             taken.append((stream, replace(consumer, generation=title.generation)))
         return taken
 
@@ -207,13 +211,14 @@ class Ownership:
     def _lock_or_wait(self, title: Title) -> tuple[str, bool]:
         """Lock the title's files; return who has them, if they are not let go of within DYING_WAIT_S.
 
-        Of a lease: who has it, and whether the owner is gone.
+        Of a lease, which is not acquired here: who has it, and whether the owner is gone.
         """
-        if self._leases is not None and not self._take_over:
+        if self._leases is not None:
             with translated(self._store.label):
-                held, is_gone = self._leases.acquire_or_wait(title.file_name)
-            if held is None:
-                self._titles[_key(title)] = title
+                if self._take_over:
+                    held, is_gone = self._leases.look(title.file_name), False
+                else:
+                    held, is_gone = self._leases.look_or_wait(title.file_name)
             return str(held.owner) if held is not None else "", is_gone
         waited = 0.0
         while True:

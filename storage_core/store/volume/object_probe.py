@@ -30,8 +30,14 @@ def check(path: Path, env: Environment) -> None:
     """Raise UnsuitableFileSystemError naming what a store below this prefix could not rely on. Leaves nothing there."""
     probe = path / f"probe-{env.new_id().hex()}"
     ends, tags = env.monotonic() + PATIENCE_S, list[str]()
-    while len(tags) < ROUND_COUNT_MIN or (len(tags) < ROUND_COUNT_MAX and env.monotonic() < ends):
-        tags.append(_try_race(path, env.files, probe, len(tags)))
+    for number in range(ROUND_COUNT_MAX):
+        if len(tags) >= ROUND_COUNT_MIN and env.monotonic() >= ends:
+            break
+        tag = _try_race(path, env.files, probe, number)
+        if tag is not None:
+            tags.append(tag)
+    if len(tags) < ROUND_COUNT_MIN:
+        raise _refusal(path, f"of {RACER_COUNT} that created one object at once nobody succeeded")
     if len(set(tags)) < len(tags) and any(tags):
         raise _refusal(path, "two contents of one object had the same tag", "telling contents apart by ETags")
 
@@ -63,8 +69,11 @@ def check_distinct(paths: Sequence[Path], env: Environment) -> None:
             env.files.unlink(mark)
 
 
-def _try_race(prefix: Path, files: Files, path: Path, round_number: int) -> str:
-    """Let many create one object, with the bytes of their numbers and of the round's; return its tag."""
+def _try_race(prefix: Path, files: Files, path: Path, round_number: int) -> str | None:
+    """Let many create one object, with the bytes of their numbers and of the round's; return its tag.
+
+    None: nobody succeeded. A server may ask all of them to try again (409), as SeaweedFS does.
+    """
     barrier = threading.Barrier(RACER_COUNT)
     won: list[int] = []
     errors: list[OSError] = []
@@ -93,9 +102,11 @@ def _try_race(prefix: Path, files: Files, path: Path, round_number: int) -> str:
         unexpected = next((error for error in errors if not isinstance(error, UnreachableError)), None)
         if unexpected is not None:
             raise unexpected
-        if len(won) != 1:
+        if not won:
             if errors:  # who won may have got no answer
                 raise errors[0]
+            return None
+        if len(won) > 1:
             raise _refusal(prefix, f"of {RACER_COUNT} that created one object at once {len(won)} succeeded")
         with closing(files.open(path)) as file:
             tag = file.tag

@@ -278,6 +278,22 @@ def test_places_that_cannot_be_volumes_are_refused_and_left_alone(
     assert left == [f"{roots[2].name}/shop/report.csv"]
 
 
+def test_server_that_asks_all_racers_to_try_again_now_and_then_is_no_wrong_one(
+    buckets: list[str], options: dict[str, str], faults: Faults
+) -> None:
+    numbers = itertools.count()
+
+    def judge(verb: str, address: str) -> str:
+        is_raced = verb == "PUT" and "probe-" in address
+        return "409 ConditionalRequestConflict" if is_raced and next(numbers) < object_probe.RACER_COUNT else ""
+
+    faults.judge = judge
+    made(buckets[:1], options).stream("ORDERS").append(rows(1))
+    faults.judge = lambda verb, address: "409 ConditionalRequestConflict" if verb == "PUT" else ""
+    with pytest.raises(UnsuitableFileSystemError, match="nobody succeeded"):
+        Store.create(buckets[1], storage_options=options)
+
+
 @pytest.mark.parametrize("lets_win", [lambda number: True, lambda number: number == 9], ids=["always", "once"])
 def test_server_that_lets_several_win_is_refused_and_nothing_is_left_there(
     buckets: list[str],

@@ -115,12 +115,27 @@ def test_second_query_is_refused_until_the_first_is_killed(
     third.close()
     fourth = QueryReader(at_once, "etl")
     assert fourth.begin(STARTS)["orders"].position.next_sequence == 2
-    assert generation(store) == 1, "what was closed is free"
+    assert (generation(store), store.state().events[-1].kind) == (2, "consumer_taken_over"), "what was closed is free"
     assert len(lease_names(s3_root, buckets[0])) == 2, "that of the killed query, and the present one"
     store.maintain()
     assert len(lease_names(s3_root, buckets[0])) == 1
     fourth.close()
     assert [lease_names(s3_root, bucket) for bucket in buckets] == [[], [], []]
+
+
+def test_no_lease_has_the_name_of_another_one(
+    store: Store, buckets: list[str], s3_options: dict[str, str], s3_root: Path
+) -> None:
+    """Else a deletion of the former owner that arrives late would free the next one's."""
+    used: list[str] = []
+    for number in range(3):
+        reader = QueryReader(store, "etl")
+        reader.begin(STARTS)
+        (name,) = lease_names(s3_root, buckets[0])
+        used.append(name)
+        read_one(store, reader, number + 1)
+        reader.close()
+    assert len(set(used)) == 3 and lease_names(s3_root, buckets[0]) == []
 
 
 def test_owner_without_a_sign_of_life_is_taken_over_and_fenced(
