@@ -162,11 +162,11 @@ def test_fault_08_a_replica_has_other_bytes_under_the_same_names() -> None:
 def test_fault_18_a_stream_is_deleted_and_made_again_while_a_volume_is_away(volume: int) -> None:
     """Also purged, overwritten and snapshotted: wherever it went, it catches up and nothing of two lives is mixed."""
     cases = Cases(f"fault 18: volume {volume} was away")
-    for first in range(1, len(STEPS) - 5, 2):
-        for step_count in (1, 4, 10):
-            machine, done = away_from(first, volume, step_count=step_count)
-            with cases.case(f"{step_count} steps from {first}", f"{step_count} steps"):
-                check_survived(machine, done, machine.paths[volume])
+    absences = [(first, step_count) for step_count in (1, 4, 10) for first in range(1, len(STEPS) - 5, 2)]
+    for first, step_count in absences[volume::3]:  # each volume takes a third of them
+        machine, done = away_from(first, volume, step_count=step_count)
+        with cases.case(f"{step_count} steps from {first}", f"{step_count} steps"):
+            check_survived(machine, done, machine.paths[volume])
     cases.finish()
 
 
