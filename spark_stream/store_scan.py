@@ -6,8 +6,8 @@ from typing import Any
 
 from spark_stream.disks import DiskSpace, space_of
 from storage_core import Store
-from storage_core.comparison import labels_of
 from storage_core.metadata.state import StoreState
+from storage_core.paths import labels_of
 from storage_core.store.consumers.lag import consumer_report
 from storage_core.store.describe import by_name, cluster_info, stream_cluster, stream_summary
 from storage_core.store.replicas.replicas import Survey

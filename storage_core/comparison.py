@@ -14,7 +14,6 @@ no message:
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -269,21 +268,6 @@ class Drift:
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "notes": list(self.notes),
         }
-
-
-def labels_of(paths: Sequence[str]) -> list[str]:
-    """Return short names for paths: what is left of each without the parts that all begin or end with."""
-    parts = [PurePath(path).parts for path in paths]
-    if len(paths) < 2:
-        return [names[-1] if names else "" for names in parts]
-    shortest = min(map(len, parts))
-    front = 0
-    while front < shortest and len({names[front] for names in parts}) == 1:
-        front += 1
-    back = 0
-    while back < shortest - front and len({names[len(names) - 1 - back] for names in parts}) == 1:
-        back += 1
-    return ["/".join(names[front : len(names) - back]) or names[-1] for names in parts]
 
 
 def drifts_json(drifts: Sequence[Drift]) -> Mapping[str, Any]:

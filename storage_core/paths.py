@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PosixPath
+from pathlib import Path, PosixPath, PurePath
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")  # of addresses in object stores
@@ -116,3 +116,18 @@ def check_apart(paths: Sequence[Path]) -> Sequence[Path]:
                     f"volumes: {path} lies within {other}; each is a directory, and best a disk, of its own"
                 )
     return paths
+
+
+def labels_of(paths: Sequence[str]) -> list[str]:
+    """Return short names for paths: what is left of each without the parts that all begin or end with."""
+    parts = [PurePath(path).parts for path in paths]
+    if len(paths) < 2:
+        return [names[-1] if names else "" for names in parts]
+    shortest = min(map(len, parts))
+    front = 0
+    while front < shortest and len({names[front] for names in parts}) == 1:
+        front += 1
+    back = 0
+    while back < shortest - front and len({names[len(names) - 1 - back] for names in parts}) == 1:
+        back += 1
+    return ["/".join(names[front : len(names) - back]) or names[-1] for names in parts]

@@ -136,7 +136,7 @@ def warn_of_volumes(store: "Store") -> None:
 
 def volume_labels(store: "Store") -> dict[str, str]:
     """Return what people call the volumes, by their names: what of their paths sets them apart, such as `disk-2`."""
-    from storage_core.comparison import labels_of
+    from storage_core.paths import labels_of
 
     volumes = store.volumes()
     labels = labels_of([str(volume.path) for volume in volumes])

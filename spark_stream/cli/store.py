@@ -175,7 +175,7 @@ def _print_info(info: dict[str, Any], json: bool) -> None:
         print_json(info)
         return
 
-    from storage_core.comparison import labels_of
+    from storage_core.paths import labels_of
     from storage_core.quantities import format_duration
 
     facts = [

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from storage_core.comparison import labels_of
 from storage_core.errors import NotFoundError, StorageError
 from storage_core.files import Files
 from storage_core.foreign.budget import fold_damage
@@ -21,6 +20,7 @@ from storage_core.foreign.in_use import Writer, writers
 from storage_core.foreign.plans import check_asked, match_names
 from storage_core.foreign.slices import ForeignDamage, ForeignSlice, ForeignStream, note_damage
 from storage_core.foreign.union import StreamCopy, UnionSlice, clip, plan_union
+from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
 from storage_core.suggestions import instead
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.comparison import Conflict, CopyDrift, Drift, Rule, Runs, RunsBuilder, State, drifts_json, labels_of
+from storage_core.comparison import Conflict, CopyDrift, Drift, Rule, Runs, RunsBuilder, State, drifts_json
 from storage_core.sequences import SequenceSet
 
 
@@ -44,22 +44,6 @@ def test_runs_are_what_was_added_whatever_the_order(states: list[int], start: in
 def test_a_sequence_cannot_be_in_two_states() -> None:
     with pytest.raises(AssertionError, match="given twice"):
         runs((1, 5, State.THERE), (4, 6, State.DAMAGED))
-
-
-@pytest.mark.parametrize(
-    ("paths", "labels"),
-    [
-        (["/a/n1/jetstream/S", "/a/n2/jetstream/S"], ["n1", "n2"]),
-        (["/a/n1", "/a/n2/deep"], ["n1", "n2/deep"]),
-        (["/a/n1", "/b/n1"], ["a", "b"]),
-        (["/mnt/disk-1/shop", "/mnt/disk-2/shop", "/srv/shop"], ["mnt/disk-1", "mnt/disk-2", "srv"]),
-        (["/a", "/a/b"], ["a", "b"]),
-        (["/data/only"], ["only"]),
-        ([], []),
-    ],
-)
-def test_copies_are_called_by_what_tells_their_paths_apart(paths: list[str], labels: list[str]) -> None:
-    assert labels_of(paths) == labels
 
 
 def test_copies_agree_if_each_has_everything() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.paths import OBJECT_SCHEMES, local_path, resolve_paths
+from storage_core.paths import OBJECT_SCHEMES, labels_of, local_path, resolve_paths
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,19 @@ def test_an_address_names_a_bucket(given: str) -> None:
 def test_a_nul_character_is_refused() -> None:
     with pytest.raises(ValueError, match=r"path: '/a\\x00b' holds a NUL character"):
         local_path("/a\0b", "path")
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels"),
+    [
+        (["/a/n1/jetstream/S", "/a/n2/jetstream/S"], ["n1", "n2"]),
+        (["/a/n1", "/a/n2/deep"], ["n1", "n2/deep"]),
+        (["/a/n1", "/b/n1"], ["a", "b"]),
+        (["/mnt/disk-1/shop", "/mnt/disk-2/shop", "/srv/shop"], ["mnt/disk-1", "mnt/disk-2", "srv"]),
+        (["/a", "/a/b"], ["a", "b"]),
+        (["/data/only"], ["only"]),
+        ([], []),
+    ],
+)
+def test_copies_are_called_by_what_tells_their_paths_apart(paths: list[str], labels: list[str]) -> None:
+    assert labels_of(paths) == labels

@@ -8,10 +8,11 @@ import hashlib
 from collections.abc import Sequence
 
 from storage_core.block.reader import BlockReader
-from storage_core.comparison import CopyDrift, Drift, RunsBuilder, State, labels_of
+from storage_core.comparison import CopyDrift, Drift, RunsBuilder, State
 from storage_core.errors import StorageError
 from storage_core.metadata.state import StoreState, StreamState
 from storage_core.os_errors import raise_if_of_process
+from storage_core.paths import labels_of
 from storage_core.sequences import SequenceSet
 from storage_core.store.environment import Environment
 from storage_core.store.replicas.copies import STRUCTURE, Wrong
