@@ -46,6 +46,7 @@ def compare(store: Store | ForeignStore, stream: str, progress: Progress | None 
     """Compare all copies of a stream, message by message; reads every byte of them. Raises NotFoundError."""
     if isinstance(store, Store):
         return store.compare(stream, progress)
+    _check_opened(store, "store")
     return foreign_side_by_side.compare(store, stream, progress)
 
 
@@ -63,6 +64,9 @@ def import_streams(
     `streams`: names and globs, without any all of them. `as_names`: what to call them here. `skip_damage`: import what
     is left where no copy has a message; without it that is DataLossError. Raises AlreadyExistsError, NotFoundError.
     """
+    if not isinstance(store, Store):
+        raise ValueError(f"store: {type(store).__name__} is no Store; open it with Store.open(PATH)")
+    _check_opened(source, "source")
     chosen = (streams,) if isinstance(streams, str) else tuple(streams)
     truncates = isinstance(source, StanStore) and source.truncate_bad_eof
     request = ImportRequest(chosen, dict(as_names or {}), num_replicas, skip_damage, truncates)
@@ -89,3 +93,8 @@ class Picture:
         if path.suffix.lower() != pictures.SUFFIX:
             raise ValueError(f"{path}: a picture is a page, so its name has to end in {pictures.SUFFIX}")
         path.write_text(pictures.replica_map_page(self._drifts), encoding="utf-8")
+
+
+def _check_opened(source: object, name: str) -> None:
+    if source is None or isinstance(source, (str, os.PathLike, Sequence, Store)):
+        raise ValueError(f"{name}: {type(source).__name__} is no opened store; open it with rescue.open(PATH)")

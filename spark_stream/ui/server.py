@@ -113,12 +113,14 @@ class Server:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/live", self._live),
             Route("/streams/{name}", self._stream),
+            Route("/api/streams/{name}", self._stream),
             Route("/streams/{name}/messages/{sequence:int}/raw", self._raw),
             Route("/streams/{name}/download", self._download),
         ]
         for page in PAGES:
             routes.append(Route(page.path, self._page(page)))
-            routes.append(Route("/api" + ("/overview" if page.path == "/" else page.path), self._api(page)))
+            twins = ("/api", "/api/", "/api/overview") if page.path == "/" else (f"/api{page.path}",)
+            routes.extend(Route(twin, self._api(page)) for twin in twins)
         for page in (*self._rescue_pages(), *(self._change_pages() if self.site.allows_changes else ())):
             routes.append(Route(page.path, self._page(page), methods=["GET"]))
             routes.append(Route(f"/api{page.path}", self._api(page), methods=["GET"]))

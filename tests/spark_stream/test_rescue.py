@@ -47,3 +47,15 @@ def test_streams_that_are_not_there_are_named(tmp_path: Path) -> None:
     nodes = rescue.open(NODES)
     with Store.create(tmp_path / "shop") as store, pytest.raises(errors.NotFoundError, match="NONE"):
         rescue.import_streams(store, nodes, ["NONE"])
+
+
+def test_paths_are_opened_first(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "shop") as store:
+        for call in (
+            lambda: rescue.compare("n1", "ORDERS"),  # type: ignore[arg-type]
+            lambda: rescue.import_streams(store, ["n1", "n2"]),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError, match=r"rescue\.open"):
+                call()
+        with pytest.raises(ValueError, match=r"Store\.open"):
+            rescue.import_streams("shop", store)  # type: ignore[arg-type]

@@ -93,6 +93,7 @@ def test_messages_are_filtered_by_subject_header_and_field(store: Store, volumes
     assert found(header="trace: abc") == [61]
     assert found(header="Trace: abd") == []
     assert found(field="id=0", at=1) == [1]
+    assert browser("/api/streams/ORDERS").code == browser("/streams/ORDERS").code == 307  # to its messages
     refused = browser("/api/streams/ORDERS/messages?subject=a..b")
     assert refused.code == 400
     assert "a..b" in refused.json["message"]
@@ -229,6 +230,7 @@ def test_a_store_that_goes_away_is_an_error_until_it_is_back_and_another_one_in_
     for path in PAGES:
         assert browser(path).code == 503, path
         assert browser("/api/overview" if path == "/" else f"/api{path}").code == 503, path
+        assert browser(f"/api{path}").code == 503, path
     assert "cannot be read" in browser("/").text
     for volume in volumes:
         volume.with_suffix(".away").rename(volume)
