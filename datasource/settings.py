@@ -223,6 +223,8 @@ def _check_together(given: Mapping[str, str], table: str, layout: str) -> None:
         raise ValueError(f"option 'path': {given['path']!r} is in an object store; layout={layout} reads local folders")
     if layout in FOREIGN and table in (EVENTS, LAST):
         raise ValueError(f"option 'table': {table!r} is for layout=jstream only")
+    if layout in FOREIGN and "consumer" in given:
+        raise ValueError("option 'consumer' is for layout=jstream only; table=consumers shows where those there stand")
     if layout in FOREIGN and given.get("verify", "crc").strip().lower() == "none":
         instead = "; 'noCrc' reads on past what fails" if layout == STAN else ""
         raise ValueError(f"option 'verify': layout={layout} checks every message; leave it out{instead}")

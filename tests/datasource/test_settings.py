@@ -66,6 +66,7 @@ def test_missing_stream_is_refused_for_messages_only() -> None:
         ({"layout": "stan", "verify": "none"}, "layout=stan checks every message.*'noCrc' reads on"),
         ({"layout": "stan", "table": "events"}, "'events' is for layout=jstream only"),
         ({"layout": "nats", "table": "last"}, "'last' is for layout=jstream only"),
+        ({"layout": "nats", "consumer": "billing"}, "'consumer' is for layout=jstream only"),
         ({"table": "last", "consumer": "c"}, "'consumer': it is handed out all messages; with table=last"),
         ({"table": "streams", "startingOffsets": "earliest"}, "'startingOffsets' is for reading messages"),
         ({"account": "A"}, "'account' is for layout=nats only"),
