@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from harness.simulated_disk import SECTOR_SIZE, ProcessEnded
 
 from storage_core.files import File, Files, Lock
 
+T = TypeVar("T")
 CHANGING = (
     "create", "write", "truncate", "sync", "unlink", "replace", "make_directory", "remove_directory", "sync_directory",
 )  # fmt: skip
@@ -76,7 +78,7 @@ def end_at(number: int, halfway: bool = False) -> Judge:
     return lambda call: (END_HALFWAY if halfway else END) if call.number == number else 0
 
 
-def share_of(calls: Sequence[Call], what: object, of: Sequence[object]) -> Sequence[Call]:
+def share_of(calls: Sequence[T], what: object, of: Sequence[object]) -> Sequence[T]:
     """Return the share of the calls that falls to `what`: tests of all of them, side by side, take each call once.
 
     For lives on several volumes, which make the same calls on each: those on one volume take every call every time.
