@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.hostile import make_hostile
 from harness.served_ui import PAGES, Browser, appending, blocks_of, make_orders, replace_with_another_store
 
 from spark_stream import rescue
@@ -146,6 +147,20 @@ def test_a_broken_store_that_is_written_is_shown_live_with_what_is_wrong(
         volume.with_suffix(".away").rename(volume)
     window.page.get_by_text("number 2").wait_for()
     window.close()
+
+
+def test_nothing_that_a_store_holds_is_executed(volumes: list[Path], serve, chromium) -> None:
+    """`alert` would open a dialog, which counts as a complaint; so does whatever the policy has to block."""
+    with Store.create([str(volume) for volume in volumes]) as store:
+        count = len(make_hostile(store))
+        window = Window(chromium, serve(volumes))
+        window.look("/streams/HOSTILE/messages?at=60&count=30")
+        tabs = ["messages?count=200", "subjects", "configuration", "consumers/reader", "messages/1", "messages/14"]
+        for path in tabs:
+            window.page.goto(f"{window.address}/streams/HOSTILE/{path}", wait_until="load")
+            if path == tabs[0]:
+                assert window.page.locator("td.preview").count() == count
+        window.close()
 
 
 def test_a_change_is_planned_asked_for_and_watched(store: Store, volumes: list[Path], serve, chromium) -> None:

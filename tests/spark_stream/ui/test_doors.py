@@ -1,31 +1,16 @@
 """Who is let in, what a page may load, and what hostile names, subjects and payloads become."""
 
-import json
-import random
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from harness.hostile import make_hostile
 from harness.served_ui import PAGES
 
 from spark_stream.ui import payload
 from storage_core import Store
 
 TOKEN = "correct horse battery staple"
-SCRIPTS = [
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "'\"><svg/onload=alert(1)>",
-    "</pre></script><script>alert(1)//",
-    "{{7*7}}{% include '/etc/passwd' %}",
-    "<a href='javascript:alert(1)'>x</a>",
-    "\u202egnp.exe\u2066\u200b",
-    "\x1b]0;owned\x07\x1b[31m",
-    "a\x00b",
-    "Z" + "\u0300" * 400,
-    "\U000e0041\ufeff\u2028",
-    "&lt;script&gt;<!-- ]]>",
-]
 TAGS = set(
     "html head meta title link script body a header div img nav ul li span main section p h1 h2 h3 table thead tbody "
     "tr th td form label input button select option dl dt dd pre code svg rect polyline line b br time footer".split()
@@ -52,48 +37,10 @@ class Reader(HTMLParser):
                 self.bad.append(f"script of {value}")
 
 
-def hostile_texts() -> list[bytes]:
-    """Return 200 payloads: scripts in all places of JSON, MessagePack and text, and bytes that are nothing."""
-    draw = random.Random(18)
-    made = [text.encode("utf-8", "surrogatepass") for text in SCRIPTS]
-    made += [json.dumps({text: [text, {"x": text}]}).encode() for text in SCRIPTS]
-    made += [
-        b"\x81\xa1k" + bytes([0xD9, len(text.encode())]) + text.encode() for text in SCRIPTS if len(text.encode()) < 256
-    ]
-    made += [
-        b'{"a": "\\ud800"}',
-        b"[" * 100_000,
-        b"\x91" * 100_000,
-        b'{"n": 1' + b"0" * 6000 + b"}",
-        b"\xff\xfe\x00" * 50,
-    ]
-    while len(made) < 199:
-        made.append(bytes(draw.randrange(256) for _ in range(draw.randrange(1, 300))))
-    return [*made, b"<b>" + b"x" * (5 << 20)]
-
-
 def test_nothing_that_a_store_holds_becomes_markup(volumes: list[Path], serve) -> None:
-    texts = hostile_texts()
-    assert len(texts) >= 200
-    letters = [
-        "".join(one for one in text if one > " " and not one.isspace() and one not in ".*>\x7f") for text in SCRIPTS
-    ]
-    subjects = [f"h.{text or 'x'}"[:1000] for text in letters]
-    with Store.create([str(one) for one in volumes]) as store:
-        stream = store.add_stream(
-            {"name": "HOSTILE", "subjects": ["h.>"], "description": SCRIPTS[0], "metadata": {SCRIPTS[1]: SCRIPTS[2]}}
-        )
-        stream.append(
-            [
-                {
-                    "subject": subjects[at % len(subjects)],
-                    "data": text,
-                    "headers": [{"key": "K<i>", "value": text[:300]}],
-                }
-                for at, text in enumerate(texts)
-            ]
-        )
-        stream.add_consumer({"name": "reader", "description": SCRIPTS[3]})
+    with Store.create([str(volume) for volume in volumes]) as store:
+        texts = make_hostile(store)
+        assert len(texts) >= 200
         browser = serve(volumes)
         pages = ["/", "/streams", "/consumers", "/events", "/streams/HOSTILE/consumers/reader"]
         pages += [f"/streams/HOSTILE/{tab}" for tab in ("messages", "subjects", "copies", "configuration")]
