@@ -355,3 +355,22 @@ def test_directories_of_broken_nodes_are_scanned_compared_and_downloaded(
     assert browser("/rescue/streams/NO").code == 404
     assert tree(nodes) == before
     assert "--rescue" in serve(volumes).page("/rescue")
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read so far, from files and sockets."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count what a process reads")
+def test_a_page_of_messages_reads_no_more_than_the_frames_of_what_it_shows(
+    store: Store, volumes: list[Path], serve
+) -> None:
+    stream, size = store.add_stream({"name": "LARGE", "subjects": ["large"], "compression": "none"}), 64 << 20
+    stream.append([{"subject": "large", "data": os.urandom(8192)} for _ in range(size // 8192)])
+    browser: Browser = serve(volumes)
+    for query in ({}, {"at": 1}, {"at": 4000}, {"before": 6000}):
+        browser.page("/streams/LARGE/messages", count=10, **query)
+        before = bytes_read()
+        browser.page("/streams/LARGE/messages", count=10, **query)
+        assert bytes_read() - before < size / 4, query
