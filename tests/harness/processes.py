@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harness.faults import FaultyFiles, Judge, end_at, let_everything_happen
+from harness.objects.scheduler import Scheduler
+from harness.objects.store import Bucket, Odds, Service
 from harness.simulated_disk import ProcessEnded, SimulatedDisk
 
+from storage_core.objects.files import ObjectFiles
+from storage_core.paths import ObjectPath
 from storage_core.store.environment import Environment, one_after_another
 from storage_core.store.store import Store
 
@@ -45,26 +49,38 @@ class Machine:
     volume_count: int = 1
     disk: SimulatedDisk = field(init=False)
     clock: SimulatedClock = field(default_factory=SimulatedClock)
+    objects: Service | None = field(init=False, default=None)  # where its volumes are, instead of on its disk
+    makes_objects: ClassVar[bool] = False  # of all machines that are made: see the conftest of consumers
 
     def __post_init__(self) -> None:
         self.disk = SimulatedDisk(self.seed)
+        if self.makes_objects:
+            made = random.Random(self.seed)
+            self.objects = Service(Scheduler(made, 1), made, Odds())
         self._random = random.Random(self.seed ^ 0x5EED)
         self._order = random.Random(self.seed ^ 0x0DE2)
 
     @property
     def paths(self) -> tuple[Path, ...]:
+        if self.objects is not None:
+            return tuple(ObjectPath(f"s3://bucket{number}/shop") for number in range(self.volume_count))
         return volume_paths(self.volume_count)
 
     def copy(self) -> "Machine":
         """Return this machine as it is now, without its processes; whatever happens to one leaves the other alone."""
         copy = Machine(self.seed, self.volume_count)
         copy.disk, copy.clock.now = self.disk.copy(), self.clock.now
+        if self.objects is not None and copy.objects is not None:
+            buckets = self.objects.buckets.values()
+            copy.objects.buckets = {bucket.name: Bucket(bucket.name, dict(bucket.objects)) for bucket in buckets}
         copy._random.setstate(self._random.getstate())
         copy._order.setstate(self._order.getstate())
         return copy
 
     def files(self, judge: Judge = let_everything_happen) -> FaultyFiles:
         """Return the files of a new process."""
+        if self.objects is not None:
+            return FaultyFiles(ObjectFiles(self.objects.connect), judge)
         return FaultyFiles(self.disk.process(), judge)
 
     def environment(self, files: FaultyFiles | None = None) -> Environment:
