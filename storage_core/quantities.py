@@ -43,7 +43,9 @@ def parse_duration_ns(value: object, name: str) -> int:
         if text.isdigit() and text != "0":
             raise ValueError(f"{name}: {value!r} has no unit; write it like 500ms, 90s, 2m, 1h30m or 7d")
         nanoseconds = 0 if text == "0" else _sum_of_parts(text)
-    if nanoseconds is None or not 0 <= nanoseconds <= DURATION_NS_MAX:
+    if nanoseconds is not None and nanoseconds > DURATION_NS_MAX:
+        raise ValueError(f"{name}: {value!r} is too long; the longest duration is {format_duration(DURATION_NS_MAX)}")
+    if nanoseconds is None or nanoseconds < 0:
         raise ValueError(f"{name}: {value!r} is not a duration; valid ones are like 500ms, 90s, 2m, 1h30m or 7d")
     return nanoseconds
 

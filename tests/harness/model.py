@@ -6,6 +6,7 @@ The model knows nothing of blocks, logs or locks: a stream is a dict from sequen
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,9 @@ from storage_core.subjects import matches
 
 Headers = tuple[tuple[str, bytes | None], ...] | None
 SEEN_COLUMNS = ("sequence", "subject", "timestamp_ns", "headers", "data")
-RULES = ("expiry", "retention", "limit")  # what may be left for later, in the order in which it is done
+RULES = ("marker", "expiry", "retention", "limit")  # what may be left for later, in the order in which it is done
 TTL = "Nats-TTL"
+MARKER = "Nats-Marker-Reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +61,45 @@ class ModelStream:
     max_msgs: int = -1
     max_msgs_per_subject: int = -1
     retention: str = "limits"
+    max_age_ns: int = 0
+    marker_ttl_s: int = 0
+    times_ns: dict[int, int] = field(default_factory=dict)  # of messages, where there is a max_age
     due_ns: dict[int, int] = field(default_factory=dict)  # of messages whose time will be over
-    skipped: frozenset[str] = frozenset()  # rules whose part stays for now
+    skipped: frozenset[str] = frozenset()  # rules whose part stays for now; `afterwards`: only behind an append
 
-    def append(self, rows: Iterable[Row], now_ns: int = 0) -> range:
-        self.enforce("expiry", now_ns)
-        self.enforce("limit", now_ns)
+    def append(self, rows: Iterable[Row], now_ns: int = 0, written_ns: int | None = None) -> range:
+        """`written_ns`: time of the rows; None: now."""
+        self._enforce_first(now_ns)
+        written_ns = now_ns if written_ns is None else written_ns
         first, seen_now = self.next_sequence, dict[str, int]()
         for row in rows:
             if row.msg_id is None or not (row.msg_id in seen_now or self.is_duplicate(row.msg_id, now_ns)):
                 self.messages[self.next_sequence] = row.seen()
-                if row.ttl_ns:
-                    self.due_ns[self.next_sequence] = now_ns + row.ttl_ns
+                self._note_times(self.next_sequence, written_ns, row.ttl_ns)
                 if row.msg_id is not None:
                     seen_now[row.msg_id] = self.next_sequence
             self.next_sequence += 1
         self.msg_ids.update({msg_id: (sequence, now_ns) for msg_id, sequence in seen_now.items()})
         self.enforce_limit_of_subjects()
-        self.release(range(first, self.next_sequence))
-        self.enforce("expiry", now_ns)
-        self.enforce("limit", now_ns)
-        return range(first, self.next_sequence)
+        appended = range(first, self.next_sequence)
+        self.release(appended)
+        self.enforce_times_and_limits(now_ns, self.skipped)
+        return appended
+
+    def _note_times(self, sequence: int, time_ns: int, ttl_ns: int) -> None:
+        if self.max_age_ns:
+            self.times_ns[sequence] = time_ns
+        if ttl_ns:
+            kept_ns = self.marker_ttl_s * 10**9 if self.max_msgs_per_subject != 1 else 0  # not before a marker
+            self.due_ns[sequence] = time_ns + max(ttl_ns, kept_ns)
+
+    def _enforce_first(self, now_ns: int) -> None:
+        self.enforce_times_and_limits(now_ns, frozenset() if "afterwards" in self.skipped else self.skipped)
+
+    def enforce_times_and_limits(self, now_ns: int, skipped: frozenset[str] = frozenset()) -> None:
+        for rule in ("marker", "expiry", "limit"):
+            if rule not in skipped:
+                self.enforce(rule, now_ns)
 
     def enforce_limit_of_subjects(self) -> None:
         for subject in {row.subject for row in self.messages.values()} if self.max_msgs_per_subject >= 0 else ():
@@ -90,12 +110,40 @@ class ModelStream:
         over = len(self.messages) - self.max_msgs
         if rule == "retention":
             self.release(list(self.messages))
-        elif rule in self.skipped:
-            return
+        elif rule == "marker":
+            self._leave_markers(now_ns)
         elif rule == "expiry":
-            self.remove([sequence for sequence, due_ns in self.due_ns.items() if due_ns <= now_ns])
-        elif self.max_msgs >= 0 and over > 0:
-            self.remove(sorted(self.messages)[:over])
+            self.remove(self._expired(now_ns))
+        else:
+            self.remove(sorted(self.messages)[:over] if self.max_msgs >= 0 and over > 0 else [])
+            self.remove(self._old(now_ns))
+
+    def _expired(self, now_ns: int) -> set[int]:
+        return {sequence for sequence, due_ns in self.due_ns.items() if due_ns <= now_ns} & self.messages.keys()
+
+    def _old(self, now_ns: int) -> set[int]:
+        """Return the messages that are over max_age: from the beginning, up to the first that is not."""
+        is_old = lambda sequence: self.times_ns[sequence] <= now_ns - self.max_age_ns  # noqa: E731
+        return set(takewhile(is_old, sorted(self.messages))) if self.max_age_ns else set()
+
+    def is_over(self, sequence: int, now_ns: int) -> bool:
+        return sequence in self._expired(now_ns) | self._old(now_ns)
+
+    def _leave_markers(self, now_ns: int) -> None:
+        """Put a marker in the place of the last message of each subject of which time takes all."""
+        first, over = self.next_sequence, self._expired(now_ns) | self._old(now_ns) if self.marker_ttl_s else set()
+        for sequence in sorted(over):
+            row = self.messages[sequence]
+            same = [at for at, other in self.messages.items() if other.subject == row.subject and at < first]
+            if sequence != max(same) or not over.issuperset(same) or MARKER in dict(row.headers or ()):
+                continue
+            minutes, seconds = divmod(self.marker_ttl_s, 60)
+            headers = ((MARKER, b"MaxAge"), (TTL, b"%dm%ds" % (minutes, seconds)), ("Nats-Rollup", b"sub"))
+            del self.messages[sequence]
+            self.messages[self.next_sequence] = Row(row.subject, b"", headers)
+            self._note_times(self.next_sequence, now_ns, self.marker_ttl_s * 10**9)
+            self.next_sequence += 1
+        self.release(range(first, self.next_sequence))
 
     def release(self, sequences: Iterable[int]) -> None:
         """Remove those of these messages that no consumer needs, if that is what the stream goes by."""
@@ -118,10 +166,11 @@ class ModelStream:
         ]
         return self.remove(meant[: max(0, len(meant) - (keep or 0))])
 
-    def overwrite(self, rows: Iterable[Row], now_ns: int = 0) -> range:
+    def overwrite(self, rows: Iterable[Row], now_ns: int = 0, written_ns: int | None = None) -> range:
+        self._enforce_first(now_ns)  # delete markers of it use up sequences
         self.messages.clear()
         self.msg_ids.clear()
-        return self.append(rows, now_ns)
+        return self.append(rows, now_ns, written_ns)
 
     def matching(self, first: int | None, end: int | None, subject: str | None) -> list[tuple[int, Row]]:
         """Return the messages of [first, end) that the filter takes, in order."""

@@ -19,7 +19,7 @@ from harness.mutants import maker_of
 from harness.whole.kept import KEPT, Kept
 from harness.whole.plan import Plan
 from harness.whole.world import World
-from mutants.store import retention_mutants, store_mutants
+from mutants.store import retention_mutants, store_mutants, time_mutants
 
 from storage_core.errors import StorageError
 
@@ -27,9 +27,11 @@ SEED_COUNT = 120  # `make soak` goes on with others
 PARTS = 6
 MERGING_SEED_COUNT = 16  # on top of those, with processes that merge blocks
 LIMITS_SEED_COUNT = 16  # with streams that keep few messages
-RETENTION_SEED_COUNT = 16  # with limits of subjects, interest, work queues and messages that expire
+RETENTION_SEED_COUNT = 8  # with limits of subjects, interest, work queues and messages that expire
+TIME_SEED_COUNT = 24  # and with streams whose messages become too old, and leave delete markers
 COPIES_SEED_COUNT = 20  # and with volumes that are exchanged for those of a copy of the store
 SOAK_FIRST = 1_000_000
+SOAK_KINDS = ("", "copies", "merging", "limits", "retention", "time")
 MUTANT_SEEDS = range(200)
 
 WITH_COPIES = (
@@ -39,7 +41,12 @@ WITH_COPIES = (
 )
 WITH_LIMITS = ("removes_one_message_more_than_a_limit_asks_for",)
 WITH_RETENTION = ("each_process_expires_by_its_own_clock", "removes_what_is_handed_out")
-MUTANTS = {**store_mutants.MUTANTS, **{name: retention_mutants.MUTANTS[name] for name in WITH_RETENTION}}
+WITH_TIME = tuple(time_mutants.MUTANTS)
+MUTANTS = {
+    **store_mutants.MUTANTS,
+    **{name: retention_mutants.MUTANTS[name] for name in WITH_RETENTION},
+    **time_mutants.MUTANTS,
+}
 made = maker_of(MUTANTS)
 FINDINGS = (AssertionError, StorageError, OSError, pa.ArrowException)  # not: a mistake that does not fit the code
 
@@ -106,11 +113,17 @@ def test_promises_hold_in_every_seed_in_which_streams_let_go_of_messages(part: i
     assert sum(one.expectation.limited_count for one in worlds) >= len(worlds)
 
 
+def test_promises_hold_in_every_seed_in_which_time_takes_messages() -> None:
+    worlds = [run(seed, "time") for seed in range(TIME_SEED_COUNT)]
+    report("whole store with ages and delete markers", worlds)
+    assert sum(one.expectation.limited_count for one in worlds) >= len(worlds)
+
+
 @pytest.mark.soak
 def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
     end, worlds = time.monotonic() + soak_seconds, list[World]()
     while time.monotonic() < end:
-        worlds.append(run(SOAK_FIRST + len(worlds), ("", "copies", "merging", "limits", "retention")[len(worlds) % 5]))
+        worlds.append(run(SOAK_FIRST + len(worlds), SOAK_KINDS[len(worlds) % len(SOAK_KINDS)]))
     report("whole store, soak", worlds)
     assert worlds
 
@@ -118,7 +131,7 @@ def test_promises_hold_in_new_seeds(soak_seconds: float) -> None:
 @pytest.mark.parametrize("mistake", sorted(MUTANTS))
 def test_simulation_finds_a_known_mistake(mistake: str) -> None:
     """Where it was found before, so that it is found soon; if not there, then in the first seeds."""
-    kinds = {"copies": WITH_COPIES, "limits": WITH_LIMITS, "retention": WITH_RETENTION}
+    kinds = {"copies": WITH_COPIES, "limits": WITH_LIMITS, "retention": WITH_RETENTION, "time": WITH_TIME}
     kind = next((kind for kind, mistakes in kinds.items() if mistake in mistakes), "")
     kept = [partial(one.world, None) for one in KEPT if one.mutant == mistake]
     for world in (*kept, *(partial(planned, seed, kind) for seed in MUTANT_SEEDS)):

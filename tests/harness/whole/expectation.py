@@ -44,12 +44,21 @@ class Model(ModelStore):
     @property
     def has_rules(self) -> bool:
         """Return whether something goes that nobody removes."""
-        return any(one.max_msgs >= 0 or one.due_ns or one.retention != "limits" for one in self.streams.values())
+        return any(
+            stream.max_msgs >= 0 or stream.due_ns or stream.max_age_ns or stream.retention != "limits"
+            for stream in self.streams.values()
+        )
+
+    @property
+    def has_times(self) -> bool:
+        """Return whether messages go by their age, or leave markers, so that what is done before an append matters."""
+        return any(stream.max_age_ns or stream.marker_ttl_s for stream in self.streams.values())
 
     def left_over(self) -> "list[Model]":
         """Return copies on which an operation leaves the part of some rules, or of all, to the next one."""
-        made = [self.copy() for _ in _SOME_RULES]
-        for model, rules in zip(made, _SOME_RULES, strict=True):
+        chosen = _SOME_RULES_WITH_TIMES if self.has_times else _SOME_RULES
+        made = [self.copy() for _ in chosen]
+        for model, rules in zip(made, chosen, strict=True):
             for stream in model.streams.values():
                 stream.skipped = frozenset(rules)
         return made
@@ -63,7 +72,7 @@ class Model(ModelStore):
         """Return copies in which some of what is due by rules, or all of it, was done in these streams."""
         made = [self.copy()]
         for name in names:
-            for rule in RULES:
+            for rule in RULES if self.has_times else RULES[1:]:
                 done = [model.copy() for model in made]
                 for model in done:
                     model.streams[name].enforce(rule, now_ns)
@@ -71,7 +80,11 @@ class Model(ModelStore):
         return made[1:]
 
 
-_SOME_RULES = list(chain.from_iterable(combinations(RULES, count) for count in range(1, len(RULES) + 1)))
+_SOME_RULES = list(chain.from_iterable(combinations(RULES[1:], count) for count in range(1, len(RULES))))
+_WITHOUT_MARKERS = [("marker", "expiry", "limit"), RULES]  # where one cannot be left, what is over waits
+_SOME_RULES_WITH_TIMES = [
+    (*rules, *when) for rules in (*_SOME_RULES, *_WITHOUT_MARKERS) for when in ((), ("afterwards",))
+]
 
 
 @dataclass

@@ -41,6 +41,7 @@ class Pending:
     staged: list[StagedBlock]
     rows: dict[str, list[Row]]
     lives: dict[str, int]
+    written_ns: int
     hurt_on: set[int] = field(default_factory=set)  # volumes whose copies may have gone: nobody repairs staged blocks
 
 
@@ -112,8 +113,7 @@ class Operations:
             if (writer, batch) not in stream.batches:
                 stream.batches[writer, batch] = stream.append(rows, now)
             else:
-                stream.enforce("expiry", now)
-                stream.enforce("limit", now)
+                stream.enforce_times_and_limits(now, stream.skipped)
             return stream.batches[writer, batch]
 
         return Operation(
@@ -156,7 +156,7 @@ class Operations:
                 {
                     one
                     for one, (at, time_ns) in stream.msg_ids.items()
-                    if at in stream.messages and time_ns >= since and stream.due_ns.get(at, now + 1) > now
+                    if at in stream.messages and time_ns >= since and not stream.is_over(at, now)
                 }
                 if stream
                 else set()
@@ -176,7 +176,8 @@ class Operations:
 
         def act(store: Store) -> None:
             transaction = store.begin(list(rows))
-            self.pending.append(Pending(transaction, stage(store, transaction, rows), rows, lives))
+            written_ns = self._world.machine.clock.now
+            self.pending.append(Pending(transaction, stage(store, transaction, rows), rows, lives, written_ns))
 
         absent = lambda model: None if all(name in model.streams for name in rows) else GONE  # noqa: E731
         return Operation(f"stage for {', '.join(rows)}", act, absent)
@@ -205,7 +206,7 @@ class Operations:
             got = {}
             for name, rows in one.rows.items():
                 write = model.streams[name].overwrite if name == overwrite else model.streams[name].append
-                got[name] = write(rows, now)
+                got[name] = write(rows, now, one.written_ns)
             return got
 
         def act(store: Store) -> dict[str, range]:
@@ -278,11 +279,20 @@ class Operations:
             per_subject = self._random.choice(plan.subject_limits)
             retention = self._random.choice(plan.retentions)
             config |= {"max_msgs_per_subject": per_subject, "retention": retention, "allow_msg_ttl": bool(plan.ttls_s)}
+        age_s = self._random.choice(plan.ages_s) if plan.ages_s else 0
+        marker_s = self._random.choice(plan.marker_ttls_s) if plan.marker_ttls_s else 0
+        if plan.ages_s:
+            config["max_age"] = f"{age_s}s"
+        if marker_s:
+            config["subject_delete_marker_ttl"] = f"{marker_s}s"
 
         def effect(model: Model) -> object:
             if name in model.streams:
                 return Refusal((AlreadyExistsError,))
-            model.streams[name] = ModelStream(max_msgs=max_msgs, max_msgs_per_subject=per_subject, retention=retention)
+            model.streams[name] = ModelStream(
+                max_msgs=max_msgs, max_msgs_per_subject=per_subject, retention=retention, max_age_ns=age_s * SECOND_NS,
+                marker_ttl_s=marker_s,
+            )  # fmt: skip
             model.lives[name] = model.lives.get(name, 0) + 1
             return None
 
@@ -367,8 +377,8 @@ class Operations:
 
         def effect(stream: ModelStream) -> None:
             stream.max_msgs = change.get("max_msgs", -1)
-            for rule in ("retention", "expiry", "limit"):
-                stream.enforce(rule, now)
+            stream.enforce("retention", now)
+            stream.enforce_times_and_limits(now, stream.skipped)
 
         act = lambda store: store.edit_stream(change)  # noqa: E731
         stream = name if self._world.plan.limits else ""
@@ -407,8 +417,8 @@ class Operations:
 
         def effect(model: Model) -> None:
             for stream in model.streams.values():
-                for rule in ("retention", "expiry", "limit"):
-                    stream.enforce(rule, now)
+                stream.enforce("retention", now)
+                stream.enforce_times_and_limits(now, stream.skipped)
 
         return Operation("maintain", lambda store: store.maintain(), effect, compared=False, enforces=True)
 

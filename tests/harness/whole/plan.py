@@ -42,6 +42,8 @@ class Plan:
     subject_limits: tuple[int, ...] = ()  # max_msgs_per_subject, likewise
     retentions: tuple[str, ...] = ()
     ttls_s: tuple[int, ...] = ()  # of which some messages get one
+    ages_s: tuple[int, ...] = ()  # max_age, of which streams get one
+    marker_ttls_s: tuple[int, ...] = ()  # subject_delete_marker_ttl, likewise
 
     def with_merging(self) -> "Plan":
         """Return the plan with blocks that can be merged, and processes that merge them."""
@@ -77,11 +79,23 @@ class Plan:
             ttls_s=(300, 5_000),
         )
 
+    def with_time(self) -> "Plan":
+        """Return the plan with streams whose messages go by time, too, and leave delete markers."""
+        plan = self.with_retention()
+        operations = {**plan.operations, "append": 40, "jump_clock": 24, "fetch": 10, "ack": 14}
+        return replace(
+            plan,
+            operations=operations,
+            retentions=("limits", "limits", "interest"),
+            ages_s=(4_000, 4_000, 9_000),
+            marker_ttls_s=(0, 600, 600),
+        )
+
     def kinds(self) -> "Mapping[str, Callable[[], Plan]]":
         """Return what makes the plan one of a kind, by its name."""
         return {
             "merging": self.with_merging, "copies": self.with_copies, "limits": self.with_limits,
-            "retention": self.with_retention,
+            "retention": self.with_retention, "time": self.with_time,
         }  # fmt: skip
 
     @property

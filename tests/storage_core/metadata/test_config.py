@@ -111,6 +111,7 @@ def test_a_configuration_comes_back_from_json(keys: dict[str, Any]) -> None:
         ("max_consumers", -2, "max_consumers: -2 is not -1"),
         ("max_age", "1h30", "max_age: '1h30' is not a duration"),
         ("max_age", -1, "max_age: -1 is not a duration"),
+        ("max_age", "99999999d", "max_age: '99999999d' is too long; the longest duration is"),
         ("max_age", "99ms", "max_age: 99ms is not 0 (no limit) or 100ms and more"),
         ("discard", "oldest", "discard: 'oldest' is unknown; valid values are old and new"),
         ("duplicate_window", "soon", "duplicate_window"),
