@@ -2,6 +2,7 @@
 
 The driver is a script. It reads as a consumer and writes a copy of the stream, then it runs a pipeline into another
 one. It is killed with its JVM by a task, at a given message, in the middle of a batch.
+Spark waits 10 s for a Python worker, which no setting changes; a driver that ends for that is started again.
 """
 
 import json
@@ -12,12 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.objects.server import SECRET
 
 from storage_core import Store
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[3]
 MESSAGE_COUNT = 2_000
+WORKER_IS_LATE, LATE_COUNT_MAX = "Python worker failed to connect back", 5
 PIPELINE = """
 checkpoint = "checkpoint"
 [source]
@@ -45,7 +48,7 @@ driver = [os.getpid(), spark.sparkContext._jvm.java.lang.ProcessHandle.current()
 
 def kill_the_driver(batches):
     for batch in batches:
-        if kill_at in batch["sequence"].to_pylist():
+        if kill_at and max(batch["sequence"].to_pylist(), default=0) >= kill_at:
             for pid in driver:
                 os.kill(pid, signal.SIGKILL)
         yield batch
@@ -104,11 +107,17 @@ def test_cluster_copies_a_stream_once_though_ten_drivers_are_killed(
     )
     settings = {name: value for name, value in spark_settings.items() if "delta" not in value and name != "spark.jars"}
     settings["spark.master"] = "local-cluster[2,1,1024]"
-    for kill_at in range(90, MESSAGE_COUNT - 400, 150):
-        code, _, err = drive(store, tmp_path, settings, s3_options, kill_at)
-        assert code == -signal.SIGKILL, err[-3000:]
-    code, out, err = drive(store, tmp_path, settings, s3_options, 0)
-    assert code == 0, err[-3000:]
+    expected = [*((kill_at, -signal.SIGKILL) for kill_at in range(90, MESSAGE_COUNT - 400, 150)), (0, 0)]
+    late_count, out = 0, ""
+    for kill_at, expected_code in expected:
+        while True:
+            code, out, err = drive(store, tmp_path, settings, s3_options, kill_at)
+            if code == expected_code:
+                break
+            late_count += 1
+            assert WORKER_IS_LATE in err and late_count <= LATE_COUNT_MAX, err[-3000:]
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert not kept, "outputs, checkpoints and records"
     assert out.split()[-1] == str(MESSAGE_COUNT)
     for name in ("COPY", "ROWS"):
         table = store.stream(name).read(columns=["data"]).read_all()
