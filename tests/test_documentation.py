@@ -292,7 +292,7 @@ NOT_RUN = [
         "needs a cluster; tests/spark_stream/test_executors.py has one on this machine",
         is_command,
     ),
-    NotRun("docs/guide/where-it-runs.md", "spark.sql.streaming", "needs S3A", are_spark_settings),
+    NotRun("docs/guide/where-it-runs.md", "spark.hadoop.fs.s3a", "needs S3A", are_spark_settings),
     NotRun("docs/guide/where-it-runs.md", "spark-submit --master yarn", "needs YARN", is_shell),
     NotRun("docs/guide/where-it-runs.md", "python3 -m venv", "packs 150 MB, for a cluster", is_shell),
     NotRun("docs/scheduling.md", "PATH=", "cron runs it", is_crontab),

@@ -1,6 +1,7 @@
 """The data source on volumes in object stores, as Spark calls it and in a real session, with a server on loopback."""
 
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,9 +83,15 @@ def test_settings_that_cannot_be_are_refused_without_their_values(options: dict[
     assert SECRET not in str(caught.value)
 
 
-def test_rows_go_to_an_object_store_and_back(
-    store: Store, buckets: list[str], s3_options: dict[str, str], orders: Any
+def test_rows_go_to_an_object_store_and_back_and_secrets_stay_nowhere(
+    store: Store,
+    buckets: list[str],
+    s3_options: dict[str, str],
+    s3_root: Path,
+    orders: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     driver = Driver(buckets[1])
     options: dict[str, Any] = spelled(s3_options)
     driver.write(orders(300), orders(200, first=300), stream="ORDERS", writerId="loader", batchId="1", **options)
@@ -92,7 +99,10 @@ def test_rows_go_to_an_object_store_and_back(
     table = driver.read(stream="ORDERS", **options)
     assert table["data"].to_pylist() == [f"order {number}".encode() for number in range(500)]
     _, partitions = driver.plan(stream="ORDERS", **options)
-    assert SECRET not in repr(partitions)
+    said = [repr(partitions), repr(store), repr(store.stream("ORDERS")), repr(store.events()), *caplog.messages]
+    assert SECRET not in "".join(said)
+    kept = [path for bucket in buckets for path in (s3_root / bucket.split("/")[2]).rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if SECRET.encode() in path.read_bytes()]
 
 
 def test_streaming_read_as_a_consumer_goes_on_where_it_was(
