@@ -212,14 +212,10 @@ class LimitExceededError(StorageError):
         self.subject = subject
 
     def sentence(self) -> str:
-        key = (self.limit or "").removeprefix("max_").removesuffix("_per_subject")
-        unit = {"msgs": "messages"}.get(key, key if key in ("bytes", "consumers", "streams") else "")
         where = f"stream {self.stream!r}" if self.stream else "the whole store"
         has = "it has" if self.subject is None else f"subject {self.subject!r} has"
-        return (
-            f"{where}: {self.limit} is {self.value} {unit}; {has} {self.present}, and "
-            f"{self.given} more came. Nothing was stored"
-        )
+        came = f"{has} {self.present}, and {self.given} more came"
+        return f"{where}: {self.limit} is {self.value}; {came}. Nothing was stored"
 
 
 class InvalidMessageError(StorageError):

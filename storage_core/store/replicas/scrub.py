@@ -47,7 +47,7 @@ class Scrub:
         self._lock_timeout_s, self._read_only = lock_timeout_s, read_only
         self._damage: list[Damage] = []
         self._bad: list[Checked] = []
-        self._findings = Findings()  # in metadata files
+        self._findings = Findings()
         self._checked = 0
 
     def run(
@@ -142,7 +142,11 @@ class Scrub:
                 drift.tell(session, [drifted for drifted in drifts if drifted is not None], self._env)
                 bad = still_wrong(state, self._bad, session.volumes)
                 leave_reports(bad, session.writable)
-                events = [*self._findings.events(state), *_events(bad)]
+                for checked, volume_id, wrong in bad_copies(bad):
+                    if not wrong.is_missing:
+                        what = f"block {checked.block.block_id.hex()}: {wrong.reason}"
+                        self._findings.note(checked.block.stream, volume_id.hex(), what)
+                events = list(self._findings.events(state))
                 if is_whole_pass:
                     events.append(Event("scrub", reason=f"all copies were read; damaged: {len(self._damage)}"))
                 if events:
@@ -150,27 +154,6 @@ class Scrub:
                 save_indexes(session, indexes.by_volume)
         except StorageError as error:
             logger.warning("what a scrub found could not be written down: %s", error)
-
-
-def _events(bad: Sequence[Checked]) -> list[Event]:
-    """Return an event for each stream and volume that has damaged copies."""
-    damaged: dict[tuple[str, bytes], list[str]] = {}
-    for checked, volume_id, wrong in bad_copies(bad):
-        if not wrong.is_missing:
-            block = checked.block
-            damaged.setdefault((block.stream, volume_id), []).append(f"{block.block_id.hex()}: {wrong.reason}")
-    return [
-        Event(
-            "damaged",
-            stream,
-            "",
-            volume_id.hex(),
-            "current",
-            "damaged",
-            f"{len(blocks)} block{'s' if len(blocks) > 1 else ''}; {blocks[0]}",
-        )
-        for (stream, volume_id), blocks in damaged.items()
-    ]
 
 
 def _cursor(indexes: Indexes) -> Cursor:

@@ -132,7 +132,7 @@ def test_limits_of_subjects_are_set_and_what_they_remove_is_said_before(jstream,
     config = config_of(jstream, "KV")
     assert (config["max_msgs_per_subject"], config["discard_new_per_subject"]) == (1, True)
     refused = jstream("pub", "kv.a", "x")
-    assert (refused.code, "max_msgs_per_subject is 1 messages; subject 'kv.a' has 1" in refused.err) == (1, True)
+    assert (refused.code, "max_msgs_per_subject is 1; subject 'kv.a' has 1" in refused.err) == (1, True)
     assert "discard: new, per subject" in jstream.done("stream", "info", "KV")
 
 
@@ -155,9 +155,7 @@ def test_a_full_stream_refuses_with_limit_value_and_what_came(jstream) -> None:
     jstream.done("pub", "FULL", "a")
     refused = jstream("pub", "FULL", "b")
     assert (refused.code, refused.out) == (1, "")
-    said = (
-        "[JSTREAM_LIMIT_EXCEEDED] stream 'FULL': max_msgs is 1 messages; it has 1, and 1 more came. Nothing was stored"
-    )
+    said = "[JSTREAM_LIMIT_EXCEEDED] stream 'FULL': max_msgs is 1; it has 1, and 1 more came. Nothing was stored"
     assert said in refused.err
 
 

@@ -32,7 +32,7 @@ def test_an_append_that_would_break_a_total_is_refused_whole() -> None:
     with pytest.raises(LimitExceededError) as error:
         b.append(rows(b, 5))
     assert refused(error) == ("", "max_msgs", 10, 6, 5)
-    assert str(error.value).startswith("the whole store: max_msgs is 10 messages; it has 6, and 5 more came")
+    assert str(error.value).startswith("the whole store: max_msgs is 10; it has 6, and 5 more came")
     with pytest.raises(LimitExceededError) as error:
         b.publish("B", bytes(40))  # 60 and 41 bytes
     assert refused(error) == ("", "max_bytes", 100, 60, 41)
