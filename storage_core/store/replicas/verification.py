@@ -382,8 +382,10 @@ def _metadata_damage(log: MetadataLog, journal: PlacementJournal) -> list[tuple[
     journaled, found = _journaled(journal)  # before the log is read, which has all that was journaled by then
     try:
         contents = log.read()
-        found.extend((where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage))
-        found.extend(log.damaged_snapshots({where for where, _ in found}))
+        unfinished = log.unfinished_snapshots()
+        told = [(where, reason) for where, _, reason in (text.partition(": ") for text in contents.damage)]
+        found.extend((where, reason) for where, reason in told if where not in unfinished)
+        found.extend(log.damaged_snapshots({where for where, _ in found} | unfinished))
         if contents.bad is not None and not found:  # a page of zeros is no bad record: it looks as if never written
             found.append(
                 (str(log.directory), f"the log is damaged at entry {contents.bad.index}: {contents.bad.where}")

@@ -529,6 +529,14 @@ class VolumeLog:
                 continue  # a newer one has taken its place meanwhile
         return found
 
+    def unfinished_snapshots(self) -> set[str]:
+        """Return the files of snapshots that no segment goes on from: nothing counts on them, whole or not.
+
+        Whoever wrote one was killed, and the log goes on without it; the next one takes its place.
+        """
+        last = max((base for number in self.segments() if (base := self._base_index(number)) is not None), default=0)
+        return {str(self.snapshot_path(index)) for index in self.snapshots() if index > last}
+
     def snapshot_is_whole(self, index: int) -> bool:
         """Return whether every byte of the snapshot is as it was written."""
         try:

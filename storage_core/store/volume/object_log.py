@@ -377,6 +377,10 @@ class ObjectLog:
         """Return what is cached of the log on this machine: nothing."""
         return []
 
+    def unfinished_snapshots(self) -> set[str]:
+        """An object is there as a whole or not at all."""
+        return set()
+
     def damaged_snapshots(self, passed_over: Collection[str]) -> list[tuple[str, str]]:
         """Return (object, reason) for snapshots that are not whole."""
         contents = LogContents()

@@ -42,6 +42,21 @@ def test_a_damaged_snapshot_is_found_also_where_another_one_stands_in(volume: Pa
     assert Store.open(volume).stream("S").last_sequence == 20
 
 
+def test_a_snapshot_whose_writer_was_killed_is_no_damage(volume: Path) -> None:
+    """The log goes on without it. Once a segment goes on from one, it counts, and is damage if it is not whole."""
+    *_, newest = snapshots(volume)
+    half = newest.read_bytes()[:2048]
+    later = int(newest.stem, 16) + 3
+    (volume / "meta" / f"{later:016x}.snap").write_bytes(half)
+    assert damage(volume) == []
+    with Store.open(volume) as store:
+        for _ in range(24):
+            store.stream("S").publish("S", b"more")
+    assert snapshots(volume)[-1].stem > f"{later:016x}" and damage(volume) == []
+    snapshots(volume)[-1].write_bytes(half)
+    assert [file for file, _ in damage(volume)] == [str(snapshots(volume)[-1])]
+
+
 def test_metadata_that_is_older_than_its_volume_is_found(volume: Path, tmp_path: Path) -> None:
     """Whole in itself, it shows a shorter stream; only the journal of placements knows better."""
     shutil.copytree(volume / "meta", tmp_path / "older")
