@@ -7,8 +7,9 @@ thread for each volume puts it again every RENEW_S; `close` deletes it. Clocks o
 signs unchanged for EXPIRES_S, by a clock of its own that does not go back, takes the owner for gone; at once if that is
 a process of this very machine which has ended.
 
-A lease is never taken away from its owner, who may only have slept: another one is created, under another name. So a
-lease alone protects nothing. It keeps the peace, and the number behind it, the fencing token, refuses the former owner.
+A lease is never taken away from its owner, who may only have slept, and no name is used again: the next owner creates
+another one. So a deletion or a put that arrives late hits nobody else's. A lease alone protects nothing. It keeps the
+peace, and the number behind it, the fencing token, refuses the former owner.
 """
 
 import contextlib
@@ -55,6 +56,7 @@ class Owner(msgspec.Struct, frozen=True):
     since: str
     machine: str = ""  # boot of a kernel, and namespace of the pid within it; empty: nobody can tell
     started: str = ""  # when the process was, by the kernel: a pid is used again
+    is_over: bool = False  # it was given back, and is left so that its name is not used again
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (since {self.since})"
@@ -69,8 +71,10 @@ class Held:
     machine: str  # of the observer
 
     def has_ended(self) -> bool:
-        """Return whether its owner was a process of this machine, and is none any more."""
-        return bool(self.machine) and self.owner.machine == self.machine and _has_ended(self.owner)
+        """Return whether it was given back, or its owner was a process of this machine, and is none any more."""
+        return (
+            self.owner.is_over or bool(self.machine) and self.owner.machine == self.machine and _has_ended(self.owner)
+        )
 
     def is_renewed_since(self, before: "Held") -> bool:
         """Return whether somebody has put it since it was looked at before."""
@@ -92,7 +96,9 @@ class Leases:
     Nobody has to close it: when it is forgotten, its leases are not renewed any more.
     """
 
-    def __init__(self, volumes: Iterable[Volume], env: Environment) -> None:
+    def __init__(self, volumes: Iterable[Volume], env: Environment, are_left: bool = False) -> None:
+        """`are_left`: what is given back stays, marked as over; for names of which nothing else keeps count."""
+        self._are_left = are_left
         there = (volume for volume in volumes if volume.identity is not None)
         self._volumes = sorted(there, key=lambda volume: volume.volume_id)
         self._env = env
@@ -137,7 +143,7 @@ class Leases:
             self._release([name])
             raise
         self._release([name])
-        return found or self.acquire(name)  # it was let go of meanwhile
+        return found or self.acquire(name)  # it was deleted meanwhile
 
     def acquire_or_wait(self, name: str) -> tuple[Held | None, bool]:
         """Do the same, but wait until the owner is known to live or to be gone; return whether it is gone."""
@@ -155,9 +161,11 @@ class Leases:
         held = ask(name)
         first, begun_s = self._observed.pop(name, (held, self._env.monotonic()))
         while held is not None:
+            if held.has_ended():
+                return held, True
             if first is not None and held.is_renewed_since(first):
                 return held, False
-            if held.has_ended() or self._env.monotonic() - begun_s >= EXPIRES_S:
+            if self._env.monotonic() - begun_s >= EXPIRES_S:
                 return held, True
             self._env.sleep(LOOK_S)
             held = ask(name)
@@ -175,7 +183,7 @@ class Leases:
         return name in self._names.lost
 
     def close(self) -> None:
-        """Give everything back. Never raises: what cannot be deleted expires."""
+        """Give everything back. Never raises: what cannot be given back expires."""
         self._names.stopped.set()
         for thread in self._threads:
             thread.join(CALL_TIMEOUT_S)  # a put that is under way would bring the lease back
@@ -198,7 +206,7 @@ class Leases:
         if not owners:
             return None
         signs = {volume_id: owner.sign for volume_id, owner in owners.items()}
-        return Held(next(iter(owners.values())), signs, self._machine)
+        return Held(min(owners.values(), key=lambda owner: owner.is_over), signs, self._machine)
 
     def _check_count(self, errors: list[OSError]) -> None:
         if errors and len(self._volumes) - len(errors) < majority(len(self._volumes)):
@@ -208,12 +216,13 @@ class Leases:
         """Create a lease on one volume; return whether it is ours."""
         return _create(self._env.files, _path(volume, name), self._encoded())
 
-    def _encoded(self) -> bytes:
-        return _encode(self._owner_id, self._since, self._machine)
+    def _encoded(self, is_over: bool = False) -> bytes:
+        return _encode(self._owner_id, self._since, self._machine, is_over)
 
     def _release(self, names: list[str]) -> None:
         self._names.mine.difference_update(names)
-        release = partial(_release, self._env.files, self._owner_id, names)
+        mark = self._encoded(is_over=True) if self._are_left else None
+        release = partial(_release, self._env.files, self._owner_id, names, mark)
         for outcome in on_each(self._env, self._volumes, release):
             if isinstance(outcome, BaseException):
                 logger.info("a lease is left to expire: %s", outcome)
@@ -259,7 +268,7 @@ class Renewal:
     def _put(self, path: Path) -> bool:
         with closing(self._files.open(path, writable=True)) as file:
             owner = _decode(LEASE.read(file))
-            if owner is not None and owner.owner != self._owner_id:
+            if owner is not None and owner.owner != self._owner_id and not owner.is_over:
                 return False
             file.write_at(0, self._encoded())
             file.sync()
@@ -281,33 +290,39 @@ def read(files: Files, path: Path) -> Owner | None:
     return _decode(data) or Owner("", data[:64].hex(), "another host", 0, "an unknown time")
 
 
-def newest(volumes: Iterable[Volume], env: Environment, purpose: str) -> int:
-    """Return the highest number of the leases `<purpose>-<number>` on these volumes; 0 if there is none."""
-    prefix, numbers = f"{purpose}-", [0]
+def _numbers(volumes: Iterable[Volume], env: Environment, purpose: str) -> list[int]:
+    """Return the numbers of the leases `<purpose>-<number>` on these volumes, ascending."""
+    prefix, numbers = f"{purpose}-", set()
     for outcome in on_each(env, list(volumes), lambda volume: env.files.list_directory(volume.path / OWNERS)):
         for name in () if isinstance(outcome, BaseException) else outcome:
             text = name.removeprefix(prefix).removesuffix(SUFFIX)
             if name == f"{prefix}{text}{SUFFIX}" and text.isdecimal() and text.isascii():
-                numbers.append(int(text))
-    return max(numbers)
+                numbers.add(int(text))
+    return sorted(numbers)
 
 
 @contextlib.contextmanager
 def alone(volumes: Iterable[Volume], env: Environment, purpose: str) -> Iterator[str]:
     """Have the lease of a purpose of the store until the block ends. Yields nothing, or who has it.
 
-    The next number takes the place of one whose owner is gone.
+    Each owner has the next number; the newest stays, so that no number comes twice.
     """
     there = list(volumes)
-    number = newest(there, env, purpose)
-    leases = Leases(there, env)
+    leases = Leases(there, env, are_left=True)
     try:
         with translated(label(there)):
-            held, is_gone = leases.acquire_or_wait(f"{purpose}-{number}")
-            if held is not None and is_gone:
-                held = leases.acquire(f"{purpose}-{number + 1}")
+            numbers = _numbers(there, env, purpose)
+            number, held, is_gone = 0, None, True
+            if numbers:
+                number = numbers[-1]
+                held, is_gone = leases.look_or_wait(f"{purpose}-{number}")
+            while held is None or is_gone:
+                number += 1
+                held = leases.acquire(f"{purpose}-{number}")
                 if held is None:
-                    sweep(there, env, [f"{purpose}-{number}"])
+                    sweep(there, env, [f"{purpose}-{former}" for former in numbers])
+                    break
+                is_gone = held.has_ended()
         yield str(held.owner) if held is not None else ""
     finally:
         leases.close()
@@ -321,7 +336,8 @@ def place_beside(folder: Path, env: Environment) -> Volume:
 
 def last_owner(volume: Volume, env: Environment, purpose: str) -> str:
     """Return who has the newest lease of a purpose on a volume, as far as one look tells; nothing if nobody has."""
-    owner = read(env.files, _path(volume, f"{purpose}-{newest([volume], env, purpose)}"))
+    numbers = _numbers([volume], env, purpose)
+    owner = read(env.files, _path(volume, f"{purpose}-{numbers[-1]}")) if numbers else None
     is_gone = owner is None or Held(owner, {}, _machine(env)).has_ended()
     return "" if is_gone else str(owner)
 
@@ -357,16 +373,25 @@ def _create(files: Files, path: Path, data: bytes) -> bool:
     return True
 
 
-def _release(files: Files, owner_id: str, names: list[str], volume: Volume) -> None:
+def _release(files: Files, owner_id: str, names: list[str], mark: bytes | None, volume: Volume) -> None:
+    """Delete leases of this owner on one volume, or put the mark that they are over in their place."""
     for name in names:
-        owner = read(files, _path(volume, name))
-        if owner is not None and owner.owner == owner_id:
-            files.unlink(_path(volume, name))
+        path = _path(volume, name)
+        owner = read(files, path)
+        if owner is None or owner.owner != owner_id:
+            continue
+        if mark is None:
+            files.unlink(path)
+            continue
+        with closing(files.open(path, writable=True)) as file:
+            file.write_at(0, mark)
+            file.sync()
 
 
-def _encode(owner_id: str, since: str, machine: str) -> bytes:
+def _encode(owner_id: str, since: str, machine: str, is_over: bool = False) -> bytes:
     pid = os.getpid()
-    owner = Owner(owner_id, os.urandom(16).hex(), socket.gethostname(), pid, since, machine, _stat(pid)[1])
+    sign, started = os.urandom(16).hex(), _stat(pid)[1]
+    owner = Owner(owner_id, sign, socket.gethostname(), pid, since, machine, started, is_over)
     return msgspec.json.encode(owner)
 
 

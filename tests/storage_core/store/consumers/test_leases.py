@@ -1,5 +1,6 @@
 """One live query a consumer where there are no locks: real processes, and an observer whose clock the test moves."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -238,3 +239,23 @@ def test_one_process_watches_over_a_store(
     monkeypatch.setattr(leases, "RENEW_S", 1000.0)
     with store.watching(), other.watching():
         assert clock.now_s >= EXPIRES_S
+
+
+def test_no_lease_of_a_purpose_has_the_name_of_another_one(
+    store: Store, buckets: list[str], s3_root: Path, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that arrives late takes away what nobody has any more; what was given back is waited for by nobody."""
+    monkeypatch.setattr(leases, "RENEW_S", 0.01)
+    monkeypatch.setattr(leases, "LOOK_S", 0.05)
+    at_once = Store.open(buckets, env=replace(reaching(s3_options), sleep=never))
+    had: list[str] = []
+    for _ in range(3):
+        with at_once.watching():
+            (name,) = set(lease_names(s3_root, buckets[0])) - set(had[-1:])
+            assert name not in had
+            for bucket, former in itertools.product(buckets, had):
+                (s3_root / bucket.split("/")[2] / "shop" / "owners" / former).unlink(missing_ok=True)
+            had.append(name)
+            with pytest.raises(StoreBusyError), store.watching():
+                pass
+        assert lease_names(s3_root, buckets[0]) == had[-1:], "the newest stays, so that its number is not used again"
