@@ -35,9 +35,10 @@ class NewObject:
 
     opened_size, tag = 0, ""
 
-    def __init__(self, store: ObjectStore, path: Path, name: str) -> None:
+    def __init__(self, store: ObjectStore, path: Path, name: str, replaces: bool = False) -> None:
+        """`replaces`: whatever has the name."""
         self._store, self.path, self._name = store, path, name
-        self._put = store.put if path.suffix in UNIQUE_SUFFIXES else store.create
+        self._is_put = replaces or path.suffix in UNIQUE_SUFFIXES  # rather than created
         self._parts: list[bytes] = []  # that are not on their way
         self._upload: Upload | None = None  # of what is large, and used once
         self._size, self._is_stored = 0, False
@@ -56,7 +57,7 @@ class NewObject:
         if offset_bytes != self._size or self._is_stored:
             _refuse("an object is written from front to back, once", self.path)
         self._size += len(data)
-        if self._upload is None and self._size > PART_SIZE and self.path.suffix in UNIQUE_SUFFIXES:
+        if self._upload is None and self._size > PART_SIZE and self._is_put:
             self._upload = self._store.begin_put(self._name)
             for part in self._parts:
                 self._upload.write(part)
@@ -75,7 +76,7 @@ class NewObject:
             self._upload.finish()
         elif not self._is_stored:
             self._parts = [b"".join(self._parts)]
-            self._put(self._name, self._parts[0])
+            (self._store.put if self._is_put else self._store.create)(self._name, self._parts[0])
         self._is_stored = True
 
     def size(self) -> int:
@@ -176,9 +177,10 @@ class ObjectFiles:
         store.delete(name)
 
     def replace(self, old: Path, new: Path) -> None:
-        """A repaired copy takes the name of a bad one: the same content, put once more."""
+        """The same content is put under the other name."""
         store, name = self._at(old)
-        with closing(self.open(old)) as source, closing(self.create(new)) as copy:
+        of_new, new_name = self._at(new)
+        with closing(self.open(old)) as source, closing(NewObject(of_new, new, new_name, replaces=True)) as copy:
             for start in range(0, source.opened_size, PART_SIZE):
                 copy.write_at(start, source.read_at(start, PART_SIZE))
             copy.sync()
