@@ -54,7 +54,7 @@ def test_limits_of_the_whole_store_are_set_shown_and_kept(jstream, store) -> Non
     config = store.stream("LOGS").config
     assert (config.max_age, config.discard, config.max_bytes) == (7 * 86_400 * 10**9, "new", 1 << 20)
     outcome = jstream("pub", "LOGS", "x" * 2000)
-    assert outcome.code == 1 and "[JSTREAM_LIMIT_EXCEEDED] the whole store: max_bytes is 1024 bytes" in outcome.err
+    assert outcome.code == 1 and "[JSTREAM_LIMIT_EXCEEDED] the whole store: max_bytes is 1024;" in outcome.err
     jstream.done("store", "edit", "--no-stream-defaults", "--max-bytes", "-1")
     assert jstream("pub", "LOGS", "x" * 2000).code == 0
     assert "streams" not in jstream.done("store", "info").split("Volumes")[0].replace("streams: 1", "").replace(
