@@ -2,7 +2,8 @@
 
 A server of S3's language on loopback, a process of its own, keeps its objects in memory-backed files. The same client
 puts and gets objects as large as the blocks are, one after the other, in turns with appends and reads of messages of as
-many bytes. Data are random, so that nothing becomes smaller.
+many bytes. A plain put knows its size, and goes at once as far as the client does that; a block is put in parts while
+it is made, so that one like that is beside it. Data are random, so that nothing becomes smaller.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def once(bucket: str, options: dict[str, str], size: int) -> dict[str, float]:
     store = Store.create(f"{bucket}/shop", storage_options=options)
     stream = store.add_stream({"name": "MANY", "subjects": ["many.>"]})
     plain = np.random.default_rng(1).bytes(size)
-    taken = dict.fromkeys(("puts", "appends", "gets", "reads"), 0.0)
+    taken = dict.fromkeys(("puts", "puts_in_parts", "appends", "gets", "reads"), 0.0)
 
     @contextmanager
     def timed(what: str) -> Iterator[None]:
@@ -92,7 +93,9 @@ def once(bucket: str, options: dict[str, str], size: int) -> dict[str, float]:
     for number in range(count):
         table = messages(size, number)
         with timed("puts"):
-            put(client, f"plain/{number}", plain)
+            client.put(f"plain/{number}", plain)
+        with timed("puts_in_parts"):
+            put_in_parts(client, f"parts/{number}", plain)
         with timed("appends"):
             stream.append(table)
     for _ in range(2):
@@ -105,8 +108,8 @@ def once(bucket: str, options: dict[str, str], size: int) -> dict[str, float]:
     return {**taken, "gets": taken["gets"] / 2, "reads": taken["reads"] / 2}
 
 
-def put(client: RemoteObjectStore, name: str, data: bytes) -> None:
-    """Put an object as the client does one of that size: small ones at once, large ones in parts."""
+def put_in_parts(client: RemoteObjectStore, name: str, data: bytes) -> None:
+    """Put an object as that of a block is put, of which nobody knows how large it becomes."""
     if len(data) <= PART_SIZE:
         client.put(name, data)
         return
@@ -132,10 +135,12 @@ def main() -> None:
                 rounds.append(once("s3://bucket", options, size))
         seconds = {key: median(taken[key] for taken in rounds) for key in rounds[0]}
         append = median(taken["puts"] / taken["appends"] for taken in rounds)
+        in_parts = median(taken["puts_in_parts"] / taken["appends"] for taken in rounds)
         read = median(taken["gets"] / taken["reads"] for taken in rounds)
-        results[f"{size >> 20} MiB"] = {**seconds, "append": append, "read": read}
+        results[f"{size >> 20} MiB"] = {**seconds, "append": append, "append_in_parts": in_parts, "read": read}
         rates = ", ".join(f"{key} {TOTAL / taken / 1e6:.0f} MB/s" for key, taken in seconds.items())
-        print(f"blocks of {size >> 20:>3} MiB: append {append:.2f}, read {read:.2f} (wanted {WANTED}); {rates}")
+        ratios = f"append {append:.2f} ({in_parts:.2f} of puts in parts), read {read:.2f}"
+        print(f"blocks of {size >> 20:>3} MiB: {ratios} (wanted {WANTED}); {rates}", flush=True)
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
 
 
